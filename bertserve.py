@@ -1,0 +1,35 @@
+"""The front door of the `bertserve` command: picks a verb and imports only that verb's package."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+VERBS = {
+    "export": ("export.cli", "turn a PyTorch BERT into a verified model bundle"),
+    "serve": ("serving.cli", "serve the bundles of a model repository over HTTP and gRPC"),
+}
+
+
+def usage() -> str:
+    """The text that names every verb."""
+    verbs = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in VERBS.items())
+    return f"usage: bertserve VERB [options]\n\n{verbs}\n\n`bertserve VERB --help` lists a verb's options."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb and returns the process's exit code: 0 done, 1 failed, 2 not understood."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in {"-h", "--help"}:
+        print(usage())  # noqa: T201  the command's own output
+        return 0
+    if not words or words[0] not in VERBS:
+        given = f"unknown verb {words[0]!r}" if words else "no verb given"
+        print(f"bertserve: {given}\n\n{usage()}", file=sys.stderr)  # noqa: T201  the command's own output
+        return 2
+    module, _ = VERBS[words[0]]
+    return int(importlib.import_module(module).main(words[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

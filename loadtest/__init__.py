@@ -1,0 +1,1 @@
+"""Load generators and benchmarks; they know the server by its wire alone."""

@@ -1,0 +1,356 @@
+"""The model bundle: `<repository>/<model>/<version>/`, what `export` writes and `serve` opens.
+
+A bundle is data from outside. `open_bundle` refuses it unless the manifest is well-formed, the directory
+holds exactly the files that it lists, every file is a plain file with the listed size and SHA-256, and
+every ONNX file passes `onnx_scan`. `BundleWriter` builds a bundle in a hidden directory beside its place
+and moves it there in one step, so that no half bundle is ever visible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
+
+from serving.onnx_scan import UnsafeModelError, check_model_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+SCHEMA_VERSION = 1
+MANIFEST_LIMIT_BYTES = 1 << 20
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+_STAGING = re.compile(r"\.staging-[0-9]+-([0-9]+)")
+_LARGEST_DIMENSION = 1 << 20
+_SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
+
+
+class BundleError(Exception):
+    """A bundle that must not be served; the message names the bundle and what is wrong with it."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor of the graph; -1 stands for a dimension that varies."""
+
+    name: str
+    dtype: Literal["int32", "float32"]
+    shape: tuple[int, ...]
+
+
+class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers beside PyTorch's, over `texts` texts."""
+
+    texts: int
+    max_abs_difference: float
+    cosine_mean: float
+    cosine_p01: float
+    cosine_min: float
+
+
+class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers to a text alone beside its answers padded and in mixed batches."""
+
+    texts: int
+    max_abs_difference: float
+    cosine_min: float
+
+
+class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One executable form of the model.
+
+    Attributes:
+        batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
+            may the artifact be batched or padded.
+        operators: How many of each fused operator the graph holds.
+    """
+
+    file: str
+    kind: Literal["onnx"]
+    precision: Literal["fp32", "int8"]
+    target: Literal["cpu"]
+    sha256: str
+    size_bytes: int
+    batch_invariant: bool
+    parity: Parity
+    invariance: Invariance
+    operators: dict[str, int]
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the bundle that is no artifact."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The checkpoint that the bundle was made from."""
+
+    name: str
+    architecture: str
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle is.
+
+    Attributes:
+        max_length: Tokens of the longest input, special tokens included.
+        special_ids: Ids of the special tokens by their role: pad, unk, cls, sep, mask.
+        prompts: Texts that a request may ask to be put before its inputs.
+        outputs: In the order in which the graph answers.
+        tools: Versions of the libraries that took part.
+    """
+
+    schema_version: int
+    model: str
+    version: int
+    task: Literal["embed"]
+    pooling: Literal["mean", "cls"]
+    hidden_size: int
+    vocab_size: int
+    max_length: int
+    special_ids: dict[str, int]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    artifacts: tuple[Artifact, ...]
+    files: tuple[FileEntry, ...]
+    source: Source
+    tools: dict[str, str]
+    created: str
+    prompts: dict[str, str] = {}
+
+    def entries(self) -> list[FileEntry | Artifact]:
+        """Every file of the bundle but the manifest itself."""
+        return [*self.files, *self.artifacts]
+
+
+@dataclass(slots=True, frozen=True)
+class Bundle:
+    """A verified bundle on disk."""
+
+    path: Path
+    manifest: Manifest
+
+    def artifact(self, precision: str) -> Artifact | None:
+        """The artifact of that precision, if the bundle has one."""
+        return next((a for a in self.manifest.artifacts if a.precision == precision), None)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(path: Path) -> FileEntry:
+    """The entry of the manifest that describes a file."""
+    return FileEntry(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size)
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Verifies a bundle and reads its manifest.
+
+    Args:
+        path: `<repository>/<model>/<version>`.
+
+    Raises:
+        BundleError: The bundle is not what its manifest says, or holds what must not be served.
+    """
+    return _verify(path, path.parent.name, path.name)
+
+
+def _verify(path: Path, model: str, version: str) -> Bundle:
+    manifest = _read_manifest(path)
+    _check_manifest(path, manifest, model, version)
+    expected = {entry.file: entry for entry in manifest.entries()}
+    found = {entry.name for entry in os.scandir(path)} - {MANIFEST}
+    if missing := sorted(expected.keys() - found):
+        raise BundleError(f"bundle {path}: {missing[0]} is listed in the manifest and missing")
+    if extra := sorted(found - expected.keys()):
+        raise BundleError(f"bundle {path}: {extra[0]!r} is not listed in the manifest")
+    for entry in expected.values():
+        _check_file(path / entry.file, entry)
+    for artifact in manifest.artifacts:
+        try:
+            check_model_file(path / artifact.file)
+        except UnsafeModelError as error:
+            raise BundleError(f"bundle {path}: {artifact.file} {error}") from error
+    return Bundle(path, manifest)
+
+
+def read_artifact(path: Path, sha256: str) -> bytes:
+    """Reads an artifact into memory and verifies the very bytes that will be loaded.
+
+    Raises:
+        BundleError: The file changed since the bundle was opened.
+    """
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
+    return data
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        raise BundleError(f"bundle {path}: no such directory") from None
+    if not stat.S_ISDIR(mode):
+        raise BundleError(f"bundle {path}: must be a directory, not a link or a file")
+    try:
+        status = (path / MANIFEST).lstat()
+    except FileNotFoundError:
+        raise BundleError(f"bundle {path}: {MANIFEST} is missing") from None
+    _check_plain(path / MANIFEST, status)
+    if status.st_size > MANIFEST_LIMIT_BYTES:
+        raise BundleError(f"bundle {path}: {MANIFEST} has {status.st_size} bytes; {MANIFEST_LIMIT_BYTES} allowed")
+    try:
+        return msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"bundle {path}: {MANIFEST} is not a manifest: {error}") from error
+
+
+def _check_manifest(path: Path, manifest: Manifest, model: str, version: str) -> None:
+    problems = [
+        (manifest.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}: export again"),
+        (manifest.model != model, "the model's name differs from its directory's"),
+        (str(manifest.version) != version, "the version differs from its directory's name"),
+        (not manifest.artifacts, "no artifact is listed"),
+        (not 0 < manifest.hidden_size <= _LARGEST_DIMENSION, "hidden_size is out of range"),
+        (not 0 < manifest.vocab_size <= _LARGEST_DIMENSION * 8, "vocab_size is out of range"),
+        (not _SHORTEST_LIMIT <= manifest.max_length <= _LARGEST_DIMENSION, "max_length is out of range"),
+        (TOKENIZER not in {entry.file for entry in manifest.files}, f"{TOKENIZER} is not listed"),
+        (
+            not all(0 <= token < manifest.vocab_size for token in manifest.special_ids.values()),
+            "a special token's id is outside the vocabulary",
+        ),
+        (
+            [(o.name, o.dtype, o.shape) for o in manifest.outputs]
+            != [("pooled", "float32", (-1, manifest.hidden_size))],
+            "the outputs do not fit the task",
+        ),
+        (
+            [(i.name, i.dtype, i.shape) for i in manifest.inputs]
+            != [(name, "int32", (-1, -1)) for name in GRAPH_INPUTS],
+            "the inputs do not fit the task",
+        ),
+    ]
+    names = [entry.file for entry in manifest.entries()]
+    digests = [entry.sha256 for entry in manifest.entries()]
+    problems += [
+        (
+            not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names),
+            "a file's name is not a plain name",
+        ),
+        (len(set(names)) != len(names), "a file is listed twice"),
+        (not all(SHA256.fullmatch(value) for value in digests), "a SHA-256 is not 64 hexadecimal digits"),
+    ]
+    for wrong, sentence in problems:
+        if wrong:
+            raise BundleError(f"bundle {path}: {MANIFEST}: {sentence}")
+
+
+GRAPH_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""The graph's inputs, each int32 [batch, sequence]."""
+
+
+def _check_plain(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise BundleError(f"bundle {path.parent}: {path.name} must be a plain file, not a link or a device")
+    if status.st_nlink > 1:
+        raise BundleError(f"bundle {path.parent}: {path.name} is a hard link to a file elsewhere")
+
+
+def _check_file(path: Path, entry: FileEntry | Artifact) -> None:
+    status = path.lstat()
+    _check_plain(path, status)
+    if status.st_size != entry.size_bytes:
+        raise BundleError(
+            f"bundle {path.parent}: {entry.file} has {status.st_size} bytes, the manifest says {entry.size_bytes}"
+        )
+    if digest(path) != entry.sha256:
+        raise BundleError(f"bundle {path.parent}: {entry.file} does not match its SHA-256 in the manifest")
+
+
+def versions(model_directory: Path) -> list[int]:
+    """The version numbers below a model's directory, ascending; other names are left alone."""
+    names = [entry.name for entry in os.scandir(model_directory) if entry.is_dir(follow_symlinks=False)]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit() and str(int(name)) == name)
+
+
+class BundleWriter:
+    """Builds a bundle aside and moves it into place whole.
+
+    Used in a `with` block: leaving it without `publish` removes everything written. What a killed export
+    left behind is removed by the next one.
+
+        with BundleWriter(Path("models"), "minilm") as writer:
+            (writer.path / "model.fp32.onnx").write_bytes(...)
+            bundle = writer.publish(manifest)
+    """
+
+    def __init__(self, repository: Path, model: str) -> None:
+        if not MODEL_NAME.fullmatch(model):
+            raise BundleError(
+                f"model name {model!r}: use letters, digits, '.', '_' and '-', 128 at most, a letter or digit first"
+            )
+        self._directory = repository / model
+        self._model = model
+
+    def __enter__(self) -> Self:
+        """Makes the hidden directory."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        self.version = max(versions(self._directory), default=0) + 1
+        self.path = self._directory / f".staging-{self.version}-{os.getpid()}"
+        self.path.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes whatever was not published."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if not any(self._directory.iterdir()):
+            self._directory.rmdir()
+
+    def publish(self, manifest: Manifest) -> Bundle:
+        """Writes the manifest, verifies the whole, makes it durable and moves it into place."""
+        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        (self.path / MANIFEST).write_bytes(encoded + b"\n")
+        _verify(self.path, self._model, str(self.version))
+        for file in self.path.iterdir():
+            _sync(file)
+        _sync(self.path)
+        final = self._directory / str(self.version)
+        self.path.rename(final)
+        _sync(self._directory)
+        return Bundle(final, manifest)
+
+    def _sweep(self) -> None:
+        for leftover in self._directory.glob(".staging-*"):
+            owner = _STAGING.fullmatch(leftover.name)
+            if owner is None or not Path(f"/proc/{owner[1]}").exists():
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,38 @@
+"""`bertserve serve`: settings, then the world they name, then the server.
+
+What can be checked cheaply is checked first and in this order: settings, bundles, ports. The libraries of
+the wire and the engine are imported only afterwards, so that a wrong setting is answered within a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from serving.errors import StartupError
+
+
+def main(argv: list[str]) -> int:
+    """Serves until a signal ends it; returns 0, or 1 or 2 after one line on standard error."""
+    # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        return _serve(argv)
+    except StartupError as error:
+        print(f"bertserve serve: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _serve(argv: list[str]) -> int:
+    from serving.settings import Settings  # noqa: PLC0415  in the order of the checks
+
+    settings = Settings.load(argv)
+    from serving.repository import Repository  # noqa: PLC0415
+
+    repository = Repository.open(settings.models, settings.precision)
+    from serving.transport.ports import Ports  # noqa: PLC0415
+
+    ports = Ports.open(settings)
+    from serving.server import run  # noqa: PLC0415
+
+    return run(settings, repository, ports)

@@ -1,0 +1,99 @@
+"""The engine interface: everything the rest of the server knows of what runs a batch.
+
+An engine owns one device slot. It offers *lanes*: what runs on one lane runs one batch after another, and
+batches on different lanes run side by side. A WIDE lane uses the whole device and runs alone; NARROW lanes
+share it, one core each. `submit` never blocks on a remote engine and completes before it returns on an
+inline one; either way `done` is called exactly once, so schedulers, tests and tools use both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from serving.errors import BertserveError
+from serving.records import Batch, BatchOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Done = Callable[[BatchOutput | BertserveError], None]
+"""Receives a batch's output, or the error that all of its inputs share."""
+
+
+class LaneKind(StrEnum):
+    """How much of the device a lane uses."""
+
+    WIDE = "wide"
+    NARROW = "narrow"
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A model as an engine loads it.
+
+    Attributes:
+        name: The model's name, for messages.
+        path: Artifact file; empty for the fake engine.
+        sha256: What the file's bytes must hash to.
+        batch_invariant: Whether batches and padding leave answers unchanged.
+        hidden_size: Components of the output.
+        vocab_size: Token ids are below this.
+        max_length: Longest input in tokens.
+        special_ids: Ids of the special tokens by role.
+    """
+
+    name: str
+    path: str
+    sha256: str
+    batch_invariant: bool
+    hidden_size: int
+    vocab_size: int
+    max_length: int
+    special_ids: dict[str, int]
+
+
+@dataclass(slots=True, frozen=True)
+class WarmUp:
+    """What warm-up measured: median microseconds of one text of so many tokens on a lane of a kind."""
+
+    model: str
+    lane: LaneKind
+    tokens: int
+    compute_us: float
+
+
+class Runner(Protocol):
+    """One lane's way to run a batch, in the process that owns the device."""
+
+    def run(self, batch: Batch) -> BatchOutput:
+        """Runs a batch and answers its outputs.
+
+        Raises:
+            EngineFault: This batch failed; the runner lives on.
+        """
+
+
+class Backend(Protocol):
+    """What a kind of engine (ONNX Runtime, fake, ...) has to provide, in the process that owns the device."""
+
+    name: str
+    """As `--engine` calls it."""
+
+    def lanes(self) -> Sequence[LaneKind]:
+        """The lanes that the loaded models need, WIDE first."""
+
+    def runner(self, lane: int) -> Runner:
+        """The runner of one lane; it is used by one thread at a time."""
+
+
+class Engine(Protocol):
+    """What the scheduler drives: a device slot's lanes, in this process or behind a socket."""
+
+    lanes: Sequence[LaneKind]
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Runs a batch on a lane that is idle; `done` is called once, on the caller's thread."""

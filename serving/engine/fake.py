@@ -1,0 +1,104 @@
+"""An engine without a model: deterministic answers, a chosen delay, faults on demand.
+
+Scheduling, fault and overload tests run against it, in process or behind the real socket. Its answer
+depends on every token and its position, so a swapped or truncated answer is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.engine.lanes import lanes_for
+from serving.errors import EngineFault
+from serving.records import BatchOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.engine.base import LaneKind, ModelSpec, Runner
+    from serving.records import Batch, EncodedText
+
+
+class Fault(StrEnum):
+    """What a token id can provoke."""
+
+    NAN = "nan"
+    """The text's answer holds a NaN."""
+    RAISE = "raise"
+    """The whole batch fails and the engine lives on."""
+    EXIT = "exit"
+    """The process dies at once, as by a segfault."""
+    HANG = "hang"
+    """The batch never ends."""
+
+
+def fake_vector(text: EncodedText, size: int) -> NDArray[np.float32]:
+    """The fake engine's answer to a text, float32 [size]: depends on each id, its place and its segment."""
+    ids = np.frombuffer(text.ids, np.int32).astype(np.float64)
+    types = np.frombuffer(text.type_ids, np.int32) if text.type_ids is not None else 0
+    place = np.arange(1, len(ids) + 1)
+    key = float(((ids + types * 0.5) * place).sum() % 9973) + len(ids)
+    vector: NDArray[np.float32] = np.sin(key * np.arange(1, size + 1)).astype(np.float32)
+    return vector
+
+
+class FakeBackend:
+    """Answers `fake_vector` after a delay."""
+
+    name = "fake"
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        threads: int,
+        delay_ms: float = 0.0,
+        faults: Mapping[int, Fault] | None = None,
+    ) -> None:
+        self._models = models
+        self._lanes = lanes_for(models, threads)
+        self._delay_s = delay_ms / 1e3
+        self._faults = dict(faults or {})
+
+    def lanes(self) -> Sequence[LaneKind]:
+        """As the real engine's."""
+        return self._lanes
+
+    def runner(self, lane: int) -> Runner:  # noqa: ARG002  all lanes are alike
+        """A runner that sleeps for the delay."""
+        return _FakeRunner(self._models, self._delay_s, self._faults)
+
+
+class _FakeRunner:
+    def __init__(self, models: Sequence[ModelSpec], delay_s: float, faults: Mapping[int, Fault]) -> None:
+        self._models = models
+        self._delay_s = delay_s
+        self._faults = faults
+
+    def run(self, batch: Batch) -> BatchOutput:
+        started = time.perf_counter()
+        rows = [fake_vector(text, self._models[batch.model].hidden_size) for text in batch.texts]
+        for row, text in enumerate(batch.texts):
+            for token in self._faults.keys() & set(text.ids):
+                _provoke(self._faults[token], rows[row])
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        finite = [bool(np.isfinite(row).all()) for row in rows]
+        return BatchOutput([np.stack(rows)], finite, (time.perf_counter() - started) * 1e6)
+
+
+def _provoke(fault: Fault, row: NDArray[np.float32]) -> None:
+    if fault is Fault.NAN:
+        row[0] = np.nan
+    elif fault is Fault.RAISE:
+        raise EngineFault("the fake engine was told to fail on a token of this batch")
+    elif fault is Fault.EXIT:
+        os._exit(139)
+    else:
+        time.sleep(3600)

@@ -1,0 +1,18 @@
+"""Which lanes a CPU offers for a set of models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.engine.base import LaneKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import ModelSpec
+
+
+def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
+    """One wide lane, and a narrow one per core where a model is run text by text."""
+    narrow = threads if threads > 1 and not all(model.batch_invariant for model in models) else 0
+    return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]

@@ -1,0 +1,108 @@
+"""ONNX Runtime on the CPU.
+
+A model whose artifact is not batch-invariant gets one session as wide as the machine and one narrow
+session per core: the wide one answers a lone text fastest, the narrow ones carry more texts a second. A
+batch-invariant artifact is batched on the wide session alone.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from serving.bundle import read_artifact
+from serving.engine.base import LaneKind
+from serving.engine.lanes import lanes_for
+from serving.engine.padding import Padder
+from serving.errors import EngineFault
+from serving.records import BatchOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import ModelSpec, Runner
+    from serving.records import Batch
+
+VERSION = str(ort.__version__)
+
+_LOG_ERRORS_ONLY = 3
+
+_RUN_ERRORS = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+"""What `InferenceSession.run` raises; the classes have no common parent but `Exception`."""
+
+
+class OrtCpuBackend:
+    """Sessions of the CPU execution provider, made from verified bytes."""
+
+    name = "ort-cpu"
+
+    def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
+        """Loads every model.
+
+        Args:
+            models: What to load.
+            threads: Cores to use, the caller's included.
+
+        Raises:
+            BundleError: An artifact's bytes are not those of its manifest.
+        """
+        self._lanes = lanes_for(models, threads)
+        self._padders = [Padder(model.max_length, model.special_ids.get("pad", 0)) for model in models]
+        self._sessions: list[list[ort.InferenceSession | None]] = []
+        for model in models:
+            data = read_artifact(Path(model.path), model.sha256)
+            lanes = self._lanes[:1] if model.batch_invariant else self._lanes
+            sessions = [_session(data, threads if lane is LaneKind.WIDE else 1) for lane in lanes]
+            self._sessions.append([*sessions, *[None] * (len(self._lanes) - len(sessions))])
+
+    def lanes(self) -> Sequence[LaneKind]:
+        """One wide lane, then the narrow ones."""
+        return self._lanes
+
+    def runner(self, lane: int) -> Runner:
+        """The runner over every model's session of that lane."""
+        return _OrtRunner([sessions[lane] for sessions in self._sessions], self._padders)
+
+
+class _OrtRunner:
+    def __init__(self, sessions: Sequence[ort.InferenceSession | None], padders: Sequence[Padder]) -> None:
+        self._sessions = sessions
+        self._padders = padders
+
+    def run(self, batch: Batch) -> BatchOutput:
+        session = self._sessions[batch.model]
+        if session is None:
+            raise EngineFault("a batch-invariant model was sent to a narrow lane")
+        started = time.perf_counter()
+        try:
+            arrays = session.run(None, self._padders[batch.model].tensors(batch))
+        except _RUN_ERRORS as error:
+            raise EngineFault(f"ONNX Runtime: {error}") from error
+        finite = np.logical_and.reduce([np.isfinite(a).reshape(len(batch.texts), -1).all(axis=1) for a in arrays])
+        return BatchOutput(arrays, finite.tolist(), (time.perf_counter() - started) * 1e6)
+
+
+def _session(data: bytes, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _LOG_ERRORS_ONLY
+    # Every length is a shape of its own: remembered allocation plans would only pile up.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    # A pool that still spins after its run takes the core that the event loop needs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session.disable_fallback()
+    return session

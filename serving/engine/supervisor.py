@@ -1,0 +1,266 @@
+"""The server's side of an engine process: starts it, speaks to it, notices its end and starts it again.
+
+`RemoteEngine` is one life of an engine process. `Supervisor` gives it another: at once, unless it died
+`crash_limit` times within `crash_window_s`; then the slot has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from serving.engine.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
+from serving.errors import BertserveError, EngineFault, EngineLost
+from serving.scheduling.cost import CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import Done, LaneKind
+    from serving.records import Batch, BatchOutput
+
+log = logging.getLogger("bertserve.engine")
+
+_MOST_LANES = 64
+_HANG_FLOOR_S = 2.0
+_HANG_FACTOR = 10.0
+
+
+class EngineFailed(Exception):
+    """The engine refused what it was told to load; starting it again would not help."""
+
+
+class Slot(Protocol):
+    """Who is told what becomes of the engine process."""
+
+    def engine_up(self, engine: RemoteEngine) -> None:
+        """A warm engine takes batches now."""
+
+    def engine_down(self) -> None:
+        """The engine has gone and a new one is being started."""
+
+    def engine_failed(self, reason: str) -> None:
+        """No engine will come any more."""
+
+
+class _Lane(asyncio.Protocol):
+    """One lane's socket: at most one batch under way."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+        self._frames = FrameReader()
+        self._number = 0
+        self._done: Done | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.WriteTransport", transport)
+
+    def submit(self, batch: Batch, done: Done, patience_s: float) -> None:
+        self._number += 1
+        self._done = done
+        self._watchdog = asyncio.get_running_loop().call_later(patience_s, self._engine.kill, "hangs")
+        self.transport.write(pack_run(self._number, batch))
+
+    def data_received(self, data: bytes) -> None:
+        for kind, number, payload in self._frames.feed(data):
+            if number == self._number and self._done is not None:
+                self._finish(_result(kind, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        if self._done is not None:
+            self._finish(EngineLost("the engine ended while it worked on this request; try again", retry_after_s=1))
+        self._engine.ended()
+
+    def _finish(self, outcome: BatchOutput | BertserveError) -> None:
+        done, self._done = self._done, None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if done is not None:
+            done(outcome)
+
+
+def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
+    if kind is Kind.RESULT:
+        return unpack_result(payload)
+    log.error("engine fault: %s", payload.decode("utf-8", "replace"))
+    return EngineFault("the engine failed on this input")
+
+
+class _Control(asyncio.Protocol):
+    """The control socket: one answer to LOAD, then silence until the end."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[tuple[Kind, bytes]] = asyncio.get_running_loop().create_future()
+        self._frames = FrameReader()
+
+    def data_received(self, data: bytes) -> None:
+        for kind, _, payload in self._frames.feed(data):
+            if not self.answer.done():
+                self.answer.set_result((kind, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        if not self.answer.done():
+            self.answer.set_exception(EngineLost("the engine process ended while it was loading"))
+            self.answer.exception()
+
+
+class RemoteEngine:
+    """One engine process; implements `Engine` over its sockets."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._gone = asyncio.Event()
+        self._lanes: list[_Lane] = []
+        self.lanes: Sequence[LaneKind] = ()
+        self.costs: list[CostTable] = []
+        self.ready: Ready | None = None
+
+    @classmethod
+    async def start(cls, load: Load) -> RemoteEngine:
+        """Starts a process and waits until its models are warm.
+
+        Raises:
+            EngineFailed: It refused to load; the message is for the operator.
+            EngineLost: It died before it was ready.
+        """
+        pairs = [socket.socketpair() for _ in range(1 + min(_MOST_LANES, 1 + (load.threads or os.cpu_count() or 1)))]
+        theirs = [pair[1] for pair in pairs]
+        # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+        command = [sys.executable, "-P", "-m", "serving.engine.worker", *[str(end.fileno()) for end in theirs]]
+        process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+            command, pass_fds=[end.fileno() for end in theirs], stdin=subprocess.DEVNULL
+        )
+        for end in theirs:
+            end.close()
+        engine = cls(process)
+        try:
+            await engine._connect([pair[0] for pair in pairs], load)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def _connect(self, ends: list[socket.socket], load: Load) -> None:
+        loop = asyncio.get_running_loop()
+        for end in ends:
+            end.setblocking(False)
+        self._control, control = await loop.create_connection(_Control, sock=ends[0])
+        self._transports = [self._control]
+        for end in ends[1:]:
+            transport, lane = await loop.create_connection(lambda: _Lane(self), sock=end)
+            self._transports.append(transport)
+            self._lanes.append(lane)
+        self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
+        kind, payload = await control.answer
+        if kind is Kind.REFUSED:
+            raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
+        self.ready = msgspec.json.decode(payload, type=Ready)
+        self.lanes = self.ready.lanes
+        self.costs = [
+            CostTable((p.tokens, p.compute_us) for p in self.ready.warm_up if p.model == model)
+            for model in range(len(load.models))
+        ]
+
+    @property
+    def pid(self) -> int:
+        """The engine process's id."""
+        return self._process.pid
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Sends a batch to a lane that is idle; `done` is called from the event loop, also if the engine dies."""
+        if self._gone.is_set():
+            done(EngineLost("the engine has just ended; try again", retry_after_s=1))
+            return
+        predicted_s = self.costs[batch.model].alone_us(batch.padded_length) * len(batch.texts) / 1e6
+        self._lanes[lane].submit(batch, done, max(_HANG_FLOOR_S, _HANG_FACTOR * predicted_s))
+
+    def kill(self, why: str) -> None:
+        """Ends the process at once; its requests fail and the supervisor takes over."""
+        if self._process.poll() is None:
+            log.error("killing the engine process %d: it %s", self.pid, why)
+            self._process.kill()
+
+    def ended(self) -> None:
+        """Told by a lane whose socket closed."""
+        self._gone.set()
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status, negative for a signal."""
+        await self._gone.wait()
+        await self.close()
+        return self._process.returncode
+
+    async def close(self) -> None:
+        """Closes the sockets, which ends the process, and reaps it."""
+        for transport in getattr(self, "_transports", []):
+            transport.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+class Supervisor:
+    """Keeps one engine process alive.
+
+    Attributes:
+        restarts: How often a new process was started after the first.
+    """
+
+    def __init__(self, load: Load, slot: Slot, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
+        self._load = load
+        self._slot = slot
+        self._crash_limit = crash_limit
+        self._crash_window_s = crash_window_s
+        self._crashes: deque[float] = deque()
+        self.engine: RemoteEngine | None = None
+        self.restarts = 0
+
+    async def run(self) -> None:
+        """Starts engines until cancelled or until they crash too often; reports to the slot."""
+        while True:
+            try:
+                self.engine = await RemoteEngine.start(self._load)
+            except EngineFailed as refused:
+                self._slot.engine_failed(str(refused))
+                return
+            except EngineLost as lost:
+                log.warning("%s", lost.message)
+            else:
+                await self._watch(self.engine)
+            if self._too_many_crashes():
+                self._slot.engine_failed(
+                    f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s"
+                )
+                return
+            self.restarts += 1
+
+    async def _watch(self, engine: RemoteEngine) -> None:
+        self._slot.engine_up(engine)
+        try:
+            status = await engine.wait()
+        except asyncio.CancelledError:
+            await engine.close()
+            raise
+        finally:
+            self.engine = None
+        log.error("the engine process %d ended with status %d", engine.pid, status)
+        self._slot.engine_down()
+
+    def _too_many_crashes(self) -> bool:
+        now = time.monotonic()
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._crash_window_s:
+            self._crashes.popleft()
+        return len(self._crashes) >= self._crash_limit

@@ -1,0 +1,227 @@
+"""The wire between the server and an engine process: fixed binary frames over Unix sockets.
+
+    frame   := length u32 | kind u8 | pad u8 | model u16 | batch u64 | payload[length]
+    RUN     := texts u32 | typed u32 | lengths u32[texts] | ids i32[sum] | type_ids i32[sum] if typed
+    RESULT  := compute_us f64 | texts u32 | arrays u32 | finite u8[texts], padded to 8
+               | for each array: ndim u32, dims u32[ndim], data f32[product]
+    FAULT   := message, UTF-8, for the log
+    LOAD, READY, REFUSED := JSON, once each, on the control socket
+
+Both ends are one machine and one build, so numbers are in its own byte order. A RUN answers with exactly
+one RESULT or FAULT that repeats its batch number.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from serving.engine.base import LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
+from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+
+if TYPE_CHECKING:
+    import socket
+
+HEADER = struct.Struct("=IBxHQ")
+FRAME_LIMIT_BYTES = 1 << 30
+
+_RUN_HEAD = struct.Struct("=II")
+_RESULT_HEAD = struct.Struct("=dII")
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    RUN = 1
+    RESULT = 2
+    FAULT = 3
+    LOAD = 4
+    READY = 5
+    REFUSED = 6
+
+
+class Load(msgspec.Struct, frozen=True):
+    """The order to an engine process: what to load and how.
+
+    Attributes:
+        engine: Which kind of engine.
+        threads: Cores to use; None means what the container allows.
+        fake_ms: Delay of the fake engine.
+        fake_faults: Token id to fault, for the fake engine.
+    """
+
+    engine: Literal["ort-cpu", "fake"]
+    models: list[ModelSpec]
+    threads: int | None = None
+    fake_ms: float = 0.0
+    fake_faults: dict[int, str] = {}
+
+
+class WarmUpPoint(msgspec.Struct, frozen=True):
+    """Median microseconds of one text of so many tokens on the wide lane, at warm-up."""
+
+    model: int
+    tokens: int
+    compute_us: float
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The engine's answer once every model is loaded and warm."""
+
+    engine: str
+    lanes: list[LaneKind]
+    threads: int
+    version: str
+    warm_up: list[WarmUpPoint]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The engine's answer where it cannot load; `message` is for the operator."""
+
+    message: str
+
+
+class WireError(Exception):
+    """The other end broke the protocol or the stream ended inside a frame."""
+
+
+def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
+    """A whole frame."""
+    return HEADER.pack(len(payload), kind, model, batch) + payload
+
+
+def pack_run(number: int, batch: Batch) -> bytes:
+    """The RUN frame of a batch."""
+    texts = batch.texts
+    typed = any(text.type_ids is not None for text in texts)
+    parts = [
+        _RUN_HEAD.pack(len(texts), typed),
+        struct.pack(f"={len(texts)}I", *[len(text.ids) for text in texts]),
+        *[text.ids.tobytes() for text in texts],
+    ]
+    if typed:
+        parts += [(text.type_ids or array("i", bytes(4 * len(text.ids)))).tobytes() for text in texts]
+    return pack(Kind.RUN, b"".join(parts), model=batch.model, batch=number)
+
+
+def unpack_run(model: int, payload: memoryview) -> Batch:
+    """The batch of a RUN frame."""
+    texts, typed = _RUN_HEAD.unpack_from(payload)
+    lengths = struct.unpack_from(f"={texts}I", payload, _RUN_HEAD.size)
+    at = _RUN_HEAD.size + 4 * texts
+    ids = _split(payload[at:], lengths)
+    if not typed:
+        return Batch(ModelIndex(model), [EncodedText(row) for row in ids])
+    types = _split(payload[at + 4 * sum(lengths) :], lengths)
+    return Batch(ModelIndex(model), [EncodedText(row, kinds) for row, kinds in zip(ids, types, strict=True)])
+
+
+def _split(numbers: memoryview, lengths: tuple[int, ...]) -> list[array[int]]:
+    rows = []
+    at = 0
+    for length in lengths:
+        row = array("i")
+        row.frombytes(numbers[at : at + 4 * length])
+        rows.append(row)
+        at += 4 * length
+    return rows
+
+
+def pack_result(number: int, output: BatchOutput) -> bytes:
+    """The RESULT frame of a batch."""
+    texts = len(output.finite)
+    parts = [_RESULT_HEAD.pack(output.compute_us, texts, len(output.arrays)), bytes(output.finite), bytes(-texts % 8)]
+    for values in output.arrays:
+        parts.append(struct.pack(f"={1 + values.ndim}I", values.ndim, *values.shape))
+        parts.append(np.ascontiguousarray(values, np.float32).tobytes())
+    return pack(Kind.RESULT, b"".join(parts), batch=number)
+
+
+def unpack_result(payload: bytes) -> BatchOutput:
+    """The output in a RESULT frame; its arrays are read-only views of the payload."""
+    compute_us, texts, count = _RESULT_HEAD.unpack_from(payload)
+    at = _RESULT_HEAD.size
+    finite = [flag != 0 for flag in payload[at : at + texts]]
+    at += texts + (-texts % 8)
+    arrays = []
+    for _ in range(count):
+        (ndim,) = struct.unpack_from("=I", payload, at)
+        shape = struct.unpack_from(f"={ndim}I", payload, at + 4)
+        at += 4 + 4 * ndim
+        size = int(np.prod(shape))
+        arrays.append(np.frombuffer(payload, np.float32, size, at).reshape(shape))
+        at += 4 * size
+    return BatchOutput(arrays, finite, compute_us)
+
+
+class Channel:
+    """The blocking end of a socket, for the engine process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray(1 << 16)
+        self._filled = 0
+        self._start = 0
+
+    def receive(self) -> tuple[Kind, int, int, memoryview]:
+        """Waits for a frame: (kind, model, batch, payload); the payload lives until the next call.
+
+        Raises:
+            EOFError: The other end closed the socket between frames.
+            WireError: It closed it inside one, or sent nonsense.
+        """
+        self._buffer[: self._filled - self._start] = self._buffer[self._start : self._filled]
+        self._filled -= self._start
+        self._start = 0
+        self._fill(HEADER.size)
+        length, kind, model, batch = HEADER.unpack_from(self._buffer)
+        if length > FRAME_LIMIT_BYTES:
+            raise WireError("a frame is longer than frames may be")
+        self._start = HEADER.size + length
+        self._fill(self._start)
+        return Kind(kind), model, batch, memoryview(self._buffer)[HEADER.size : self._start]
+
+    def send(self, frame: bytes) -> None:
+        """Sends a whole frame."""
+        self._socket.sendall(frame)
+
+    def _fill(self, wanted: int) -> None:
+        if len(self._buffer) < wanted:
+            grown = bytearray(max(wanted, 2 * len(self._buffer)))
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
+        while self._filled < wanted:
+            with memoryview(self._buffer) as view:
+                received = self._socket.recv_into(view[self._filled :])
+            if received == 0:
+                if self._filled:
+                    raise WireError("the socket closed inside a frame")
+                raise EOFError
+            self._filled += received
+
+
+class FrameReader:
+    """Splits the byte stream of a non-blocking socket into frames, for the server process."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
+        """The frames (kind, batch, payload) that are complete now."""
+        buffer = self._buffer + data if self._buffer else data
+        frames = []
+        at = 0
+        while len(buffer) - at >= HEADER.size:
+            length, kind, _, batch = HEADER.unpack_from(buffer, at)
+            end = at + HEADER.size + length
+            if end > len(buffer):
+                break
+            frames.append((Kind(kind), batch, buffer[at + HEADER.size : end]))
+            at = end
+        self._buffer = buffer[at:]
+        return frames

@@ -1,0 +1,156 @@
+"""The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
+
+Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
+It ends when the server's end of any of them closes, so no orphan ever holds the device. Signals that a
+terminal or a service manager sends to the whole group are ignored: the server decides when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving.bundle import BundleError
+from serving.engine.cpu import available_cpus
+from serving.engine.fake import FakeBackend, Fault
+from serving.engine.wire import (
+    Channel,
+    Kind,
+    Load,
+    Ready,
+    Refused,
+    WarmUpPoint,
+    WireError,
+    pack,
+    pack_result,
+    unpack_run,
+)
+from serving.errors import EngineFault
+from serving.records import Batch, EncodedText, ModelIndex
+from serving.scheduling.buckets import BUCKETS
+
+if TYPE_CHECKING:
+    from serving.engine.base import Backend, ModelSpec, Runner
+
+log = logging.getLogger("bertserve.engine")
+
+_WARM_UP_RUNS = 5
+_WARM_UP_LENGTH = 8  # the shortest real texts; the rest are the buckets
+
+
+def main(descriptors: list[int]) -> None:
+    """Serves until the server closes a socket; does not return.
+
+    Args:
+        descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
+    _, _, _, payload = control.receive()
+    load = msgspec.json.decode(bytes(payload), type=Load)
+    del payload
+    try:
+        backend, ready = prepare(load)
+    except BundleError as error:
+        control.send(pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error)))))
+        os._exit(1)
+    for lane in range(len(backend.lanes())):
+        threading.Thread(target=_serve, args=(lanes[lane], backend.runner(lane)), daemon=True).start()
+    control.send(pack(Kind.READY, msgspec.json.encode(ready)))
+    try:
+        control.receive()
+    except (EOFError, WireError, OSError):
+        os._exit(0)
+    log.error("an unexpected frame on the control socket")
+    os._exit(1)
+
+
+def prepare(load: Load) -> tuple[Backend, Ready]:
+    """Loads and warms every model.
+
+    Raises:
+        BundleError: An artifact is not what its manifest says or cannot be loaded.
+    """
+    threads = load.threads or available_cpus()
+    backend: Backend
+    if load.engine == "fake":
+        faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
+        backend, version = FakeBackend(load.models, threads, load.fake_ms, faults), ""
+    else:
+        from serving.engine.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
+
+        backend, version = OrtCpuBackend(load.models, threads), VERSION
+    points = warm_up(backend, load.models)
+    return backend, Ready(backend.name, list(backend.lanes()), threads, version, points)
+
+
+def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
+    """Runs every lane over the lengths it will see; measures the wide one."""
+    points = []
+    for index, model in enumerate(models):
+        lengths = [_WARM_UP_LENGTH, *[bucket for bucket in BUCKETS if bucket < model.max_length], model.max_length]
+        lanes = backend.lanes()[:1] if model.batch_invariant else backend.lanes()
+        for lane in range(len(lanes)):
+            runner = backend.runner(lane)
+            for tokens in lengths:
+                compute_us = _measure(runner, _text_of(model, ModelIndex(index), tokens))
+                if lane == 0:
+                    points.append(WarmUpPoint(index, tokens, compute_us))
+    return points
+
+
+def _text_of(model: ModelSpec, index: ModelIndex, tokens: int) -> Batch:
+    middle = [(7919 * place) % model.vocab_size for place in range(1, tokens - 1)]
+    ids = array("i", [model.special_ids.get("cls", 0), *middle, model.special_ids.get("sep", 0)])
+    return Batch(index, [EncodedText(ids)])
+
+
+def _measure(runner: Runner, batch: Batch) -> float:
+    times = []
+    started = time.perf_counter()
+    for _ in range(_WARM_UP_RUNS):
+        try:
+            times.append(runner.run(batch).compute_us)
+        except EngineFault as fault:
+            raise BundleError(f"warm-up failed: {fault.message}") from fault
+        if time.perf_counter() - started > 0.1:  # noqa: PLR2004  long texts need fewer runs for a median
+            break
+    return statistics.median(times)
+
+
+def _serve(channel: Channel, runner: Runner) -> None:
+    try:
+        while True:
+            _, model, number, payload = channel.receive()
+            batch = unpack_run(model, payload)
+            del payload
+            channel.send(_answer(runner, batch, number))
+    except (EOFError, WireError, OSError):
+        os._exit(0)
+
+
+def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
+    try:
+        return pack_result(number, runner.run(batch))
+    except EngineFault as fault:
+        message = fault.message
+    except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
+        log.exception("a batch failed")
+        message = "unexpected error in the engine process; its log has the details"
+    return pack(Kind.FAULT, message.encode(), batch=number)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])

@@ -1,0 +1,100 @@
+"""The states of the server, and who may follow whom.
+
+    STARTING ─► WARMING ─► READY ⇄ DEGRADED
+                   ▲         │        │
+                   └─────────┴────────┘   the engine died and is being started again
+    any of these ─► DRAINING ─► STOPPED   SIGTERM, SIGINT
+    any of these ─► FAILED                no engine will come any more
+
+STARTING: ports are open, nothing is loaded. WARMING: the engine loads and warms up. READY and DEGRADED
+take requests; DEGRADED runs on a fallback or unproven engine. DRAINING goes through the lame duck, in which
+requests are still taken, to the drain, in which they are not.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from serving.errors import NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class State(StrEnum):
+    """See the module's table."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+_NEXT: dict[State, frozenset[State]] = {
+    State.STARTING: frozenset({State.WARMING, State.DRAINING, State.FAILED}),
+    State.WARMING: frozenset({State.READY, State.DEGRADED, State.DRAINING, State.FAILED}),
+    State.READY: frozenset({State.DEGRADED, State.WARMING, State.DRAINING, State.FAILED}),
+    State.DEGRADED: frozenset({State.READY, State.WARMING, State.DRAINING, State.FAILED}),
+    State.DRAINING: frozenset({State.STOPPED, State.FAILED}),
+    State.STOPPED: frozenset(),
+    State.FAILED: frozenset(),
+}
+
+_RETRY_AFTER_S = 1.0
+
+
+class Lifecycle:
+    """The server's state; whoever must act on a change subscribes."""
+
+    def __init__(self) -> None:
+        self.state = State.STARTING
+        self.failure = ""
+        self._accepting = False
+        self._listeners: list[Callable[[State], None]] = []
+
+    def subscribe(self, listener: Callable[[State], None]) -> None:
+        """Calls `listener` with each new state."""
+        self._listeners.append(listener)
+
+    def to(self, state: State) -> bool:
+        """Moves on; returns False and stays where the table does not allow it (a late event after the end)."""
+        if state not in _NEXT[self.state]:
+            return False
+        # The lame duck still serves what READY or DEGRADED served.
+        self._accepting = state in {State.READY, State.DEGRADED} or (state is State.DRAINING and self._accepting)
+        self.state = state
+        for listener in self._listeners:
+            listener(state)
+        return True
+
+    def fail(self, reason: str) -> None:
+        """No engine will come any more."""
+        self.failure = self.failure or reason
+        self.to(State.FAILED)
+
+    def end_lame_duck(self) -> None:
+        """From now on nothing new is taken."""
+        self._accepting = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether new traffic should come here."""
+        return self.state in {State.READY, State.DEGRADED}
+
+    @property
+    def live(self) -> bool:
+        """Whether the process does its work; False asks for a restart."""
+        return self.state not in {State.FAILED, State.STOPPED}
+
+    def check_accepting(self) -> None:
+        """Refuses a request that cannot be served now.
+
+        Raises:
+            NotReady: With the state's name.
+        """
+        if not self._accepting:
+            raise NotReady(f"the server is {self.state}; try again", retry_after_s=_RETRY_AFTER_S)

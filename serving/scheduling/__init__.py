@@ -1,0 +1,1 @@
+"""Pure decisions over records and a clock that is passed in; no I/O."""

@@ -1,0 +1,100 @@
+"""The queue: admitted texts that wait for an engine, first come first served within each bucket."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from serving.scheduling.buckets import bucket_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from serving.records import EncodedText, ModelIndex
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """One text in the queue.
+
+    Attributes:
+        model: Which model it is for.
+        text: The text's token ids.
+        owner: The request it belongs to; opaque here.
+        index: Its position among the request's inputs.
+        alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
+        order: Place in the queue; smaller goes first.
+    """
+
+    model: ModelIndex
+    text: EncodedText
+    owner: object
+    index: int
+    alone: bool = False
+    order: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the text."""
+        return len(self.text.ids)
+
+
+BucketKey = tuple[int, int]
+
+
+class WorkQueue:
+    """A first-in first-out queue per (model, bucket); every operation takes constant time.
+
+    What bounds it is admission: each item in it holds a permit.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[BucketKey, OrderedDict[int, WorkItem]] = {}
+        self._orders = count()
+        self.items = 0
+        self.tokens = 0
+
+    def push(self, items: Iterable[WorkItem]) -> None:
+        """Adds items at the end; an item that comes back keeps its old place."""
+        for item in items:
+            returning = item.order >= 0
+            if not returning:
+                item.order = next(self._orders)
+            bucket = self._buckets.setdefault(_key(item), OrderedDict())
+            bucket[item.order] = item
+            if returning:
+                bucket.move_to_end(item.order, last=False)
+            self.items += 1
+            self.tokens += item.tokens
+
+    def remove(self, items: Iterable[WorkItem]) -> None:
+        """Takes items out; those that are not queued any more are passed over."""
+        for item in items:
+            bucket = self._buckets.get(_key(item))
+            if bucket is not None and bucket.pop(item.order, None) is not None:
+                self.items -= 1
+                self.tokens -= item.tokens
+                if not bucket:
+                    del self._buckets[_key(item)]
+
+    def head(self) -> WorkItem | None:
+        """The item that has waited longest."""
+        heads = (next(iter(bucket.values())) for bucket in self._buckets.values())
+        return min(heads, key=lambda item: item.order, default=None)
+
+    def peers(self, item: WorkItem) -> Iterator[WorkItem]:
+        """The items of an item's model and bucket, itself included, oldest first."""
+        return iter(self._buckets.get(_key(item), {}).values())
+
+    def drain(self) -> list[WorkItem]:
+        """Empties the queue and returns what was in it."""
+        items = [item for bucket in self._buckets.values() for item in bucket.values()]
+        self._buckets.clear()
+        self.items = self.tokens = 0
+        return items
+
+
+def _key(item: WorkItem) -> BucketKey:
+    return item.model, bucket_for(len(item.text.ids))

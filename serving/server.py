@@ -1,0 +1,204 @@
+"""The server process: everything wired together, and the way it starts, fails and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from serving.dispatch import Dispatcher
+from serving.engine.supervisor import Supervisor
+from serving.engine.wire import Load
+from serving.errors import EngineLost, NotReady, StartupError
+from serving.lifecycle import Lifecycle, State
+from serving.pipeline import Pipeline
+from serving.scheduling.admission import Admission
+from serving.scheduling.batcher import Policy
+from serving.telemetry.metrics import CONTENT_TYPE, Metrics
+from serving.transport import oip
+from serving.transport.grpc.server import GrpcListener
+from serving.transport.http import openai, operations, tei, v2
+from serving.transport.http.app import build_app
+from serving.transport.http.listener import HttpListener
+
+if TYPE_CHECKING:
+    from serving.engine.supervisor import RemoteEngine
+    from serving.repository import Repository
+    from serving.settings import Settings
+    from serving.transport.ports import Ports
+
+log = logging.getLogger("bertserve")
+
+_REPLY_GRACE_S = 1.0
+"""After the drain limit: time for the refusals of what was left to reach their clients."""
+
+_TYPICAL_TOKENS = 128
+
+
+def run(settings: Settings, repository: Repository, ports: Ports) -> int:
+    """Serves until a signal or a failure ends it; returns the exit code."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every malformed request
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(settings, repository, ports))
+
+
+async def _main(settings: Settings, repository: Repository, ports: Ports) -> int:
+    return await Server(settings, repository, ports).serve()
+
+
+class Server:
+    """The object graph of the server process; also the `Slot` that hears of its engine."""
+
+    def __init__(self, settings: Settings, repository: Repository, ports: Ports) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._lifecycle = lifecycle = Lifecycle()
+        self._metrics = metrics = Metrics()
+        self._admission = Admission(settings.max_queue_tokens)
+        policy = Policy(settings.max_batch_tokens, [model.artifact.batch_invariant for model in repository.models])
+        self._dispatcher = Dispatcher(policy, metrics.batch)
+        self._pipeline = pipeline = Pipeline(
+            settings=settings,
+            repository=repository,
+            lifecycle=lifecycle,
+            admission=self._admission,
+            dispatcher=self._dispatcher,
+            metrics=metrics,
+        )
+        self._supervisor = Supervisor(
+            Load(
+                engine="ort-cpu" if settings.engine == "auto" else settings.engine,
+                models=[model.spec() for model in repository.models],
+                threads=settings.threads,
+                fake_ms=settings.fake_ms,
+                fake_faults=settings.faults(),
+            ),
+            self,
+            crash_limit=settings.engine_crash_limit,
+            crash_window_s=settings.engine_crash_window_s,
+        )
+        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE)
+        routes = [
+            *tei.operations(pipeline, settings),
+            *openai.operations(pipeline, repository, settings),
+            *v2.operations(pipeline, repository, lifecycle, settings),
+            *probes,
+            *operations.start_page(repository),
+        ]
+        self._http, self._probes = (
+            HttpListener(app, socket, settings, closing=self._closing, record_error=pipeline.refused)
+            for app, socket in (
+                (build_app(routes, oip.SERVER_VERSION, pipeline.refused), ports.http),
+                (build_app(probes, oip.SERVER_VERSION, pipeline.refused, docs=False), ports.metrics),
+            )
+        )
+        self._grpc = GrpcListener(pipeline, repository, lifecycle, settings, pipeline.refused)
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._failed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        lifecycle.subscribe(metrics.state)
+        lifecycle.subscribe(self._on_state)
+        metrics.gauge("bertserve_queue_texts", "Texts that wait for an engine.", lambda: self._dispatcher.queue.items)
+        metrics.gauge("bertserve_queue_tokens", "Their tokens.", lambda: self._dispatcher.queue.tokens)
+        metrics.gauge("bertserve_admitted_tokens", "Tokens in flight.", lambda: self._admission.in_flight)
+
+    async def serve(self) -> int:
+        """Opens the ports, starts the engine, waits for the end; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        await self._probes.start()
+        await self._http.start()
+        self._grpc_address = await self._grpc.start()
+        self._lifecycle.to(State.WARMING)
+        engine = asyncio.create_task(self._supervisor.run())
+        signalled = asyncio.create_task(self._signals.get())
+        failed = asyncio.create_task(self._failed.wait())
+        await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        if signalled.done():
+            await self._drain(lame_duck=signalled.result() is signal.SIGTERM)
+        else:
+            signalled.cancel()
+            await self._end(0)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        self._probes.close()
+        if self._lifecycle.state is State.FAILED:
+            raise StartupError(self._lifecycle.failure)
+        self._lifecycle.to(State.STOPPED)
+        return 0
+
+    def engine_up(self, engine: RemoteEngine) -> None:
+        """A warm engine is there: take requests."""
+        self._pipeline.costs = engine.costs
+        self._admission.us_per_token = engine.costs[0].alone_us(_TYPICAL_TOKENS) / _TYPICAL_TOKENS
+        self._dispatcher.engine_up(engine)
+        gc.collect()
+        gc.freeze()  # what lives now lives for ever; collections need not look at it again
+        if self._lifecycle.to(State.READY):
+            self._announce(engine)
+
+    def engine_down(self) -> None:
+        """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile."""
+        self._metrics.engine_died()
+        self._lifecycle.to(State.WARMING)
+        self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
+
+    def engine_failed(self, reason: str) -> None:
+        """No engine will come any more."""
+        self._lifecycle.fail(reason)
+        self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
+        self._failed.set()
+
+    def _announce(self, engine: RemoteEngine) -> None:
+        http = "http://{}:{}".format(*self._http.address)
+        names = ", ".join(
+            f"{model.name} version {model.version} ({model.artifact.precision})" for model in self._repository.models
+        )
+        threads = engine.ready.threads if engine.ready else 0
+        log.info("ready: %s on %d threads", names, threads)
+        print(  # noqa: T201  what the operator waits for
+            f"bertserve is ready: {names}\n"
+            f"  HTTP     {http}  (docs at {http}/docs)\n"
+            f"  gRPC     {self._grpc_address[0]}:{self._grpc_address[1]}\n"
+            f"  metrics  http://{self._probes.address[0]}:{self._probes.address[1]}/metrics\n"
+            f"Try:\n"
+            f"  curl {http}/embed -H 'Content-Type: application/json' -d '{{\"inputs\": \"What is a T4?\"}}'",
+            flush=True,
+        )
+
+    async def _drain(self, *, lame_duck: bool) -> None:
+        """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
+        self._lifecycle.to(State.DRAINING)
+        log.info("draining: %d requests under way", self._dispatcher.requests)
+        if lame_duck and self._settings.lame_duck_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signals.get(), self._settings.lame_duck_s)
+        await self._end(self._settings.drain_s)
+
+    async def _end(self, limit_s: float) -> None:
+        """Takes nothing new, lets what is under way finish within the limit, refuses the rest."""
+        self._lifecycle.end_lame_duck()
+        self._http.close()
+        closed = asyncio.gather(self._http.drained(), self._grpc.close(limit_s + _REPLY_GRACE_S))
+        try:
+            await asyncio.wait_for(asyncio.shield(closed), limit_s)
+        except TimeoutError:
+            self._dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
+            await asyncio.wait({closed}, timeout=_REPLY_GRACE_S)
+
+    def _closing(self) -> bool:
+        return not self._lifecycle.live or self._lifecycle.state is State.DRAINING
+
+    def _on_state(self, state: State) -> None:
+        log.info("state: %s", state)
+        task = asyncio.create_task(self._grpc.follow(state))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

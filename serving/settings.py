@@ -1,0 +1,203 @@
+"""One frozen settings object: defaults, then a TOML file, then `BERTSERVE_*`, then the command line.
+
+It is built once, at the composition root, and handed down; nothing else reads the environment. Everything
+that is wrong is listed at once, before any port opens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from serving.errors import StartupError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENVIRONMENT_PREFIX = "BERTSERVE_"
+_FAULT = re.compile(r"[0-9]+:(nan|raise|exit|hang)")
+
+# A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
+# like into every container of its namespace; they are addresses, not settings.
+_SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)")
+
+
+class Settings(BaseModel):
+    """Everything that `bertserve serve` can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    models: Path = Field(Path("models"), description="Model repository: `<models>/<model>/<version>/`.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens the server to the network.")
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
+
+    engine: Literal["auto", "ort-cpu", "fake"] = Field(
+        "auto", description="What runs the model. `fake` answers made-up vectors, for tests of what is around it."
+    )
+    precision: Literal["auto", "fp32", "int8"] = Field(
+        "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU."
+    )
+    threads: int | None = Field(
+        None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
+    )
+    fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
+    fake_faults: str = Field(
+        "", description="Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang."
+    )
+
+    max_batch_tokens: int = Field(
+        1024, ge=16, le=1 << 20, description="Padded tokens in a batch; bounds how long one batch holds the engine."
+    )
+    max_queue_tokens: int = Field(
+        524_288, ge=16, le=1 << 30, description="Tokens in flight; beyond it requests are refused with 429."
+    )
+    max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
+    max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")
+    max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
+    auto_truncate: bool = Field(
+        True, description="Cut texts that are too long and say so in the reply; off: refuse them."
+    )
+
+    default_timeout_ms: int = Field(
+        2000, ge=1, le=3_600_000, description="Deadline of a request that brings none, unless it costs more."
+    )
+    max_timeout_ms: int = Field(60_000, ge=1, le=3_600_000, description="Longest deadline a request may have.")
+
+    body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Bytes of a request's body or message.")
+    header_limit_bytes: int = Field(16_384, ge=1024, le=1 << 20, description="Bytes of a request's line and headers.")
+    header_limit_count: int = Field(100, ge=8, le=10_000, description="Headers of a request.")
+    header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
+    body_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time in which its body must arrive.")
+    keep_alive_s: float = Field(75.0, gt=0, le=3600, description="How long an idle HTTP connection stays open.")
+
+    lame_duck_s: float = Field(
+        5.0, ge=0, le=600, description="After SIGTERM: not ready but still serving, until load balancers have noticed."
+    )
+    drain_s: float = Field(10.0, ge=0, le=600, description="Then: how long requests under way may take to finish.")
+    engine_crash_limit: int = Field(
+        3, ge=1, le=100_000, description="Deaths of the engine within `engine_crash_window_s` that end the server."
+    )
+    engine_crash_window_s: float = Field(60.0, gt=0, le=86_400, description="See `engine_crash_limit`.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
+
+    @field_validator("fake_faults")
+    @classmethod
+    def _known_faults(cls, value: str) -> str:
+        if value and not all(_FAULT.fullmatch(word) for word in value.split(",")):
+            raise ValueError("must look like 2053:nan,7592:exit")
+        return value
+
+    def faults(self) -> dict[int, str]:
+        """`fake_faults` as token id to fault."""
+        pairs = (word.split(":") for word in self.fake_faults.split(",") if word)
+        return {int(token): fault for token, fault in pairs}
+
+    @classmethod
+    def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Settings:
+        """Builds the settings from the command line, the environment and the file that `--config` names.
+
+        Raises:
+            StartupError: With every problem, one a line, and exit code 2.
+            SystemExit: After `--help`.
+        """
+        flags, problems = _parse_flags(argv)
+        problems += _unknown_environment(environment)
+        config = flags.pop("config", None)
+        values: dict[str, Any] = {}
+        if config is not None:
+            values |= _read_file(Path(config), problems)
+        values |= {name: value for name, value in _environment(environment).items() if name in cls.model_fields}
+        values |= flags
+        try:
+            settings = cls.model_validate(values)
+        except pydantic.ValidationError as invalid:
+            problems += [_explain(error) for error in invalid.errors()]
+        if problems:
+            raise StartupError("; ".join(problems), exit_code=2)
+        return settings
+
+
+def flag_of(name: str) -> str:
+    """The command line's spelling of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bertserve serve",
+        description="Serve the bundles of a model repository over HTTP and gRPC.",
+        epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in a TOML file given by --config.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings.")
+    for name, field in Settings.model_fields.items():
+        text = f"{field.description} (default: {field.default})".replace("%", "%%")
+        parser.add_argument(flag_of(name), dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
+    return parser
+
+
+def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    parser = _parser()
+    parser.exit_on_error = False
+    try:
+        known, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        return {}, [str(error)]
+    names = [flag_of(name) for name in ["config", *Settings.model_fields]]
+    return vars(known), [_unknown(word.split("=")[0], names) for word in unknown]
+
+
+def _unknown(given: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(given, names, 1)
+    return f"unknown setting {given}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for key, value in environment.items():
+        name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key.startswith(ENVIRONMENT_PREFIX) and value and not _is_service_link(key, value):
+            found[name] = value
+    return found
+
+
+def _is_service_link(key: str, value: str) -> bool:
+    name = key.removeprefix(ENVIRONMENT_PREFIX)
+    if name.lower() in Settings.model_fields:
+        return value.startswith(("tcp://", "udp://", "sctp://"))
+    return _SERVICE_LINK.fullmatch(name) is not None
+
+
+def _unknown_environment(environment: Mapping[str, str]) -> list[str]:
+    names = [ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields]
+    unknown = _environment(environment).keys() - Settings.model_fields.keys()
+    return [_unknown(ENVIRONMENT_PREFIX + name.upper(), names) for name in sorted(unknown)]
+
+
+def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"--config {path}: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"--config {path}: {error}")
+    else:
+        unknown = values.keys() - Settings.model_fields.keys()
+        problems += [f"{path}: {_unknown(name, list(Settings.model_fields))}" for name in sorted(unknown)]
+        return {name: value for name, value in values.items() if name not in unknown}
+    return {}
+
+
+def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    name = str(error["loc"][0]) if error["loc"] else "settings"
+    return f"{flag_of(name)}: {error['msg'][0].lower()}{error['msg'][1:]}"

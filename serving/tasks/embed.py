@@ -1,0 +1,45 @@
+"""The task `embed`: one vector a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from serving.records import EmbedOptions
+
+_SMALLEST_NORM = 1e-12
+"""A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
+
+
+def check(options: EmbedOptions, hidden_size: int) -> None:
+    """Refuses options that the model cannot follow.
+
+    Raises:
+        InvalidRequest: `dimensions` is not between 1 and the model's size.
+    """
+    if options.dimensions is not None and not 1 <= options.dimensions <= hidden_size:
+        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {hidden_size}")
+
+
+def finish(pooled: NDArray[np.float32], options: EmbedOptions) -> NDArray[np.float32]:
+    """The answer from the graph's `pooled` output.
+
+    Args:
+        pooled: float32 [texts, hidden_size].
+        options: Cut and scale.
+
+    Returns:
+        float32 [texts, dimensions], each row of length 1 if asked for.
+    """
+    vectors = pooled[:, : options.dimensions] if options.dimensions is not None else pooled
+    if not options.normalize:
+        return vectors
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    scaled: NDArray[np.float32] = vectors / np.maximum(norms, _SMALLEST_NORM)
+    return scaled

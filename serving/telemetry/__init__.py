@@ -1,0 +1,1 @@
+"""Metrics and logs, written once per request."""

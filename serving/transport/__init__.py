@@ -1,0 +1,1 @@
+"""The wire: one package a protocol family."""

@@ -1,0 +1,72 @@
+"""The HTTP application: routes made of operations, on FastAPI's router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
+from serving.transport.http.documentation import docs_operations, document
+from serving.transport.http.exchange import Endpoint, HttpReply, HttpRequest, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_NOT_ALLOWED = 405
+
+
+class BertserveApp(FastAPI):
+    """FastAPI without its middleware: every exchange has its one boundary in `Endpoint` already."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The router, and errors for what it does not know."""
+        return _Unrouted(self.router, self.state.record_error)
+
+
+class _Unrouted:
+    """Answers unknown paths and methods in the shape of the path's protocol."""
+
+    def __init__(self, router: ASGIApp, record_error: Callable[[BertserveError], None]) -> None:
+        self._router = router
+        self._not_found = Endpoint(_raise_not_found, record_error)
+        self._not_allowed = Endpoint(_raise_not_allowed, record_error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as refusal:
+            await (self._not_allowed if refusal.status_code == _NOT_ALLOWED else self._not_found)(scope, receive, send)
+
+
+async def _raise_not_found(_: HttpRequest) -> HttpReply:
+    raise RouteNotFound("no such path; /docs lists them")
+
+
+async def _raise_not_allowed(_: HttpRequest) -> HttpReply:
+    raise MethodNotAllowed("the path does not take this method; /docs lists them")
+
+
+def build_app(
+    operations: Sequence[Operation], version: str, record_error: Callable[[BertserveError], None], *, docs: bool = True
+) -> FastAPI:
+    """An application of these operations, the busiest first.
+
+    Args:
+        operations: What it serves.
+        version: The server's, for the documentation.
+        record_error: Told of each error reply.
+        docs: Serve `/docs` too.
+    """
+    app = BertserveApp(openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.record_error = record_error
+    pages = docs_operations(document(operations, version)) if docs else []
+    app.router.routes[:] = [
+        Route(op.path, Endpoint(op.handler, record_error), methods=[op.method]) for op in (*operations, *pages)
+    ]
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,109 @@
+"""OpenAI's embeddings API: `/v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import orjson
+
+from serving.records import EmbedOptions, InferRequest
+from serving.transport.http.decoding import JsonDecoder
+from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
+from serving.transport.http.tei import text_inputs
+
+if TYPE_CHECKING:
+    from serving.pipeline import Pipeline
+    from serving.records import Outcome
+    from serving.repository import Repository
+    from serving.settings import Settings
+    from serving.transport.http.exchange import HttpRequest
+
+
+class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to embed, as OpenAI's clients ask.
+
+    Attributes:
+        input: A text, a list of texts, or token ids of this model's own vocabulary.
+        model: Name of a model; with one model, any name is taken and the true one returned.
+        encoding_format: `base64` is little-endian float32.
+        dimensions: Keep only the first so many components.
+        user: Not used.
+    """
+
+    input: str | list[str | list[int] | int]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class Embedding(msgspec.Struct):
+    """One vector, always of length 1."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(msgspec.Struct):
+    """Tokens computed, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(msgspec.Struct):
+    """The vectors in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
+    """The routes of this protocol."""
+    decoder = JsonDecoder(EmbeddingsRequest)
+
+    async def embeddings(http: HttpRequest) -> HttpReply:
+        http.require_json()
+        message = decoder.decode(http.body)
+        outcome = await pipeline.infer(
+            InferRequest(
+                inputs=text_inputs(message.input),
+                arrival=http.arrival,
+                request_id=http.request_id,
+                max_inputs=settings.max_openai_batch_size,
+                # Clients of this API must send a name and often send another server's.
+                model=message.model if len(repository.models) > 1 else None,
+                options=EmbedOptions(normalize=True, dimensions=message.dimensions),
+                timeout_ms=http.timeout_ms(),
+            )
+        )
+        body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpReply(body, headers=outcome_headers(outcome))
+
+    return [
+        Operation(
+            "POST",
+            "/v1/embeddings",
+            embeddings,
+            "Embed texts, in OpenAI's shape.",
+            "OpenAI",
+            EmbeddingsRequest,
+            EmbeddingsReply,
+            {"model": repository.models[0].name, "input": "What is a T4?"},
+        )
+    ]
+
+
+def _reply(outcome: Outcome, encoding: str) -> dict[str, Any]:
+    rows = [base64.b64encode(row.tobytes()).decode() if encoding == "base64" else row for row in outcome.vectors]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "model": outcome.model,
+        "usage": {"prompt_tokens": outcome.tokens, "total_tokens": outcome.tokens},
+    }

@@ -1,0 +1,65 @@
+"""The ports, taken before anything slow is imported or loaded."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serving.errors import StartupError
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
+
+BACKLOG = 2048
+
+
+@dataclass(slots=True, frozen=True)
+class Ports:
+    """Listening sockets of HTTP and of probes; gRPC opens its own, which was seen to be free.
+
+    Attributes:
+        http: The HTTP port.
+        metrics: The port of probes and metrics.
+    """
+
+    http: socket.socket
+    metrics: socket.socket
+
+    @classmethod
+    def open(cls, settings: Settings) -> Ports:
+        """Takes the ports.
+
+        Raises:
+            StartupError: One of them cannot be had; the message names it.
+        """
+        http = bind(settings.host, settings.http_port, "HTTP")
+        metrics = bind(settings.host, settings.metrics_port, "metrics")
+        bind(settings.host, settings.grpc_port, "gRPC").close()
+        return cls(http, metrics)
+
+
+def bind(host: str, port: int, purpose: str) -> socket.socket:
+    """A listening socket; port 0 picks a free one.
+
+    Raises:
+        StartupError: The address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _refusal(host, port, purpose, error) from error
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+        opened.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        raise _refusal(host, port, purpose, error) from error
+    opened.setblocking(False)
+    return opened
+
+
+def _refusal(host: str, port: int, purpose: str, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {host}:{port} for {purpose}: {error.strerror or error}")
