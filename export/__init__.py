@@ -1,0 +1,1 @@
+"""The export pipeline: a checkpoint in, a verified model bundle out."""

@@ -1,0 +1,7 @@
+"""Why an export stops."""
+
+from __future__ import annotations
+
+
+class ExportError(Exception):
+    """The export cannot go on; the message is one sentence for the person who started it."""

@@ -1,0 +1,70 @@
+"""What a person sees while an export runs: a line per stage, a counter on a terminal."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_REDRAW_S = 0.1
+
+
+class Progress:
+    """Writes stage lines with their elapsed seconds; carriage returns only to a terminal."""
+
+    def __init__(self, stream: TextIO, check: Callable[[], None]) -> None:
+        """Starts the clock.
+
+        Args:
+            stream: Where to write.
+            check: Called between stages and counts; raises when the export has been interrupted.
+        """
+        self._stream = stream
+        self._check = check
+        self._terminal = stream.isatty()
+        self._started = time.perf_counter()
+        self._stage = ""
+        self._drawn = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._started
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Names what runs inside the block, and its duration when it ends well."""
+        self._check()
+        self._stage = title
+        started = time.perf_counter()
+        if self._terminal:
+            self._write(f"\r\x1b[K  {title} ...")
+        yield
+        self._check()
+        self._write(f"{self._restart()}  {title:<44} {time.perf_counter() - started:6.1f} s\n")
+
+    def count(self, done: int, total: int) -> None:
+        """Shows how far the stage is."""
+        self._check()
+        now = time.perf_counter()
+        if self._terminal and now - self._drawn >= _REDRAW_S:
+            self._drawn = now
+            self._write(f"\r\x1b[K  {self._stage} {done}/{total}")
+
+    def notice(self, sentence: str) -> None:
+        """Says something that the person should know and that does not stop the export."""
+        self._write(f"{self._restart()}  note: {sentence}\n")
+
+    def clear(self) -> None:
+        """Ends an unfinished line, before something else is written."""
+        self._write(self._restart())
+
+    def _restart(self) -> str:
+        return "\r\x1b[K" if self._terminal else ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

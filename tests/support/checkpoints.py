@@ -1,0 +1,168 @@
+"""Small random BERT checkpoints, in the layout of Sentence Transformers."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.models.bert import BertConfig, BertModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = ("the", "a", "of", "and", "to", "in", "is", "it", "that", "for", "with", "on", "not", "as", "server", "text")
+
+
+def vocabulary() -> dict[str, int]:
+    """The tokens: special ones, printable characters alone and as continuations, a few words."""
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    tokens = [*SPECIAL, *characters, *(f"##{c}" for c in characters), *WORDS]
+    return {token: identity for identity, token in enumerate(dict.fromkeys(tokens))}
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    hidden_size: int = 32,
+    positions: int = 64,
+    seed: int = 0,
+    pooling: str | None = "mean",
+) -> Path:
+    """Writes a checkpoint with random weights.
+
+    Args:
+        folder: Where; made if need be.
+        layers: Transformer layers.
+        heads: Attention heads of a layer.
+        hidden_size: Components of a vector.
+        positions: Longest input of the model.
+        seed: Of the weights.
+        pooling: `mean` or `cls`; None leaves out the files of Sentence Transformers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = BertConfig(
+        vocab_size=len(vocabulary()),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden_size,
+        max_position_embeddings=positions,
+        # Wide enough for attention to look at something, narrow enough to stay smooth.
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        bert = BertModel(config)
+        for name, tensor in bert.named_parameters():
+            # Biases start as 0 and scales as 1, where a graph that mixes them up would not be noticed.
+            if tensor.ndim == 1:
+                tensor.data.normal_(mean=float(name.endswith("LayerNorm.weight")), std=0.1)
+    save_file({f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}, folder / "model.safetensors")
+    write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
+    write_json(folder / "tokenizer.json", _tokenizer())
+    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": {"content": "[CLS]"}})
+    if pooling is not None:
+        _write_sentence_files(folder, hidden_size, pooling)
+    return folder
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Changes keys of a JSON file; None removes a key."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Changes the tensors of a checkpoint in place."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def _write_sentence_files(folder: Path, hidden_size: int, pooling: str) -> None:
+    kind = "sentence_transformers.models."
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{kind}Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{kind}Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{kind}Normalize"},
+    ]
+    write_json(folder / "modules.json", modules)
+    flags = {
+        "pooling_mode_mean_tokens": pooling == "mean",
+        "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_max_tokens": pooling == "max",
+    }
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **flags})
+
+
+def _tokenizer() -> dict[str, Any]:
+    ids = vocabulary()
+
+    def special(token: str, segment: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    def sequence(name: str, segment: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": segment}}
+
+    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
+    frame = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("[CLS]", "[SEP]")}
+    return {
+        "version": "1.0",
+        # As real checkpoints do, this one carries the lengths that it was trained with.
+        "truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+        "padding": {
+            "strategy": {"Fixed": 8},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        },
+        "added_tokens": [
+            {
+                "id": ids[token],
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for token in SPECIAL
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, sequence("B", 1), special("[SEP]", 1)],
+            "special_tokens": frame,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }

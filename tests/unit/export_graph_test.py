@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from transformers.models.bert import BertModel
+
+from export import graph, optimize, quantize
+from export.checkpoint import Checkpoint, open_checkpoint
+from export.errors import ExportError
+from export.source import find
+from tests.support.checkpoints import write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXTS = ["the server", "a text that is not in it", ("of the", "and to a"), "it"]
+FP32 = {"EmbedLayerNormalization": 1, "Attention": 2, "SkipLayerNormalization": 4, "BiasGelu": 2}
+
+
+def opened(folder: Path) -> Checkpoint:
+    """Opens a folder."""
+    return open_checkpoint(find(str(folder)), None, [].append)
+
+
+def fused(checkpoint: Checkpoint, folder: Path, layers: int = 2) -> Path:
+    """Exports and fuses a checkpoint's graph."""
+    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    optimize.fuse(
+        folder / "raw.onnx",
+        folder / "fused.onnx",
+        layers=layers,
+        heads=checkpoint.heads,
+        hidden_size=checkpoint.hidden_size,
+    )
+    return folder / "fused.onnx"
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_graph_pools_as_pytorch_does(tmp_path: Path, pooling: str, heads: int) -> None:
+    """A padded batch through the graph is each text alone through Transformers, pooled by hand."""
+    folder = write_checkpoint(tmp_path / "small", pooling=pooling, heads=heads)
+    checkpoint = opened(folder)
+    path = fused(checkpoint, tmp_path)
+    texts = checkpoint.vocabulary.encode(TEXTS, 64)
+    longest = max(len(text.ids) for text in texts)
+    tensors = {
+        name: np.zeros((len(texts), longest), np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    for row, text in enumerate(texts):
+        length = len(text.ids)
+        tensors["input_ids"][row, :length] = text.ids
+        tensors["attention_mask"][row, :length] = 1
+        tensors["token_type_ids"][row, :length] = text.type_ids or 0
+    (pooled,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, tensors)
+    bert = BertModel.from_pretrained(folder).eval()
+    for row, text in enumerate(texts):
+        types = text.type_ids or [0] * len(text.ids)
+        with torch.inference_mode():
+            hidden = bert(torch.tensor([text.ids]), token_type_ids=torch.tensor([types])).last_hidden_state[0].numpy()
+        expected = hidden[0] if pooling == "cls" else hidden.mean(axis=0)
+        np.testing.assert_allclose(pooled[row], expected, atol=1e-5)
+
+
+def test_the_graphs_interface(tmp_path: Path) -> None:
+    """Inputs are int32 and the output float32, with free batch and sequence, and everything in one file."""
+    path = fused(opened(write_checkpoint(tmp_path / "small")), tmp_path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    inputs = [(i.name, i.type, i.shape) for i in session.get_inputs()]
+    assert inputs == [
+        (name, "tensor(int32)", ["batch", "sequence"]) for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    assert [(o.name, o.type, o.shape[0]) for o in session.get_outputs()] == [("pooled", "tensor(float)", "batch")]
+    assert sorted(file.name for file in tmp_path.glob("*.onnx*")) == ["fused.onnx", "raw.onnx"]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_every_layer_is_fused_and_quantised(tmp_path: Path, layers: int) -> None:
+    """Per layer: one attention, two skip layer normalisations, one bias with GELU, and no float matrix left."""
+    path = fused(opened(write_checkpoint(tmp_path / "small", layers=layers)), tmp_path, layers)
+    assert optimize.operators(path) == {
+        "Attention": layers,
+        "BiasGelu": layers,
+        "EmbedLayerNormalization": 1,
+        "SkipLayerNormalization": 2 * layers,
+    }
+    quantize.quantize(path, tmp_path / "int8.onnx", layers=layers)
+    found = optimize.operators(tmp_path / "int8.onnx")
+    assert (found["QAttention"], found["MatMulInteger"]) == (layers, 3 * layers)
+    assert "MatMul" not in {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Exporting twice makes equal files, whatever the random state of the process."""
+    checkpoint = opened(write_checkpoint(tmp_path / "small"))
+    made = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        path = fused(checkpoint, tmp_path / name)
+        quantize.quantize(path, tmp_path / name / "int8.onnx", layers=2)
+        made.append((path.read_bytes(), (tmp_path / name / "int8.onnx").read_bytes()))
+    assert made[0] == made[1]
+
+
+def test_a_graph_that_does_not_fuse_is_refused(tmp_path: Path) -> None:
+    """A graph whose activation the optimizer does not recognise is stopped at the gate, with the counts."""
+    checkpoint = opened(write_checkpoint(tmp_path / "small"))
+    raw = tmp_path / "raw.onnx"
+    graph.write(graph.load(checkpoint), raw)
+    model = onnx.load(raw)
+    first = next(node for node in model.graph.node if node.op_type == "Erf")
+    first.op_type = "Tanh"
+    onnx.save(model, raw)
+    with pytest.raises(ExportError, match="1 BiasGelu, 2 expected"):
+        optimize.fuse(raw, tmp_path / "fused.onnx", layers=2, heads=4, hidden_size=32)
+
+
+def test_the_gate_counts_each_operator() -> None:
+    """One operator too few or too many is refused; the right counts pass."""
+    optimize.check_counts({**FP32, "Other": 9}, FP32, "the fusion")
+    for operator, count in FP32.items():
+        for change in (-1, 1):
+            with pytest.raises(ExportError, match=operator):
+                optimize.check_counts({**FP32, operator: count + change}, FP32, "the fusion")
+
+
+def test_an_encoder_beyond_two_gib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that one ONNX file cannot hold are refused before the graph is made."""
+    checkpoint = opened(write_checkpoint(tmp_path / "small"))
+    monkeypatch.setattr(graph, "MAX_ONNX_BYTES", 1000)
+    with pytest.raises(ExportError, match="do not fit into one ONNX file"):
+        graph.load(checkpoint)
+
+
+def test_pytorch_answers_each_text_alone(tmp_path: Path) -> None:
+    """Answers come in the order of the texts, the same however many run at once, and each is counted."""
+    checkpoint = opened(write_checkpoint(tmp_path / "small"))
+    embedder = graph.load(checkpoint)
+    texts = checkpoint.vocabulary.encode(TEXTS * 5, 64)
+    counts: list[tuple[int, int]] = []
+    together = graph.answers(embedder, texts, threads=3, count=lambda done, total: counts.append((done, total)))
+    assert counts == [(done, 20) for done in range(1, 21)]
+    np.testing.assert_array_equal(together[:4], together[16:])
+    np.testing.assert_allclose(together, [embedder.embed(text) for text in texts], atol=1e-6)
