@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.alarms import Alarms
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, NonFiniteOutput, NotReady
 from serving.records import Batch
 from serving.scheduling.batcher import choose
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from serving.alarms import Alarm
     from serving.engine.base import Engine
     from serving.records import BatchOutput, EncodedText, ModelIndex
     from serving.scheduling.batcher import Assignment, Policy
+
+
+_TOO_LATE = "the deadline passed before the answer was there"
 
 
 class Ticket:
@@ -42,7 +47,7 @@ class Ticket:
         self.submitted = time.perf_counter()
         self.queue_us = 0.0
         self.compute_us = 0.0
-        self.timer: asyncio.TimerHandle | None = None
+        self.alarm: Alarm | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def result(self) -> NDArray[np.float32]:
@@ -66,6 +71,7 @@ class Dispatcher:
         self._engine: Engine | None = None
         self._busy: list[bool] = []
         self._tickets: set[Ticket] = set()
+        self._alarms = Alarms()
         self.queue = WorkQueue()
 
     async def run(self, model: ModelIndex, texts: Sequence[EncodedText], deadline: float) -> Ticket:
@@ -92,9 +98,7 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline had passed before the request could be queued")
         ticket = Ticket(model, texts)
         self._tickets.add(ticket)
-        ticket.timer = asyncio.get_running_loop().call_at(
-            deadline, self._fail, ticket, DeadlineExceeded("the deadline passed before the answer was there")
-        )
+        ticket.alarm = self._alarms.at(deadline, lambda: self._fail(ticket, DeadlineExceeded(_TOO_LATE)))
         self.queue.push(ticket.items)
         self._pump()
         try:
@@ -182,8 +186,8 @@ class Dispatcher:
     def _forget(self, ticket: Ticket) -> None:
         if ticket in self._tickets:
             self._tickets.discard(ticket)
-            if ticket.timer is not None:
-                ticket.timer.cancel()
+            if ticket.alarm is not None:
+                ticket.alarm.cancel()
             if ticket.missing:
                 self.queue.remove(ticket.items)
 

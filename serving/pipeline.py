@@ -80,7 +80,8 @@ class Pipeline:
             tokens=tokens,
             truncated_tokens=sum(text.truncated for text in texts),
         )
-        self._metrics.answered(outcome)
+        # After the reply, not before it: the client waits for one of them only.
+        asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
 
     def refused(self, error: BertserveError) -> None:

@@ -39,6 +39,8 @@ _REPLY_GRACE_S = 1.0
 
 _TYPICAL_TOKENS = 128
 
+_GC_ALLOCATIONS = 20_000
+
 
 def run(settings: Settings, repository: Repository, ports: Ports) -> int:
     """Serves until a signal or a failure ends it; returns the exit code."""
@@ -140,8 +142,10 @@ class Server:
         self._pipeline.costs = engine.costs
         self._admission.us_per_token = engine.costs[0].alone_us(_TYPICAL_TOKENS) / _TYPICAL_TOKENS
         self._dispatcher.engine_up(engine)
+        # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
-        gc.freeze()  # what lives now lives for ever; collections need not look at it again
+        gc.freeze()
+        gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
         if self._lifecycle.to(State.READY):
             self._announce(engine)
 

@@ -87,12 +87,16 @@ class TextTokenizer:
         Raises:
             InvalidRequest: An input is too long, or its ids are not the model's.
         """
-        return [self._encode_one(index, value, truncate=truncate) for index, value in enumerate(inputs)]
+        # One call for all: it holds neither the interpreter's lock nor, as `encode` does, character offsets.
+        encodings = iter(self._tokenizer.encode_batch_fast([value for value in inputs if not isinstance(value, list)]))
+        return [
+            self._check_ids(index, value)
+            if isinstance(value, list)
+            else self._fitted(index, value, next(encodings), truncate=truncate)
+            for index, value in enumerate(inputs)
+        ]
 
-    def _encode_one(self, index: int, value: TextInput, *, truncate: bool) -> EncodedText:
-        if isinstance(value, list):
-            return self._check_ids(index, value)
-        encoding = self._tokenizer.encode(value) if isinstance(value, str) else self._tokenizer.encode(*value)
+    def _fitted(self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: bool) -> EncodedText:
         surplus = len(encoding) - self.max_length
         if surplus <= 0:
             return _encoded(encoding, paired=not isinstance(value, str), truncated=0)

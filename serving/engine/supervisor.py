@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
+from serving.alarms import Alarms
 from serving.engine.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
@@ -25,6 +26,7 @@ from serving.scheduling.cost import CostTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from serving.alarms import Alarm
     from serving.engine.base import Done, LaneKind
     from serving.records import Batch, BatchOutput
 
@@ -60,7 +62,7 @@ class _Lane(asyncio.Protocol):
         self._frames = FrameReader()
         self._number = 0
         self._done: Done | None = None
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._watchdog: Alarm | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.WriteTransport", transport)
@@ -68,7 +70,9 @@ class _Lane(asyncio.Protocol):
     def submit(self, batch: Batch, done: Done, patience_s: float) -> None:
         self._number += 1
         self._done = done
-        self._watchdog = asyncio.get_running_loop().call_later(patience_s, self._engine.kill, "hangs")
+        self._watchdog = self._engine.alarms.at(
+            asyncio.get_running_loop().time() + patience_s, lambda: self._engine.kill("hangs")
+        )
         self.transport.write(pack_run(self._number, batch))
 
     def data_received(self, data: bytes) -> None:
@@ -120,6 +124,7 @@ class RemoteEngine:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._gone = asyncio.Event()
+        self.alarms = Alarms()
         self._lanes: list[_Lane] = []
         self.lanes: Sequence[LaneKind] = ()
         self.costs: list[CostTable] = []

@@ -13,6 +13,7 @@ one RESULT or FAULT that repeats its batch number.
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from enum import IntEnum
@@ -153,7 +154,7 @@ def unpack_result(payload: bytes) -> BatchOutput:
         (ndim,) = struct.unpack_from("=I", payload, at)
         shape = struct.unpack_from(f"={ndim}I", payload, at + 4)
         at += 4 + 4 * ndim
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         arrays.append(np.frombuffer(payload, np.float32, size, at).reshape(shape))
         at += 4 * size
     return BatchOutput(arrays, finite, compute_us)

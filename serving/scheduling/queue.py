@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, ModelIndex
 
 
+BucketKey = tuple[int, int]
+"""Model and sequence bucket."""
+
+
 @dataclass(slots=True, eq=False)
 class WorkItem:
     """One text in the queue.
@@ -26,6 +30,7 @@ class WorkItem:
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
         order: Place in the queue; smaller goes first.
+        key: Model and bucket; the queue sets it.
     """
 
     model: ModelIndex
@@ -34,14 +39,12 @@ class WorkItem:
     index: int
     alone: bool = False
     order: int = -1
+    key: BucketKey = (-1, -1)
 
     @property
     def tokens(self) -> int:
         """Tokens of the text."""
         return len(self.text.ids)
-
-
-BucketKey = tuple[int, int]
 
 
 class WorkQueue:
@@ -62,7 +65,8 @@ class WorkQueue:
             returning = item.order >= 0
             if not returning:
                 item.order = next(self._orders)
-            bucket = self._buckets.setdefault(_key(item), OrderedDict())
+                item.key = (item.model, bucket_for(item.tokens))
+            bucket = self._buckets.setdefault(item.key, OrderedDict())
             bucket[item.order] = item
             if returning:
                 bucket.move_to_end(item.order, last=False)
@@ -72,12 +76,12 @@ class WorkQueue:
     def remove(self, items: Iterable[WorkItem]) -> None:
         """Takes items out; those that are not queued any more are passed over."""
         for item in items:
-            bucket = self._buckets.get(_key(item))
+            bucket = self._buckets.get(item.key)
             if bucket is not None and bucket.pop(item.order, None) is not None:
                 self.items -= 1
                 self.tokens -= item.tokens
                 if not bucket:
-                    del self._buckets[_key(item)]
+                    del self._buckets[item.key]
 
     def head(self) -> WorkItem | None:
         """The item that has waited longest."""
@@ -86,7 +90,7 @@ class WorkQueue:
 
     def peers(self, item: WorkItem) -> Iterator[WorkItem]:
         """The items of an item's model and bucket, itself included, oldest first."""
-        return iter(self._buckets.get(_key(item), {}).values())
+        return iter(self._buckets.get(item.key, {}).values())
 
     def drain(self) -> list[WorkItem]:
         """Empties the queue and returns what was in it."""
@@ -94,7 +98,3 @@ class WorkQueue:
         self._buckets.clear()
         self.items = self.tokens = 0
         return items
-
-
-def _key(item: WorkItem) -> BucketKey:
-    return item.model, bucket_for(len(item.text.ids))

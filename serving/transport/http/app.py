@@ -15,6 +15,7 @@ from serving.transport.http.exchange import Endpoint, HttpReply, HttpRequest, Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fastapi import APIRouter
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _NOT_ALLOWED = 405
@@ -25,18 +26,31 @@ class BertserveApp(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """The router, and errors for what it does not know."""
-        return _Unrouted(self.router, self.state.record_error)
+        return _Routing(self.router, self.state.record_error)
 
 
-class _Unrouted:
-    """Answers unknown paths and methods in the shape of the path's protocol."""
+class _Routing:
+    """Finds the endpoint: fixed paths in a table, the others by the router.
 
-    def __init__(self, router: ASGIApp, record_error: Callable[[BertserveError], None]) -> None:
+    Unknown paths and methods are answered in the shape of the path's protocol.
+    """
+
+    def __init__(self, router: APIRouter, record_error: Callable[[BertserveError], None]) -> None:
         self._router = router
+        self._fixed = {
+            (method, route.path): route.app
+            for route in router.routes
+            if isinstance(route, Route) and "{" not in route.path
+            for method in route.methods or ()
+        }
         self._not_found = Endpoint(_raise_not_found, record_error)
         self._not_allowed = Endpoint(_raise_not_allowed, record_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fixed = self._fixed.get((scope["method"], scope["path"]))
+        if fixed is not None:
+            await fixed(scope, receive, send)
+            return
         try:
             await self._router(scope, receive, send)
         except HTTPException as refusal:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.http")
 
 JSON = b"application/json"
+
+REPLY = "bertserve.reply"
+"""Extension of the ASGI scope: a coroutine function (status, headers, body) that sends a whole reply."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _serial = itertools.count(1)
@@ -174,7 +178,7 @@ class Endpoint:
             failure = InternalError("internal error; the server's log has the details under this request id")
             self._record_error(failure)
             reply = error_reply(scope["path"], failure, identity)
-        await _send(send, reply, identity)
+        await _send(scope, send, reply, identity)
 
 
 async def _read(receive: Receive) -> bytes | None:
@@ -193,12 +197,16 @@ async def _read(receive: Receive) -> bytes | None:
     return b"".join(parts)
 
 
-async def _send(send: Send, reply: HttpReply, identity: str) -> None:
+async def _send(scope: Scope, send: Send, reply: HttpReply, identity: str) -> None:
     headers = [
         (b"content-type", reply.content_type),
         (b"content-length", b"%d" % len(reply.body)),
         (b"x-request-id", identity.encode()),
         *reply.headers,
     ]
+    whole = scope.get("extensions", {}).get(REPLY)
+    if whole is not None:
+        await whole(reply.status, headers, reply.body)
+        return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

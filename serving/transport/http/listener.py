@@ -49,9 +49,9 @@ class HttpListener:
             access_log=False,
             lifespan="off",
             proxy_headers=False,
-            timeout_keep_alive=max(1, round(settings.keep_alive_s)),
         )
         self._limits = Limits.of(settings)
+        self._keep_alive_s = settings.keep_alive_s
         self._closing = closing
         self._record_error = record_error
         self._socket = opened
@@ -98,5 +98,10 @@ class HttpListener:
         )
 
     def _tick(self) -> None:
+        """Once a second: the Date header, and the connections that have been idle for too long."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.close_if_idle(now, self._keep_alive_s)
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._clock = asyncio.get_running_loop().call_later(1.0, self._tick)

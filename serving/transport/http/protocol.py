@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
-from serving.transport.http.exchange import error_reply, request_id
+from serving.transport.http.exchange import REPLY, error_reply, request_id
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from starlette.types import Scope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from serving.settings import Settings
+    from serving.transport.http.exchange import Headers
 
 _LINGER_S = 1.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
@@ -89,6 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._violation: BertserveError | None = None
         self._refused = False
         self._running: asyncio.Task[None] | None = None
+        self._idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Starts the clock of the first request's headers."""
@@ -137,6 +141,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._violate(self._body_too_large())
         self._reading = _Reading.BODY
         super().on_headers_complete()
+        scope = cast("Scope", self.cycle.scope)
+        scope["extensions"] = {REPLY: partial(self._reply, self.cycle)}
         if self._closing():
             self.cycle.keep_alive = False
 
@@ -156,11 +162,49 @@ class LimitedProtocol(HttpToolsProtocol):
         """Called by uvicorn where parsing failed, also by our own hand."""
         self._refuse(self._violation or MalformedRequest("the bytes received are not an HTTP/1.1 request"))
 
+    def on_response_complete(self) -> None:
+        """The exchange is over: start the next one that is queued, or be idle; `close_if_idle` ends that."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since = self.loop.time()
+
+    def close_if_idle(self, now: float, keep_alive_s: float) -> None:
+        """Ends a connection that has asked nothing for so long."""
+        idle = self._reading is _Reading.NOTHING and (self.cycle is not None and self.cycle.response_complete)
+        if idle and now - self._idle_since > keep_alive_s:
+            self.transport.close()
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401  uvicorn's types
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
         self._running = task
+
+    async def _reply(self, cycle: RequestResponseCycle, status: int, headers: Headers, body: bytes) -> None:
+        """Writes a whole reply in one piece, where ASGI takes two messages and checks each header."""
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        if cycle.scope["method"] != "HEAD":
+            parts.append(body)
+        self.transport.write(b"".join(parts))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
 
     def _violate(self, error: BertserveError) -> None:
         """Stops the parser: it turns an exception of a callback into its own error."""
@@ -173,7 +217,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._record_error(error)
         self._set_timer(_Reading.NOTHING)
         started = False
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle = cast("Any", self.cycle)  # uvicorn declares it set; before the first request it is None
         if cycle is not None and not cycle.response_complete:
             started = cycle.response_started
             cycle.disconnected = True

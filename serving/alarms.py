@@ -1,0 +1,65 @@
+"""Many deadlines on one timer.
+
+An event loop's timers cost tens of microseconds a request to set and cancel, and nearly every deadline is
+cancelled. These keep one timer armed for the earliest; a cancelled alarm stays in the heap, without its
+callback, until its time has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Alarm:
+    """A callback that is due at a time, unless it is cancelled."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Forgets the callback; may be called at any time."""
+        self.callback = None
+
+
+class Alarms:
+    """The alarms of one event loop."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Alarm]] = []
+        self._serial = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = float("inf")
+
+    def at(self, when: float, callback: Callable[[], None]) -> Alarm:
+        """Calls `callback` at a time of the event loop's clock, in seconds."""
+        alarm = Alarm(callback)
+        heapq.heappush(self._heap, (when, next(self._serial), alarm))
+        if when < self._armed_for:
+            self._arm(when)
+        return alarm
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._armed_for = float("inf")
+        now = asyncio.get_running_loop().time()
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].callback is None):
+            _, _, alarm = heapq.heappop(self._heap)
+            callback, alarm.callback = alarm.callback, None
+            if callback is not None:
+                callback()
+        if self._heap and self._heap[0][0] < self._armed_for:
+            self._arm(self._heap[0][0])

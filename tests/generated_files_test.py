@@ -1,0 +1,24 @@
+"""Files that are made from others are as their makers would make them now."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from serving.settings_page import render
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_settings_page_tells_the_settings_of_today() -> None:
+    """`docs/settings.md` was made from the present `Settings`; `make docs` makes it anew."""
+    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == render()
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    """Every make target that the README shows is in the Makefile."""
+    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line}
+    words = (ROOT / "README.md").read_text(encoding="utf-8").replace("`", " ").split()
+    shown = {after for before, after in pairwise(words) if before == "make" and after.islower()}
+    assert {"run", "test"} <= shown
+    assert shown <= targets
