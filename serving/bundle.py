@@ -308,11 +308,13 @@ class BundleWriter:
             raise BundleError(
                 f"model name {model!r}: use letters, digits, '.', '_' and '-', 128 at most, a letter or digit first"
             )
+        self._repository = repository
         self._directory = repository / model
         self._model = model
 
     def __enter__(self) -> Self:
         """Makes the hidden directory."""
+        self._new = [path for path in (self._directory, self._repository) if not path.exists()]
         self._directory.mkdir(parents=True, exist_ok=True)
         self._sweep()
         self.version = max(versions(self._directory), default=0) + 1
@@ -325,8 +327,9 @@ class BundleWriter:
     ) -> None:
         """Removes whatever was not published."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if not any(self._directory.iterdir()):
-            self._directory.rmdir()
+        for made in self._new:
+            if not any(made.iterdir()):
+                made.rmdir()
 
     def publish(self, manifest: Manifest) -> Bundle:
         """Writes the manifest, verifies the whole, makes it durable and moves it into place."""

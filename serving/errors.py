@@ -77,11 +77,15 @@ class ModelNotFound(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path exists for another method."""
+    """The path exists for other methods, which `allowed` names as the header Allow does."""
 
     reason = "method_not_allowed"
     http_status = 405
     grpc_code = "UNIMPLEMENTED"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class SlowRequest(InvalidRequest):

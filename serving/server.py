@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from serving.dispatch import Dispatcher
+from serving.engine.cpu import available_cpus
 from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
@@ -77,7 +78,7 @@ class Server:
             Load(
                 engine="ort-cpu" if settings.engine == "auto" else settings.engine,
                 models=[model.spec() for model in repository.models],
-                threads=settings.threads,
+                threads=settings.threads or available_cpus(),
                 fake_ms=settings.fake_ms,
                 fake_faults=settings.faults(),
             ),
@@ -120,6 +121,7 @@ class Server:
         self._grpc_address = await self._grpc.start()
         self._lifecycle.to(State.WARMING)
         engine = asyncio.create_task(self._supervisor.run())
+        engine.add_done_callback(self._supervisor_ended)
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +162,12 @@ class Server:
         self._lifecycle.fail(reason)
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
         self._failed.set()
+
+    def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody looks after the engine any more; without this the server would wait for it for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the engine cannot be started", exc_info=error)
+            self.engine_failed("the engine process cannot be started; the log has the details")
 
     def _announce(self, engine: RemoteEngine) -> None:
         http = "http://{}:{}".format(*self._http.address)

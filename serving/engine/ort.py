@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving.bundle import read_artifact
+from serving.bundle import GRAPH_INPUTS, BundleError, read_artifact
 from serving.engine.base import LaneKind
 from serving.engine.lanes import lanes_for
 from serving.engine.padding import Padder
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 VERSION = str(ort.__version__)
 
 _LOG_ERRORS_ONLY = 3
+
+_LOAD_ERRORS = (
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+"""What making an `InferenceSession` raises."""
 
 _RUN_ERRORS = (
     ort_errors.EPFail,
@@ -55,15 +65,15 @@ class OrtCpuBackend:
             threads: Cores to use, the caller's included.
 
         Raises:
-            BundleError: An artifact's bytes are not those of its manifest.
+            BundleError: An artifact's bytes are not those of its manifest, it does not load, or it takes or
+                gives other tensors than the manifest says.
         """
         self._lanes = lanes_for(models, threads)
         self._padders = [Padder(model.max_length, model.special_ids.get("pad", 0)) for model in models]
         self._sessions: list[list[ort.InferenceSession | None]] = []
         for model in models:
-            data = read_artifact(Path(model.path), model.sha256)
             lanes = self._lanes[:1] if model.batch_invariant else self._lanes
-            sessions = [_session(data, threads if lane is LaneKind.WIDE else 1) for lane in lanes]
+            sessions = _sessions(model, [threads if lane is LaneKind.WIDE else 1 for lane in lanes])
             self._sessions.append([*sessions, *[None] * (len(self._lanes) - len(sessions))])
 
     def lanes(self) -> Sequence[LaneKind]:
@@ -91,6 +101,22 @@ class _OrtRunner:
             raise EngineFault(f"ONNX Runtime: {error}") from error
         finite = np.logical_and.reduce([np.isfinite(a).reshape(len(batch.texts), -1).all(axis=1) for a in arrays])
         return BatchOutput(arrays, finite.tolist(), (time.perf_counter() - started) * 1e6)
+
+
+def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSession]:
+    """One session for each number of threads, from one reading of the file."""
+    data = read_artifact(Path(model.path), model.sha256)
+    try:
+        sessions = [_session(data, count) for count in threads]
+    except _LOAD_ERRORS as error:
+        raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
+    inputs = {(tensor.name, tensor.type) for tensor in sessions[0].get_inputs()}
+    outputs = [(tensor.type, tensor.shape[1:]) for tensor in sessions[0].get_outputs()]
+    if inputs != {(name, "tensor(int32)") for name in GRAPH_INPUTS}:
+        raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
+    if outputs != [("tensor(float)", [model.hidden_size])]:
+        raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
+    return sessions
 
 
 def _session(data: bytes, threads: int) -> ort.InferenceSession:

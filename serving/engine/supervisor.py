@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from serving.alarms import Alarms
+from serving.engine.lanes import lanes_for
 from serving.engine.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.engine")
 
-_MOST_LANES = 64
 _HANG_FLOOR_S = 2.0
 _HANG_FACTOR = 10.0
 
@@ -138,7 +137,7 @@ class RemoteEngine:
             EngineFailed: It refused to load; the message is for the operator.
             EngineLost: It died before it was ready.
         """
-        pairs = [socket.socketpair() for _ in range(1 + min(_MOST_LANES, 1 + (load.threads or os.cpu_count() or 1)))]
+        pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
         theirs = [pair[1] for pair in pairs]
         # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
         command = [sys.executable, "-P", "-m", "serving.engine.worker", *[str(end.fileno()) for end in theirs]]

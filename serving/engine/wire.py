@@ -51,14 +51,14 @@ class Load(msgspec.Struct, frozen=True):
 
     Attributes:
         engine: Which kind of engine.
-        threads: Cores to use; None means what the container allows.
+        threads: Cores to use.
         fake_ms: Delay of the fake engine.
         fake_faults: Token id to fault, for the fake engine.
     """
 
     engine: Literal["ort-cpu", "fake"]
     models: list[ModelSpec]
-    threads: int | None = None
+    threads: int
     fake_ms: float = 0.0
     fake_faults: dict[int, str] = {}
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.bundle import BundleError
-from serving.engine.cpu import available_cpus
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.wire import (
     Channel,
@@ -83,17 +82,16 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
     Raises:
         BundleError: An artifact is not what its manifest says or cannot be loaded.
     """
-    threads = load.threads or available_cpus()
     backend: Backend
     if load.engine == "fake":
         faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
-        backend, version = FakeBackend(load.models, threads, load.fake_ms, faults), ""
+        backend, version = FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
     else:
         from serving.engine.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
 
-        backend, version = OrtCpuBackend(load.models, threads), VERSION
+        backend, version = OrtCpuBackend(load.models, load.threads), VERSION
     points = warm_up(backend, load.models)
-    return backend, Ready(backend.name, list(backend.lanes()), threads, version, points)
+    return backend, Ready(backend.name, list(backend.lanes()), load.threads, version, points)
 
 
 def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:

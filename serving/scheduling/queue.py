@@ -85,8 +85,10 @@ class WorkQueue:
 
     def head(self) -> WorkItem | None:
         """The item that has waited longest."""
-        heads = (next(iter(bucket.values())) for bucket in self._buckets.values())
-        return min(heads, key=lambda item: item.order, default=None)
+        heads = [next(iter(bucket.values())) for bucket in self._buckets.values()]
+        if len(heads) < 2:  # noqa: PLR2004  nothing to compare, as so often
+            return heads[0] if heads else None
+        return min(heads, key=lambda item: item.order)
 
     def peers(self, item: WorkItem) -> Iterator[WorkItem]:
         """The items of an item's model and bucket, itself included, oldest first."""

@@ -37,7 +37,9 @@ def finish(pooled: NDArray[np.float32], options: EmbedOptions) -> NDArray[np.flo
     Returns:
         float32 [texts, dimensions], each row of length 1 if asked for.
     """
-    vectors = pooled[:, : options.dimensions] if options.dimensions is not None else pooled
+    # What is cut must be whole again in memory: encoders write rows as they lie.
+    cut = options.dimensions
+    vectors = pooled if cut is None else np.ascontiguousarray(pooled[:, :cut])
     if not options.normalize:
         return vectors
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
 from serving.transport.http.documentation import docs_operations, document
-from serving.transport.http.exchange import Endpoint, HttpReply, HttpRequest, Operation
+from serving.transport.http.exchange import Endpoint, Handler, HttpReply, HttpRequest, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _NOT_ALLOWED = 405
-
-
-class BertserveApp(FastAPI):
-    """FastAPI without its middleware: every exchange has its one boundary in `Endpoint` already."""
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """The router, and errors for what it does not know."""
-        return _Routing(self.router, self.state.record_error)
 
 
 class _Routing:
@@ -43,8 +35,7 @@ class _Routing:
             if isinstance(route, Route) and "{" not in route.path
             for method in route.methods or ()
         }
-        self._not_found = Endpoint(_raise_not_found, record_error)
-        self._not_allowed = Endpoint(_raise_not_allowed, record_error)
+        self._record_error = record_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fixed = self._fixed.get((scope["method"], scope["path"]))
@@ -54,20 +45,24 @@ class _Routing:
         try:
             await self._router(scope, receive, send)
         except HTTPException as refusal:
-            await (self._not_allowed if refusal.status_code == _NOT_ALLOWED else self._not_found)(scope, receive, send)
+            await Endpoint(_refusing(refusal), self._record_error)(scope, receive, send)
 
 
-async def _raise_not_found(_: HttpRequest) -> HttpReply:
-    raise RouteNotFound("no such path; /docs lists them")
+def _refusing(refusal: HTTPException) -> Handler:
+    """The router's refusal as a handler that raises ours."""
 
+    async def refuse(_: HttpRequest) -> HttpReply:
+        if refusal.status_code == _NOT_ALLOWED:
+            allowed = (refusal.headers or {}).get("Allow", "")
+            raise MethodNotAllowed(f"the path takes {allowed}; /docs lists what each does", allowed=allowed)
+        raise RouteNotFound("no such path; /docs lists them")
 
-async def _raise_not_allowed(_: HttpRequest) -> HttpReply:
-    raise MethodNotAllowed("the path does not take this method; /docs lists them")
+    return refuse
 
 
 def build_app(
     operations: Sequence[Operation], version: str, record_error: Callable[[BertserveError], None], *, docs: bool = True
-) -> FastAPI:
+) -> ASGIApp:
     """An application of these operations, the busiest first.
 
     Args:
@@ -76,11 +71,11 @@ def build_app(
         record_error: Told of each error reply.
         docs: Serve `/docs` too.
     """
-    app = BertserveApp(openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.record_error = record_error
+    # FastAPI's own middleware is left out: every exchange has its one boundary in `Endpoint` already.
+    router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None).router
     pages = docs_operations(document(operations, version)) if docs else []
-    app.router.routes[:] = [
+    router.routes[:] = [
         Route(op.path, Endpoint(op.handler, record_error), methods=[op.method]) for op in (*operations, *pages)
     ]
-    app.router.redirect_slashes = False
-    return app
+    router.redirect_slashes = False
+    return _Routing(router, record_error)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import BertserveError, InternalError, InvalidRequest, UnsupportedMediaType
+from serving.errors import BertserveError, InternalError, InvalidRequest, MethodNotAllowed, UnsupportedMediaType
 from serving.transport.http.faults import error_body, status_of
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ class HttpRequest:
             raise InvalidRequest("the header X-Request-Timeout-Ms must be a positive number of milliseconds")
         return float(given)
 
+    def refuse_encoding(self) -> None:
+        """Refuses a compressed body: what it would grow to is not known before it is read.
+
+        Raises:
+            UnsupportedMediaType: By its Content-Encoding.
+        """
+        if (self.header(b"content-encoding") or b"identity").strip().lower() != b"identity":
+            raise UnsupportedMediaType("compressed bodies are not read; send the body without Content-Encoding")
+
     def require_json(self) -> None:
         """Refuses a body that does not say it is JSON.
 
@@ -148,6 +157,8 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     headers: Headers = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed.encode()))
     return HttpReply(error_body(path, error, identity), status_of(path, error), headers=headers)
 
 
@@ -166,7 +177,10 @@ class Endpoint:
             body = await _read(receive)
             if body is None:
                 return
-            reply = await self._handler(HttpRequest(scope, body, identity, time.perf_counter()))
+            request = HttpRequest(scope, body, identity, time.perf_counter())
+            if body:
+                request.refuse_encoding()
+            reply = await self._handler(request)
         except BertserveError as error:
             self._record_error(error)
             reply = error_reply(scope["path"], error, identity)

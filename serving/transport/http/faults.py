@@ -19,7 +19,6 @@ from serving.errors import (
     Overloaded,
     RouteNotFound,
     Unavailable,
-    UnsupportedMediaType,
     WrongTask,
 )
 
@@ -30,7 +29,6 @@ TEI_PATHS = frozenset({"/embed"})
 
 _SCHEMA = 422
 _BAD_REQUEST = 400
-_SERVER_ERROR = 500
 _TEI_STATUS: Mapping[type[BertserveError], int] = {EmptyInput: 400, WrongTask: 424}
 _TEI_TYPES: Mapping[type[BertserveError], str] = {
     EmptyInput: "Empty",
@@ -51,7 +49,7 @@ def status_of(path: str, error: BertserveError) -> int:
     """The HTTP status of an error on a path."""
     if path in TEI_PATHS:
         return _TEI_STATUS.get(type(error), error.http_status)
-    if _is_v2(path) and (error.http_status == _SCHEMA or isinstance(error, UnsupportedMediaType)):
+    if _is_v2(path) and error.http_status == _SCHEMA:
         return _BAD_REQUEST
     return error.http_status
 

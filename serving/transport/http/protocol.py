@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from serving.settings import Settings
     from serving.transport.http.exchange import Headers
 
+_FRAMING_BYTES = 6 * 65_536
+"""What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
+
 _LINGER_S = 1.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
@@ -89,14 +92,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._body_bytes = 0
+        self._framing_bytes = 0
         self._violation: BertserveError | None = None
         self._refused = False
         self._running: asyncio.Task[None] | None = None
-        self._idle_since = 0.0
+        self._idle_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Starts the clock of the first request's headers."""
         super().connection_made(transport)
+        self._reading = _Reading.HEAD
         self._set_timer(_Reading.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,22 +115,33 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parses, counts and times."""
         if self._refused:
             return
-        if self._reading is not _Reading.BODY:
+        if self._reading is _Reading.BODY:
+            self._framing_bytes += len(data)
+        else:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._reading is _Reading.HEAD and self._head_bytes > self._limits.header_bytes:
+        if self._refused:
+            return
+        if self._framing_bytes > self._limits.header_bytes + _FRAMING_BYTES:
+            self._refuse(HeadersTooLarge("the body's chunks or trailers take too many bytes"))
+        elif self._reading is _Reading.HEAD and self._head_bytes > self._limits.header_bytes:
             self._refuse(self._headers_too_large())
-        elif self._reading is not self._timed and not self._refused:
+        elif self._reading is not self._timed:
             self._set_timer(self._reading)
 
     def on_message_begin(self) -> None:
         """A request starts."""
         super().on_message_begin()
         self._reading = _Reading.HEAD
-        self._body_bytes = 0
+        self._idle_since = None
+        self._body_bytes = self._framing_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts header lines."""
+        """Counts header lines, and the bytes of trailers, which no application sees."""
+        if self._reading is _Reading.BODY:
+            self._head_bytes += len(name) + len(value) + 4
+            if self._head_bytes > self._limits.header_bytes:
+                self._violate(self._headers_too_large())
         if len(self.headers) >= self._limits.header_count:
             self._violate(HeadersTooLarge(f"more than {self._limits.header_count} headers"))
         super().on_header(name, value)
@@ -149,6 +165,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Counts what a chunked body really brings."""
         self._body_bytes += len(body)
+        self._framing_bytes -= len(body)
         if self._body_bytes > self._limits.body_bytes:
             self._violate(self._body_too_large())
         super().on_body(body)
@@ -156,6 +173,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         self._reading = _Reading.NOTHING
+        self._head_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's sentence is replaced by ours
@@ -175,8 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
         """Ends a connection that has asked nothing for so long."""
-        idle = self._reading is _Reading.NOTHING and (self.cycle is not None and self.cycle.response_complete)
-        if idle and now - self._idle_since > keep_alive_s:
+        if self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self.transport.close()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401  uvicorn's types
@@ -241,7 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(seconds, self._too_slow, reading, seconds)
 
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
-        if self._reading is _Reading.NOTHING:
+        if not self._head_bytes and reading is _Reading.HEAD:
             self.transport.close()  # connected and never said a word
             return
         part = "headers" if reading is _Reading.HEAD else "body"
@@ -256,10 +273,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
 def _raw_reply(url: bytes, error: BertserveError) -> bytes:
     path = url.split(b"?")[0].decode("ascii", "replace")
-    reply = error_reply(path, error, request_id(None))
+    identity = request_id(None)
+    reply = error_reply(path, error, identity)
     phrase = HTTPStatus(reply.status).phrase
     head = (
         f"HTTP/1.1 {reply.status} {phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(reply.body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(reply.body)}\r\nx-request-id: {identity}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + reply.body
