@@ -154,7 +154,8 @@ def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
     except argparse.ArgumentError as error:
         return {}, [str(error)]
     names = [flag_of(name) for name in ["config", *Settings.model_fields]]
-    return vars(known), [_unknown(word.split("=")[0], names) for word in unknown]
+    flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
+    return vars(known), [_unknown(word, names) for word in flags or unknown]
 
 
 def _unknown(given: str, names: list[str]) -> str:

@@ -42,6 +42,7 @@ class _Routing:
         if fixed is not None:
             await fixed(scope, receive, send)
             return
+        scope["app"] = self  # makes Starlette's router raise its refusals instead of answering them in its own way
         try:
             await self._router(scope, receive, send)
         except HTTPException as refusal:

@@ -49,6 +49,7 @@ class HttpListener:
             access_log=False,
             lifespan="off",
             proxy_headers=False,
+            ws="none",
         )
         self._limits = Limits.of(settings)
         self._keep_alive_s = settings.keep_alive_s

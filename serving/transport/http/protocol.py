@@ -84,6 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
             **kwargs: uvicorn's.
         """
         super().__init__(*args, **kwargs)
+        self.url = b""  # uvicorn sets it when a request begins; a refusal may come before
         self._limits = limits
         self._closing = closing
         self._record_error = record_error
