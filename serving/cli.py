@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     try:
         return _serve(argv)
     except StartupError as error:
-        print(f"bertserve serve: {error}", file=sys.stderr)
+        print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever a library says
         return error.exit_code
 
 

@@ -53,6 +53,7 @@ class ServedModel:
             path=str(self.path / self.artifact.file),
             sha256=self.artifact.sha256,
             batch_invariant=self.artifact.batch_invariant,
+            output=self.manifest.outputs[0].name,
             hidden_size=self.manifest.hidden_size,
             vocab_size=self.manifest.vocab_size,
             max_length=self.manifest.max_length,

@@ -45,9 +45,8 @@ class TextTokenizer:
         Raises:
             BundleError: It does not parse, or is not the one that the manifest describes.
         """
-        text = (bundle / TOKENIZER).read_text(encoding="utf-8")
         try:
-            tokenizer = Tokenizer.from_str(text)
+            tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"bundle {bundle}: {TOKENIZER} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:

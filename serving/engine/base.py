@@ -44,6 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         vocab_size: Token ids are below this.
         max_length: Longest input in tokens.
         special_ids: Ids of the special tokens by role.
+        output: Name of the graph's output.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     vocab_size: int
     max_length: int
     special_ids: dict[str, int]
+    output: str = "pooled"
 
 
 @dataclass(slots=True, frozen=True)

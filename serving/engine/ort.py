@@ -111,10 +111,10 @@ def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSes
     except _LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
     inputs = {(tensor.name, tensor.type) for tensor in sessions[0].get_inputs()}
-    outputs = [(tensor.type, tensor.shape[1:]) for tensor in sessions[0].get_outputs()]
+    outputs = [(tensor.name, tensor.type, tensor.shape[1:]) for tensor in sessions[0].get_outputs()]
     if inputs != {(name, "tensor(int32)") for name in GRAPH_INPUTS}:
         raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
-    if outputs != [("tensor(float)", [model.hidden_size])]:
+    if outputs != [(model.output, "tensor(float)", [model.hidden_size])]:
         raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
     return sessions
 

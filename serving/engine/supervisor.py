@@ -24,7 +24,7 @@ from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.alarms import Alarm
     from serving.engine.base import Done, LaneKind
@@ -80,9 +80,9 @@ class _Lane(asyncio.Protocol):
                 self._finish(_result(kind, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._engine.ended()
         if self._done is not None:
             self._finish(EngineLost("the engine ended while it worked on this request; try again", retry_after_s=1))
-        self._engine.ended()
 
     def _finish(self, outcome: BatchOutput | BertserveError) -> None:
         done, self._done = self._done, None
@@ -123,6 +123,7 @@ class RemoteEngine:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._gone = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
         self.alarms = Alarms()
         self._lanes: list[_Lane] = []
         self.lanes: Sequence[LaneKind] = ()
@@ -176,6 +177,11 @@ class RemoteEngine:
         ]
 
     @property
+    def gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._gone.is_set()
+
+    @property
     def pid(self) -> int:
         """The engine process's id."""
         return self._process.pid
@@ -195,8 +201,10 @@ class RemoteEngine:
             self._process.kill()
 
     def ended(self) -> None:
-        """Told by a lane whose socket closed."""
-        self._gone.set()
+        """Told by each lane whose socket closes; the slot hears of it before any request is answered."""
+        if not self._gone.is_set():
+            self._gone.set()
+            self.on_end()
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit status, negative for a signal."""
@@ -251,16 +259,18 @@ class Supervisor:
             self.restarts += 1
 
     async def _watch(self, engine: RemoteEngine) -> None:
-        self._slot.engine_up(engine)
+        engine.on_end = self._slot.engine_down
+        if not engine.gone:
+            self._slot.engine_up(engine)
         try:
             status = await engine.wait()
         except asyncio.CancelledError:
+            engine.on_end = lambda: None
             await engine.close()
             raise
         finally:
             self.engine = None
         log.error("the engine process %d ended with status %d", engine.pid, status)
-        self._slot.engine_down()
 
     def _too_many_crashes(self) -> bool:
         now = time.monotonic()

@@ -62,6 +62,7 @@ class GrpcListener:
             port = self._server.add_insecure_port(f"{host}:{self._port}")
         except RuntimeError:
             raise StartupError(f"cannot listen on {self._host}:{self._port} for gRPC: Address already in use") from None
+        await self.follow(self._lifecycle.state)
         await self._server.start()
         return self._host, port
 
