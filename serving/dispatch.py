@@ -70,6 +70,7 @@ class Dispatcher:
         self._observe_batch = observe_batch
         self._engine: Engine | None = None
         self._busy: list[bool] = []
+        self._pumping = False
         self._tickets: set[Ticket] = set()
         self._alarms = Alarms()
         self.queue = WorkQueue()
@@ -129,11 +130,15 @@ class Dispatcher:
         return len(self._tickets)
 
     def _pump(self) -> None:
-        while self._engine is not None:
-            assignment = choose(self.queue, self._busy, self._policy)
-            if assignment is None:
-                return
-            self._start(self._engine, assignment)
+        """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._engine is not None and (assignment := choose(self.queue, self._busy, self._policy)):
+                self._start(self._engine, assignment)
+        finally:
+            self._pumping = False
 
     def _start(self, engine: Engine, assignment: Assignment) -> None:
         now = time.perf_counter()

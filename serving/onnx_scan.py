@@ -21,6 +21,8 @@ DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 FORBIDDEN_OPERATORS = frozenset({"EPContext"})
 
 _MAX_NESTING = 16
+_SMALLEST_KEY = 8  # field number 1
+_LONGEST_KEY = 5  # bytes of a 32-bit number
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 # Field numbers of onnx.proto3 that lead to something we judge: message -> field -> what it holds.
@@ -65,7 +67,11 @@ class _Scanner:
             raise UnsafeModelError(f"nests its graphs deeper than {_MAX_NESTING} levels")
         fields = _MESSAGES[kind]
         while at < end:
+            start = at
             key, at = self.varint(at, end)
+            # Parsers cut a key to 32 bits: a larger one would be another field to them than to us.
+            if not _SMALLEST_KEY <= key < 1 << 32 or at - start > _LONGEST_KEY:
+                raise UnsafeModelError("is damaged: a field number is out of range")
             number, wire_type = key >> 3, key & 7
             meaning = fields.get(number)
             if wire_type == _LENGTH:

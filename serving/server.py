@@ -188,9 +188,11 @@ class Server:
 
     async def _drain(self, *, lame_duck: bool) -> None:
         """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
+        was_ready = self._lifecycle.ready
         self._lifecycle.to(State.DRAINING)
         log.info("draining: %d requests under way", self._dispatcher.requests)
-        if lame_duck and self._settings.lame_duck_s:
+        # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
+        if lame_duck and was_ready and self._settings.lame_duck_s:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signals.get(), self._settings.lame_duck_s)
         await self._end(self._settings.drain_s)

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serving.bundle import GRAPH_INPUTS, BundleError, read_artifact
 from serving.engine.base import LaneKind
 from serving.engine.lanes import lanes_for
-from serving.engine.padding import Padder
+from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.records import BatchOutput
 
@@ -99,8 +98,8 @@ class _OrtRunner:
             arrays = session.run(None, self._padders[batch.model].tensors(batch))
         except _RUN_ERRORS as error:
             raise EngineFault(f"ONNX Runtime: {error}") from error
-        finite = np.logical_and.reduce([np.isfinite(a).reshape(len(batch.texts), -1).all(axis=1) for a in arrays])
-        return BatchOutput(arrays, finite.tolist(), (time.perf_counter() - started) * 1e6)
+        finite = finite_rows(arrays, len(batch.texts))
+        return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
 
 
 def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSession]:

@@ -1,12 +1,15 @@
-"""Ragged token ids to the rectangular tensors that a graph takes."""
+"""Ragged token ids to the rectangular tensors that a graph takes, and the check of what it answers."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from serving.records import Batch
@@ -46,3 +49,15 @@ class Padder:
             if text.type_ids is not None:
                 types[row, :length] = text.type_ids
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def finite_rows(arrays: Sequence[NDArray[np.float32]], texts: int) -> list[bool]:
+    """For each text, whether all its numbers in all outputs are finite.
+
+    A sum is finite only if every number is (infinities of both signs make NaN), so one sum settles the
+    common case; a sum that overflows is looked at number by number.
+    """
+    if all(math.isfinite(array.sum()) for array in arrays):
+        return [True] * texts
+    rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
+    return [bool(row) for row in np.logical_and.reduce(rows)]
