@@ -62,17 +62,22 @@ class _Scanner:
             shift += 7
         raise UnsafeModelError("is damaged: a number does not end")
 
+    def key(self, at: int, end: int) -> tuple[int, int, int]:
+        """A field's number and wire type, and where its value starts.
+
+        Parsers cut a key to 32 bits: a larger one would be another field to them than to us.
+        """
+        key, after = self.varint(at, end)
+        if not _SMALLEST_KEY <= key < 1 << 32 or after - at > _LONGEST_KEY:
+            raise UnsafeModelError("is damaged: a field number is out of range")
+        return key >> 3, key & 7, after
+
     def message(self, kind: str, at: int, end: int, depth: int = 0) -> None:
         if depth > _MAX_NESTING:
             raise UnsafeModelError(f"nests its graphs deeper than {_MAX_NESTING} levels")
         fields = _MESSAGES[kind]
         while at < end:
-            start = at
-            key, at = self.varint(at, end)
-            # Parsers cut a key to 32 bits: a larger one would be another field to them than to us.
-            if not _SMALLEST_KEY <= key < 1 << 32 or at - start > _LONGEST_KEY:
-                raise UnsafeModelError("is damaged: a field number is out of range")
-            number, wire_type = key >> 3, key & 7
+            number, wire_type, at = self.key(at, end)
             meaning = fields.get(number)
             if wire_type == _LENGTH:
                 size, at = self.varint(at, end)
