@@ -106,6 +106,7 @@ class Dispatcher:
             await ticket.future
         finally:
             self._forget(ticket)
+            ticket.items.clear()  # item and ticket hold one another: without this only a collection frees them
         return ticket
 
     def engine_up(self, engine: Engine) -> None:

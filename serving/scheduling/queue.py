@@ -60,7 +60,10 @@ class WorkQueue:
         self.tokens = 0
 
     def push(self, items: Iterable[WorkItem]) -> None:
-        """Adds items at the end; an item that comes back keeps its old place."""
+        """Adds items at the end.
+
+        Items that come back go to the front, as they were older than all that waits: hand them over newest first.
+        """
         for item in items:
             returning = item.order >= 0
             if not returning:
