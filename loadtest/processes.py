@@ -1,0 +1,49 @@
+"""What Linux says of running processes: their CPU time and their memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PARENT, _USER, _SYSTEM, _RESIDENT = 1, 11, 12, 21
+"""Fields of `/proc/<pid>/stat` behind the process's name, which may itself hold blanks and brackets."""
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, their children and so on, without the process itself."""
+    parents = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            parents[int(entry.name)] = int(fields[_PARENT])
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found[1:]
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used, in seconds; 0 where it has gone."""
+    fields = _stat(pid)
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S if fields else 0.0
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process; pages shared with others count in full. 0 where it has gone."""
+    fields = _stat(pid)
+    return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
+
+
+def machine_cpu_s() -> tuple[float, float]:
+    """CPU time that this machine's cores have worked since it started, and that its host took from them, in seconds."""
+    user, nice, system, _, _, irq, soft_irq, steal = map(int, (_PROC / "stat").read_text().split()[1:9])
+    return (user + nice + system + irq + soft_irq) / _TICKS_PER_S, steal / _TICKS_PER_S
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

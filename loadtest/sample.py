@@ -1,0 +1,112 @@
+"""What one measurement gives, and how several become one figure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DISTURBED_PERCENT = 10.0
+"""Others may take less than this of the machine while something is measured."""
+
+Exchange = tuple[float, float]
+"""When a request was sent and when its reply was whole, in seconds on the clock `time.perf_counter`."""
+
+
+@dataclass(slots=True, frozen=True)
+class Window:
+    """When replies count, in seconds on the clock `time.perf_counter`: after the warm-up, before the end."""
+
+    begin: float
+    end: float
+
+    @classmethod
+    def after(cls, now: float, warm_up_s: float, seconds: float) -> Window:
+        """The window of a measurement that starts now."""
+        return cls(now + warm_up_s, now + warm_up_s + seconds)
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """One measurement of one subject.
+
+    Attributes:
+        requests: Replies counted.
+        exchanges: All replies, those of the warm-up and those still under way at the end included.
+        per_s: Replies a second.
+        p50_ms: Median time from sending a request to having its reply.
+        p99_ms: 99th percentile of the same.
+        client_cpu_us: CPU time that the measuring process spent on a request, in all of its threads.
+        server_cpu_us: CPU time that the server process spent on a request; 0 for the raw engine.
+        engine_cpu_us: CPU time that the engine process spent on a request; 0 for the raw engine.
+        others_percent: Share of the machine's cores that processes outside of the benchmark took meanwhile.
+    """
+
+    requests: int
+    exchanges: int
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    client_cpu_us: float
+    server_cpu_us: float = 0.0
+    engine_cpu_us: float = 0.0
+    others_percent: float = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the machine was the benchmark's own meanwhile."""
+        return self.others_percent < DISTURBED_PERCENT
+
+
+@dataclass(slots=True, frozen=True)
+class Spread:
+    """A figure over several rounds: its median, and its least and greatest value."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile: the least value that at least `percent` of all values do not exceed.
+
+    Args:
+        ordered: At least one value, ascending.
+        percent: Above 0, 100 at most.
+    """
+    return ordered[max(1, math.ceil(len(ordered) * percent / 100)) - 1]
+
+
+def sample_of(exchanges: Sequence[Exchange], window: Window, cpu_s: float) -> Sample:
+    """The sample of what was exchanged.
+
+    Args:
+        exchanges: Everything that was exchanged, the warm-up included.
+        window: Which replies count.
+        cpu_s: CPU time of all of `exchanges`, in seconds.
+
+    Raises:
+        BenchError: No reply lies in the window.
+    """
+    times = sorted(done - sent for sent, done in exchanges if window.begin <= done <= window.end)
+    if not times:
+        raise BenchError(f"not one reply within {window.end - window.begin:g} s: measure longer (--seconds)")
+    return Sample(
+        requests=len(times),
+        exchanges=len(exchanges),
+        per_s=len(times) / (window.end - window.begin),
+        p50_ms=percentile(times, 50) * 1e3,
+        p99_ms=percentile(times, 99) * 1e3,
+        client_cpu_us=cpu_s / len(exchanges) * 1e6,
+    )

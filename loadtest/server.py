@@ -1,0 +1,153 @@
+"""The server under test: started on free ports, ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from loadtest.errors import BenchError
+from loadtest.processes import cpu_s, descendants, resident_bytes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+_START_LIMIT_S = 120.0
+_END_LIMIT_S = 15.0
+_POLL_S = 0.02
+_GRACE_S = 0.5
+_LOG_LINES = 8
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """What the server process and its engine processes have, in seconds or bytes."""
+
+    server: float
+    engine: float
+
+
+class BertServer:
+    """`bertserve serve` in a process of its own; leaving its `with` block ends it.
+
+    Attributes:
+        http_port: Its port of HTTP.
+        grpc_target: Its `host:port` of gRPC.
+        ready_s: Seconds from starting the process to the first 200 of `/readyz`.
+    """
+
+    def __init__(self, models: Path, precision: str, threads: int) -> None:
+        """Says what to serve.
+
+        Args:
+            models: A model repository.
+            precision: As `bertserve serve --precision` has it.
+            threads: Cores of its engine.
+        """
+        self.http_port, grpc_port, self._probe_port = free_ports(3)
+        self.grpc_target = f"{HOST}:{grpc_port}"
+        self.ready_s = 0.0
+        self._command = [
+            str(_command()),
+            *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
+            *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
+            *("--metrics-port", str(self._probe_port), "--lame-duck-s", "0"),
+        ]
+
+    def __enter__(self) -> Self:
+        """Starts it and waits until it is ready.
+
+        Raises:
+            BenchError: It does not become ready; the message ends with its last words.
+        """
+        self._log = tempfile.TemporaryFile()
+        # What is measured are the defaults, not what this shell happens to set.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+        started = time.perf_counter()
+        # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
+        self._process = subprocess.Popen(
+            self._command, stdout=self._log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            self._wait_until_ready(started)
+        except BaseException:
+            self._end()
+            raise
+        self.ready_s = time.perf_counter() - started
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends it."""
+        self._end()
+
+    def cpu_s(self) -> Usage:
+        """CPU time used so far, in seconds."""
+        return Usage(cpu_s(self._process.pid), sum(cpu_s(pid) for pid in descendants(self._process.pid)))
+
+    def memory_bytes(self) -> Usage:
+        """Resident memory."""
+        engines = descendants(self._process.pid)
+        return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
+
+    def last_words(self) -> str:
+        """The end of its log, and its exit code if it has ended: what explains a failed measurement."""
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
+        # A broken connection is seen a little earlier than the end of the process that caused it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            lines.append(f"(the server has ended, exit code {self._process.wait(_GRACE_S)})")
+        return "\n".join(lines)
+
+    def _wait_until_ready(self, started: float) -> None:
+        while not _answers(self._probe_port):
+            if self._process.poll() is not None or time.perf_counter() - started > _START_LIMIT_S:
+                raise BenchError(f"the server did not become ready:\n{self.last_words()}")
+            time.sleep(_POLL_S)
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+def _command() -> Path:
+    # Not resolved: in a virtual environment the interpreter is a link out of it.
+    command = Path(sys.executable).parent / "bertserve"
+    if not command.exists():
+        raise BenchError(f"there is no {command}: install the project into the environment of this interpreter")
+    return command
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [int(opened.getsockname()[1]) for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,40 @@
+"""What is compared, and the names under which samples are kept."""
+
+from __future__ import annotations
+
+LENGTHS = (8, 32, 128)
+CONNECTIONS = (1, 8, 32)
+PROTOCOLS = ("HTTP", "gRPC")
+
+OPTIONS = ("served", "default")
+"""`served` copies the session options of the server's engine; `default` is what ONNX Runtime does by itself."""
+
+WIDE, NARROW = "wide", "narrow"
+BATCHES = (8, 32)
+"""Batches tried on the wide session where the artifact allows the server to batch."""
+
+_RAW = "raw "
+
+
+def ways(*, batch_invariant: bool) -> tuple[str, ...]:
+    """How texts are brought to the cores of a raw engine.
+
+    `wide`: one after the other on one session that uses all cores; `narrow`: in parallel on one
+    single-threaded session a core; `batch8`: eight at a time on the wide session.
+    """
+    return (WIDE, NARROW, *(f"batch{size}" for size in BATCHES if batch_invariant))
+
+
+def raw_subject(way: str, options: str) -> str:
+    """The name of a raw engine."""
+    return f"{_RAW}{way} {options}"
+
+
+def server_subject(protocol: str, connections: int) -> str:
+    """The name of the server under so many connections of a protocol."""
+    return f"{protocol} {connections}"
+
+
+def is_raw(subject: str) -> bool:
+    """Whether a raw engine is meant, which the server only waits for."""
+    return subject.startswith(_RAW)

@@ -1,0 +1,138 @@
+"""Real texts of an exact number of tokens, and the bundle that they are counted with.
+
+A bundle is read as files: its manifest and its tokenizer. Nothing of the server is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_TRIES_PER_TEXT = 20
+
+
+@dataclass(slots=True, frozen=True)
+class Bundle:
+    """What a load test needs to know of a model.
+
+    Attributes:
+        path: `<repository>/<model>/<version>`.
+        model: The name that requests give.
+        version: A whole number.
+        hidden_size: Numbers in an embedding.
+        max_length: Tokens of the longest input, special tokens included.
+        inputs: Names of the graph's inputs.
+        artifact: The ONNX file that the server runs.
+        precision: `int8` or `fp32`.
+        batch_invariant: Whether the server may put texts of this artifact into a batch.
+    """
+
+    path: Path
+    model: str
+    version: int
+    hidden_size: int
+    max_length: int
+    inputs: tuple[str, ...]
+    artifact: Path
+    precision: str
+    batch_invariant: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Text:
+    """A text and its token ids, special tokens included."""
+
+    text: str
+    ids: list[int]
+
+
+def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
+    """The newest version of the first model in a repository, which is what its server answers with.
+
+    Args:
+        repository: Holds `<model>/<version>/manifest.json`.
+        precision: `fp32`, `int8`, or `auto`: int8 where there is one, as the server does on a CPU.
+
+    Raises:
+        BenchError: There is none, or it has no such artifact.
+    """
+    paths = sorted(path.parent for path in repository.glob("[!.]*/[0-9]*/manifest.json") if path.parent.name.isdigit())
+    if not paths:
+        raise BenchError(f"{repository} holds no model; make one with `bertserve export`")
+    path = max((path for path in paths if path.parent == paths[0].parent), key=lambda path: int(path.name))
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,))
+    if artifact is None:
+        raise BenchError(f"{path} has no artifact of the precision {precision}")
+    return Bundle(
+        path=path,
+        model=manifest["model"],
+        version=manifest["version"],
+        hidden_size=manifest["hidden_size"],
+        max_length=manifest["max_length"],
+        inputs=tuple(tensor["name"] for tensor in manifest["inputs"]),
+        artifact=path / artifact["file"],
+        precision=artifact["precision"],
+        batch_invariant=artifact["batch_invariant"],
+    )
+
+
+def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...]) -> dict[str, Any] | None:
+    for precision in precisions:
+        for artifact in manifest["artifacts"]:
+            if artifact["precision"] == precision and artifact["kind"] == "onnx":
+                return dict(artifact)
+    return None
+
+
+def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Text]:
+    """Different texts of exactly so many tokens, special tokens included; equal for equal arguments.
+
+    Args:
+        bundle: The directory with `tokenizer.json`.
+        tokens: Tokens of every text.
+        count: How many texts.
+        seed: Another seed, other texts.
+
+    Raises:
+        BenchError: The tokenizer does not let such texts be made.
+    """
+    tokenizer = Tokenizer.from_str((bundle / "tokenizer.json").read_text(encoding="utf-8"))
+    words = (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
+    costs = [len(tokenizer.encode(word, add_special_tokens=False)) for word in words]
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    dice = random.Random(seed)
+    found: dict[str, Text] = {}
+    for _ in range(_TRIES_PER_TEXT * count):
+        start = dice.randrange(len(words))
+        text = " ".join(words[place] for place in _fitting(costs, start, tokens - special))
+        ids = tokenizer.encode(text).ids
+        # A tokenizer may join what lies between two words; only what it says of the whole text counts.
+        if text and len(ids) == tokens:
+            found[text] = Text(text, ids)
+        if len(found) == count:
+            return list(found.values())
+    raise BenchError(f"only {len(found)} of {count} texts of {tokens} tokens could be made")
+
+
+def _fitting(costs: list[int], start: int, tokens: int) -> Iterator[int]:
+    """Places of consecutive words from `start` on, passing over those that would be too long at the end."""
+    left = tokens
+    for step in range(len(costs)):
+        place = (start + step) % len(costs)
+        if 0 < costs[place] <= left:
+            left -= costs[place]
+            yield place
+        if not left:
+            return
