@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.models import demo_repository
+from tests.support.server import RUNNING, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    """A model repository with the exported demo model."""
+    return demo_repository()
+
+
+@pytest.fixture(scope="session")
+def int8_server(models: Path) -> Iterator[Server]:
+    """A server that runs the INT8 artifact on ONNX Runtime."""
+    with Server(models, "--precision", "int8") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fp32_server(models: Path) -> Iterator[Server]:
+    """A server that runs the fp32 artifact on ONNX Runtime."""
+    with Server(models, "--precision", "fp32") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_server(models: Path) -> Iterator[Server]:
+    """A server whose engine answers `fake_vector` at once; it waits only briefly for slow clients."""
+    with Server(
+        models,
+        *("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000"),
+        *("--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2"),
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def serve(models: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers for one test: `serve("--engine", "fake", ...)`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str, repository: Path = models, **keywords: Any) -> Server:
+            return stack.enter_context(Server(repository, *options, **keywords))
+
+        yield start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Shows the ends of the servers' logs beside a test that failed."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"log of server {server.pid}", server.log_tail) for server in RUNNING]
+    return report

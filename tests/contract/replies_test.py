@@ -1,0 +1,315 @@
+"""What comes with the vectors: headers, trailing metadata, metadata routes, metrics and pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from fastapi.openapi.models import OpenAPI
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.support.clients import (
+    BOTH,
+    TRANSPORTS,
+    Grpc,
+    HttpReply,
+    get,
+    grpc_raw,
+    http_call,
+    metric,
+    post_json,
+)
+from tests.support.expected import token_ids
+from tests.support.models import HIDDEN_SIZE, NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.clients import Transport
+    from tests.support.server import Server
+
+STAGES = ("tokenize", "queue", "compute", "total")
+TEXTS = ["What is a T4?", "A graphics card."]
+_TIMING = re.compile(r"([a-z]+);dur=(\d+\.\d{3})")
+
+HTTP_TRANSPORTS = [kind for kind in TRANSPORTS if kind.family != "grpc"]
+GRPC_TRANSPORTS = [kind for kind in TRANSPORTS if kind.family == "grpc"]
+
+
+@pytest.mark.parametrize("transport", HTTP_TRANSPORTS, ids=lambda kind: kind.name)
+def test_server_timing(int8_server: Server, transport: type[Transport]) -> None:
+    """`Server-Timing` names every stage in milliseconds with three decimals, and the parts fit into the total."""
+    with transport(int8_server) as client:
+        header = client.embed(TEXTS[:1]).headers["server-timing"]
+    parts = [_TIMING.fullmatch(part) for part in header.split(", ")]
+    assert all(parts), header
+    times = {part[1]: float(part[2]) for part in parts if part}
+    assert tuple(times) == STAGES
+    assert times["compute"] > 0
+    assert times["tokenize"] + times["queue"] + times["compute"] <= times["total"] + 0.01
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS, ids=lambda kind: kind.name)
+def test_trailing_metadata(int8_server: Server, transport: type[Transport], models: Path) -> None:
+    """gRPC's trailing metadata says the same, in whole microseconds, with the token counts."""
+    with transport(int8_server) as client:
+        trailers = client.embed(TEXTS[:1]).headers
+    times = {stage: int(trailers[f"bertserve-{stage}-us"]) for stage in STAGES}
+    assert times["compute"] > 0
+    assert times["tokenize"] + times["queue"] + times["compute"] <= times["total"] + 3
+    assert int(trailers["bertserve-tokens"]) == len(token_ids(models, TEXTS[0]))
+    assert trailers["bertserve-truncated-tokens"] == "0"
+
+
+@pytest.mark.parametrize("transport", HTTP_TRANSPORTS, ids=lambda kind: kind.name)
+def test_token_counts(fake_server: Server, transport: type[Transport], models: Path) -> None:
+    """`X-Compute-Tokens` counts the tokens of all texts, special ones included, padding not."""
+    with transport(fake_server) as client:
+        headers = client.embed(TEXTS).headers
+    assert int(headers["x-compute-tokens"]) == sum(len(token_ids(models, text)) for text in TEXTS)
+    assert headers["x-truncated-tokens"] == "0"
+
+
+def test_openai_usage_is_the_token_count(fake_server: Server, models: Path) -> None:
+    """`usage` of `/v1/embeddings` agrees with the header."""
+    reply = post_json(fake_server.http, "/v1/embeddings", json.dumps({"input": TEXTS, "model": NAME}).encode())
+    tokens = sum(len(token_ids(models, text)) for text in TEXTS)
+    assert reply.json()["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+@pytest.mark.parametrize("path", ["/embed", "/livez", "/metrics", "/no/such/path", "/v2"])
+def test_request_id_comes_back(fake_server: Server, path: str) -> None:
+    """Every reply carries the request's id, errors and operations too."""
+    assert http_call(fake_server.http, "GET", path, headers={"X-Request-Id": "id-1"}).headers["x-request-id"] == "id-1"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e3", "nan", "", "99999999999"])
+def test_timeout_header_must_be_a_positive_number(fake_server: Server, value: str) -> None:
+    """A timeout that is none is refused, not ignored."""
+    assert post_json(fake_server.http, "/embed", b'{"inputs": "x"}', {"X-Request-Timeout-Ms": value}).status == 422
+
+
+def test_head_requests(fake_server: Server) -> None:
+    """HEAD answers as GET does, without the body."""
+    reply = http_call(fake_server.http, "HEAD", "/livez")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+V2 = {
+    "/v2": {"name", "version", "extensions"},
+    "/v2/health/live": {"live"},
+    "/v2/health/ready": {"ready"},
+    f"/v2/models/{NAME}": {"name", "versions", "platform", "inputs", "outputs"},
+    f"/v2/models/{NAME}/versions/1": {"name", "versions", "platform", "inputs", "outputs"},
+    f"/v2/models/{NAME}/ready": {"name", "ready"},
+    f"/v2/models/{NAME}/versions/1/ready": {"name", "ready"},
+}
+
+
+@pytest.mark.parametrize("path", V2)
+def test_v2_metadata_routes(fake_server: Server, path: str) -> None:
+    """Each metadata route of v2 answers 200 with the keys of the specification."""
+    reply = get(fake_server.http, path)
+    assert reply.status == 200
+    assert reply.json().keys() == V2[path]
+
+
+def test_v2_extensions_are_a_list(fake_server: Server) -> None:
+    """Clients iterate over the extensions: they are a JSON array of names."""
+    assert isinstance(get(fake_server.http, "/v2").json()["extensions"], list)
+
+
+def test_v2_json_output_has_no_parameters(fake_server: Server) -> None:
+    """A JSON output carries no `parameters`: Triton's C++ client would look for a size in them."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    reply = post_json(fake_server.http, f"/v2/models/{NAME}/infer", json.dumps({"inputs": [tensor], "id": "7"}).encode())
+    (output,) = reply.json()["outputs"]
+    assert output.keys() == {"name", "datatype", "shape", "data"}
+    assert output["shape"] == [1, HIDDEN_SIZE]
+    assert reply.json()["id"] == "7"
+    assert reply.json()["model_version"] == "1"
+
+
+CALLS = {
+    "ServerLive": (pb.ServerLiveRequest(), pb.ServerLiveResponse, {"live": True}),
+    "ServerReady": (pb.ServerReadyRequest(), pb.ServerReadyResponse, {"ready": True}),
+    "ModelReady": (pb.ModelReadyRequest(name=NAME), pb.ModelReadyResponse, {"ready": True}),
+    "ServerMetadata": (pb.ServerMetadataRequest(), pb.ServerMetadataResponse, {"name": "bertserve"}),
+    "ModelMetadata": (pb.ModelMetadataRequest(name=NAME), pb.ModelMetadataResponse, {"name": NAME, "versions": ["1"]}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_v2_grpc_calls(fake_server: Server, call: str) -> None:
+    """The calls of the protocol's core answer over gRPC."""
+    request, kind, expected = CALLS[call]
+    data = grpc_raw(fake_server.grpc, f"/inference.GRPCInferenceService/{call}", request.SerializeToString())
+    reply = kind.FromString(data)
+    assert {name: getattr(reply, name) for name in expected} == expected
+
+
+def test_v2_unknown_model_is_not_ready_grpc(fake_server: Server) -> None:
+    """An unknown model is simply not ready."""
+    request = pb.ModelReadyRequest(name="nobody").SerializeToString()
+    data = grpc_raw(fake_server.grpc, "/inference.GRPCInferenceService/ModelReady", request)
+    assert not pb.ModelReadyResponse.FromString(data).ready
+
+
+def test_v2_grpc_output_is_raw(fake_server: Server) -> None:
+    """The vectors come in `raw_output_contents`, one entry for the one output: clients read nothing else."""
+    with Grpc(fake_server) as client:
+        reply = client.embed(TEXTS).message
+    assert len(reply.raw_output_contents) == len(reply.outputs) == 1
+    assert not reply.outputs[0].HasField("contents")
+    assert len(reply.raw_output_contents[0]) == 4 * len(TEXTS) * HIDDEN_SIZE
+
+
+@pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
+def test_metrics_count_requests(fake_server: Server, transport: type[Transport], models: Path) -> None:
+    """`/metrics` counts each request once, with its texts and tokens, and its time in every stage."""
+    names = {
+        "bertserve_requests_total": {"reason": "ok"},
+        "bertserve_texts_total": {},
+        "bertserve_tokens_total": {},
+        **{f"bertserve_{stage}_seconds_count": {} for stage in ("tokenize", "queue", "compute", "request")},
+    }
+    before = {name: metric(fake_server, name, **labels) for name, labels in names.items()}
+    with transport(fake_server) as client:
+        client.embed(TEXTS)
+        client.embed(TEXTS)
+    grown = {name: metric(fake_server, name, **labels) - before[name] for name, labels in names.items()}
+    tokens = 2 * sum(len(token_ids(models, text)) for text in TEXTS)
+    assert grown == {
+        **dict.fromkeys(names, 2),
+        "bertserve_texts_total": 2 * len(TEXTS),
+        "bertserve_tokens_total": tokens,
+    }
+
+
+def test_metrics_count_refusals(fake_server: Server) -> None:
+    """A refused request is counted under its reason."""
+    before = metric(fake_server, "bertserve_requests_total", reason="invalid_request")
+    post_json(fake_server.http, "/embed", b'{"inputs": 5}')
+    assert metric(fake_server, "bertserve_requests_total", reason="invalid_request") == before + 1
+
+
+def test_metrics_show_the_state(fake_server: Server) -> None:
+    """Exactly one state is 1."""
+    states = ("starting", "warming", "ready", "degraded", "draining", "stopped", "failed")
+    shown = {state: metric(fake_server, "bertserve_state", state=state) for state in states}
+    assert shown == dict.fromkeys(states, 0.0) | {"ready": 1.0}
+
+
+def test_metrics_on_both_ports(fake_server: Server) -> None:
+    """The main port and the port of the probes show the same metrics, as Prometheus reads them."""
+    for address in (fake_server.http, fake_server.metrics):
+        reply = get(address, "/metrics")
+        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert b"# TYPE bertserve_request_seconds histogram" in reply.body
+
+
+def openapi(server: Server) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
+    """The document."""
+    return get(server.http, "/openapi.json").json()
+
+
+def test_openapi_is_valid(fake_server: Server) -> None:
+    """`/openapi.json` is an OpenAPI 3.1 document."""
+    document = openapi(fake_server)
+    assert OpenAPI.model_validate(document).openapi.startswith("3.1")
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(document))) <= known
+
+
+def test_every_documented_example_works(fake_server: Server) -> None:
+    """Each request body shown in the documentation is answered 200, as are the routes without one."""
+    tried = 0
+    for path, methods in openapi(fake_server)["paths"].items():
+        real = path.replace("{model}", NAME).replace("{version}", "1")
+        for method, operation in methods.items():
+            if method == "get":
+                assert get(fake_server.http, real).status == 200, real
+                continue
+            example = operation["requestBody"]["content"]["application/json"]["example"]
+            reply = post_json(fake_server.http, real, json.dumps(example).encode())
+            assert reply.status == 200, (real, reply.body)
+            tried += 1
+    assert tried >= 4
+
+
+def test_every_route_of_a_protocol_is_documented(fake_server: Server) -> None:
+    """What clients can ask is in the document."""
+    assert {"/embed", "/v1/embeddings", "/v2/models/{model}/infer", "/livez", "/readyz", "/metrics"} <= set(
+        openapi(fake_server)["paths"]
+    )
+
+
+_LINK = re.compile(rb"""(?:src|href)=["']([^"']+)["']""")
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_pages_need_no_network(fake_server: Server, page: str) -> None:
+    """A page names no address but this server's, and everything it loads is there."""
+    reply = get(fake_server.http, page)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert not re.search(rb"(https?:)?//[a-z0-9]", reply.body)
+    for link in _LINK.findall(reply.body):
+        if not link.startswith(b"data:"):
+            assert get(fake_server.http, link.decode()).status == 200, link
+
+
+def test_docs_assets(fake_server: Server) -> None:
+    """The page's script and style come from this server with their types."""
+    for name, kind in (("swagger-ui-bundle.js", "text/javascript"), ("swagger-ui.css", "text/css")):
+        reply = get(fake_server.http, f"/docs/{name}")
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith(kind)
+        assert len(reply.body) > 50_000
+
+
+def test_probe_port_has_no_docs(fake_server: Server) -> None:
+    """The port of the probes serves probes and metrics only."""
+    assert get(fake_server.metrics, "/docs").status == 404
+
+
+def chromium(url: str, profile: Path) -> HttpReply:
+    """A page as a browser shows it after its scripts have run."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not on the PATH")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=5000", "--dump-dom", url], capture_output=True, timeout=60, check=True
+    )
+    return HttpReply(200, {}, done.stdout)
+
+
+@pytest.mark.parametrize(("page", "shown"), [("/", b"bertserve"), ("/docs", b"/v1/embeddings")])
+def test_pages_render(fake_server: Server, tmp_path: Path, page: str, shown: bytes) -> None:
+    """A browser shows the page."""
+    assert shown in chromium(f"http://{fake_server.http}{page}", tmp_path).body
+
+
+def test_start_page_names_the_model(fake_server: Server) -> None:
+    """The page at `/` says what is served."""
+    body = get(fake_server.http, "/").body
+    assert NAME.encode() in body
+    assert b"fp32" in body
+    assert b"{{" not in body
+
+
+def test_ready_announcement(serve: Callable[..., Server]) -> None:
+    """Standard output names the addresses and shows a command that works."""
+    server = serve("--engine", "fake", "--precision", "fp32")
+    server.wait_logged("curl ")
+    line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
+    done = subprocess.run(["bash", "-c", f"{line} --silent --fail"], capture_output=True, timeout=30, check=False)
+    if done.returncode == 127:
+        pytest.skip("curl is not installed")
+    assert len(json.loads(done.stdout)[0]) == HIDDEN_SIZE

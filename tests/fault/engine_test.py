@@ -1,0 +1,383 @@
+"""Rows 13 and 43 to 51 of the failure modes: clients that go away, and engines that fail, die, hang or answer NaN."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.fault.conftest import sing
+from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
+from tests.support.expected import fake_answers, tokenizer
+from tests.support.poison import poisoned_bundle
+from tests.support.server import Server, elapsed
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from tests.support.clients import Transport
+
+FAULTS = {"banana": "nan", "elephant": "raise", "volcano": "exit", "glacier": "hang"}
+"""Words of one token each that warm-up never runs, and what they provoke."""
+
+READY_AGAIN_S = 5.0
+"""The promise for a CPU; the server's own starts on a busy machine are what the tests wait for in the end."""
+
+both = pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
+
+
+def fake_faults(models: Path) -> str:
+    """The option that gives each word its fault."""
+    ids = {word: tokenizer(models).encode(word).ids[1] for word in FAULTS}
+    return ",".join(f"{ids[word]}:{fault}" for word, fault in FAULTS.items())
+
+
+@pytest.fixture(scope="module")
+def faulty_server(models: Path) -> Iterator[Server]:
+    """A fake engine that fails on some words."""
+    options = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
+    with Server(models, *options, "--fake-faults", fake_faults(models), "--engine-crash-limit", "100") as server:
+        yield server
+
+
+def batches(server: Server) -> int:
+    """Batches that have started so far."""
+    return int(metric(server, "bertserve_batch_size_count"))
+
+
+def batched_texts(server: Server) -> int:
+    """Texts that have been sent to the engine so far."""
+    return int(metric(server, "bertserve_batch_size_sum"))
+
+
+def outcomes(transport: type[Transport], server: Server, texts: Sequence[str]) -> list[np.ndarray | Refused]:
+    """Sends each text as a request of its own, all at once, and collects vectors and refusals."""
+
+    def ask(text: str) -> np.ndarray | Refused:
+        with transport(server) as client:
+            try:
+                return client.embed([text]).vectors[0]
+            except Refused as refused:
+                return refused
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return list(pool.map(ask, texts))
+
+
+class Busy:
+    """Holds a server's only lane with one batch while the block runs, for less than the 2 s that count as a hang."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        wait_for(lambda: idle(self._server), "an idle server")
+        before = batches(self._server)
+        engine = self._server.engine_pid()
+        assert engine is not None
+        self._engine = engine
+        os.kill(engine, signal.SIGSTOP)
+        self._thread = threading.Thread(
+            target=post_json, args=(self._server.http, "/embed", b'{"inputs": "the first in the queue"}')
+        )
+        self._thread.start()
+        wait_for(lambda: batches(self._server) > before, "the first batch")
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._engine, signal.SIGCONT)
+        self._thread.join()
+
+
+def idle(server: Server) -> bool:
+    """Whether nothing is admitted or queued."""
+    return metric(server, "bertserve_admitted_tokens") == 0 == metric(server, "bertserve_queue_texts")
+
+
+def http_request_bytes(text: str) -> bytes:
+    """A whole HTTP request."""
+    body = json.dumps({"inputs": text}).encode()
+    return b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
+
+
+def test_row_13_http_client_vanishes_while_queued(faulty_server: Server) -> None:
+    """A closed connection takes its request out of the queue: the engine never sees it and its permit is free."""
+    before = batched_texts(faulty_server)
+    with Busy(faulty_server):
+        connections = [RawConnection(faulty_server.http) for _ in range(5)]
+        for connection in connections:
+            connection.send(http_request_bytes("abandoned"))
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        for connection in connections:
+            connection.socket.close()
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 0, "an empty queue")
+    wait_for(lambda: idle(faulty_server), "an idle server")
+    assert batched_texts(faulty_server) == before + 1
+
+
+def test_row_13_grpc_call_is_cancelled_while_queued(faulty_server: Server) -> None:
+    """The same of a cancelled gRPC call, which ends with CANCELLED."""
+    before = batched_texts(faulty_server)
+    with Grpc(faulty_server) as client, Busy(faulty_server):
+        calls = [client.infer.future(client.request(["abandoned"])) for _ in range(5)]
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        for call in calls:
+            call.cancel()
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 0, "an empty queue")
+    wait_for(lambda: idle(faulty_server), "an idle server")
+    assert [call.code() for call in calls] == [grpc.StatusCode.CANCELLED] * 5
+    assert batched_texts(faulty_server) == before + 1
+
+
+def test_row_13_neighbours_of_a_vanished_client(faulty_server: Server, models: Path) -> None:
+    """Those who wait beside a client that vanishes get their answers."""
+    texts = [f"patient {number}" for number in range(4)]
+    with ThreadPoolExecutor(1) as pool, Busy(faulty_server), RawConnection(faulty_server.http) as leaver:
+        leaver.send(http_request_bytes("abandoned"))
+        found = pool.submit(outcomes, Tei, faulty_server, texts)
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        leaver.socket.close()
+    np.testing.assert_allclose(found.result(), fake_answers(models, texts), atol=1e-5)
+
+
+def test_row_14_client_vanishes_while_computing(faulty_server: Server) -> None:
+    """What is computed for a client that has gone is thrown away without a line in the log."""
+    wait_for(lambda: idle(faulty_server), "an idle server")
+    before, lines = batches(faulty_server), faulty_server.log
+    engine = faulty_server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    with RawConnection(faulty_server.http) as connection:
+        connection.send(http_request_bytes("abandoned"))
+        wait_for(lambda: batches(faulty_server) > before, "its batch")
+    wait_for(lambda: metric(faulty_server, "bertserve_admitted_tokens") == 0, "the permit to be free")
+    os.kill(engine, signal.SIGCONT)
+    wait_for(lambda: idle(faulty_server), "an idle server")
+    assert faulty_server.log == lines
+
+
+@both
+def test_row_37_deadline_passes_in_the_queue(faulty_server: Server, transport: type[Transport]) -> None:
+    """A request whose deadline passes while it waits is answered so, and never computed."""
+    before = batched_texts(faulty_server)
+    with Busy(faulty_server), transport(faulty_server) as client, pytest.raises(Refused) as refused:
+        client.embed(["too late"], timeout_ms=50)
+    assert refused.value.status == STATUS["too late"][client.family]
+    wait_for(lambda: idle(faulty_server), "an idle server")
+    assert batched_texts(faulty_server) == before + 1
+
+
+@both
+@pytest.mark.parametrize("word", ["banana", "elephant"])
+def test_row_43_one_bad_item_in_a_batch(
+    faulty_server: Server, models: Path, transport: type[Transport], word: str
+) -> None:
+    """A text on which the engine fails, or answers NaN, fails its own request and none of its batch's others."""
+    texts = [f"good text number {number}" for number in range(7)]
+    texts.insert(3, f"a {word} in between")
+    started = batches(faulty_server)
+    with ThreadPoolExecutor(1) as pool, Busy(faulty_server):
+        found = pool.submit(outcomes, transport, faulty_server, texts)
+        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == len(texts), "all texts in the queue")
+    results = found.result()
+    bad = results.pop(3)
+    del texts[3]
+    assert isinstance(bad, Refused)
+    assert bad.status == STATUS["internal"][transport.family]
+    np.testing.assert_allclose(results, fake_answers(models, texts), atol=1e-5)
+    assert started + 2 <= batches(faulty_server) <= started + 2 + 8, "they shared one batch, then ran alone at most"
+
+
+@both
+def test_row_43_one_bad_text_fails_its_whole_request(faulty_server: Server, transport: type[Transport]) -> None:
+    """A request with several texts has one outcome: an error, if one of them fails."""
+    with transport(faulty_server) as client, pytest.raises(Refused) as refused:
+        client.embed(["good", "an elephant", "good"])
+    assert refused.value.status == STATUS["internal"][client.family]
+    assert "elephant" not in refused.value.text
+
+
+def test_row_44_engine_raises(faulty_server: Server, models: Path) -> None:
+    """An engine that raises stays: same process, ready, and the next request is answered."""
+    engine = faulty_server.engine_pid()
+    assert isinstance(outcomes(Tei, faulty_server, ["elephant"])[0], Refused)
+    assert get(faulty_server.http, "/readyz").status == 200
+    assert faulty_server.engine_pid() == engine
+    sing(faulty_server, models)
+
+
+class Load:
+    """Clients that ask one after another until told to stop, over HTTP and gRPC; every outcome is kept."""
+
+    def __init__(self, server: Server, clients: int = 6) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.answered: list[tuple[str, np.ndarray]] = []
+        self.refused: list[Refused] = []
+        self.lost: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(BOTH[number % 2], number)) for number in range(clients)
+        ]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        wait_for(lambda: len(self.answered) >= len(self._threads), "load")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, transport: type[Transport], number: int) -> None:
+        with transport(self._server) as client:
+            turn = 0
+            while not self._stop.is_set():
+                turn += 1
+                text = f"client {number} asks for the {turn}. time"
+                try:
+                    vector = client.embed([text]).vectors[0]
+                except Refused as refused:
+                    with self._lock:
+                        self.refused.append(refused)
+                except Exception as error:  # noqa: BLE001  whatever else happens is a lost request
+                    with self._lock:
+                        self.lost.append(error)
+                else:
+                    with self._lock:
+                        self.answered.append((text, vector))
+
+
+def ready(server: Server) -> bool:
+    """What the readiness probe says."""
+    return get(server.metrics, "/readyz").status == 200
+
+
+def wait_replaced(server: Server, engine: int | None) -> None:
+    """Waits until another process than `engine` serves."""
+    wait_for(lambda: server.engine_pid() not in {None, engine} and ready(server), "a new engine", 4 * READY_AGAIN_S)
+
+
+def test_row_45_engine_killed_under_load(
+    serve: Callable[..., Server], models: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """When the engine is killed, every request under way is answered 503 / UNAVAILABLE, and it comes back."""
+    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "20")
+    engine = server.engine_pid()
+    assert engine is not None
+    with Load(server) as load:
+        os.kill(engine, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_replaced(server, engine)
+        record_property("ready_again_s", elapsed(killed))
+        answered = len(load.answered)
+        wait_for(lambda: len(load.answered) > answered + 10, "answers from the new engine")
+    assert not load.lost
+    assert {refused.status for refused in load.refused} <= {503, "UNAVAILABLE"}
+    assert load.refused, "requests were under way when it died"
+    texts = [text for text, _ in load.answered]
+    np.testing.assert_allclose([vector for _, vector in load.answered], fake_answers(models, texts), atol=1e-5)
+    assert metric(server, "bertserve_engine_restarts_total") == 1
+
+
+def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
+    """The real engine is ready again within 5 s of a kill, and answers as before."""
+    server = serve("--precision", "int8")
+    with Tei(server) as client:
+        before = client.embed(["the same before and after"]).vectors
+        engine = server.engine_pid()
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_replaced(server, engine)
+        assert elapsed(killed) < 2 * READY_AGAIN_S
+        np.testing.assert_array_equal(client.embed(["the same before and after"]).vectors, before)
+
+
+def test_row_45_refusals_while_the_engine_restarts(serve: Callable[..., Server]) -> None:
+    """Meanwhile the server lives, is not ready, and refuses at once with `Retry-After`."""
+    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "150")  # warm-up takes about 1 s
+    engine = server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: not ready(server), "readiness to fall")
+    assert get(server.metrics, "/livez").status == 200
+    reply = post_json(server.http, "/embed", b'{"inputs": "now?"}')
+    assert reply.status == 503
+    assert int(reply.headers["retry-after"]) >= 1
+    with Grpc(server) as client, pytest.raises(Refused) as refused:
+        client.embed(["now?"])
+    assert refused.value.status == "UNAVAILABLE"
+    wait_for(lambda: ready(server), "a new engine", 4 * READY_AGAIN_S)
+
+
+@both
+def test_row_45_engine_dies_of_a_text(faulty_server: Server, models: Path, transport: type[Transport]) -> None:
+    """A text that kills the engine costs its own batch; the server is ready again and answers others."""
+    engine = faulty_server.engine_pid()
+    (outcome,) = outcomes(transport, faulty_server, ["a volcano"])
+    assert isinstance(outcome, Refused)
+    assert outcome.status == STATUS["unavailable"][transport.family]
+    wait_replaced(faulty_server, engine)
+    sing(faulty_server, models)
+
+
+@both
+def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: type[Transport]) -> None:
+    """A batch that does not end costs its requests 503; the engine is replaced."""
+    engine = faulty_server.engine_pid()
+    (outcome,) = outcomes(transport, faulty_server, ["a glacier"])
+    assert isinstance(outcome, Refused)
+    assert outcome.status in {STATUS["unavailable"][transport.family], STATUS["too late"][transport.family]}
+    wait_replaced(faulty_server, engine)
+    sing(faulty_server, models)
+
+
+def test_row_46_engine_is_stopped(serve: Callable[..., Server], models: Path) -> None:
+    """An engine process that is stopped from outside is noticed as well, killed and replaced."""
+    server = serve("--engine", "fake", "--precision", "fp32")
+    engine = server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    assert isinstance(outcomes(Tei, server, ["hello?"])[0], Refused)
+    wait_replaced(server, engine)
+    sing(server, models)
+
+
+def test_row_49_crash_loop(serve: Callable[..., Server], models: Path) -> None:
+    """An engine that keeps dying ends the server: exit code 1 and one line that says why."""
+    options = ("--engine", "fake", "--precision", "fp32", "--fake-faults", fake_faults(models))
+    server = serve(*options, "--engine-crash-limit", "2")
+    engine = server.engine_pid()
+    outcomes(Tei, server, ["volcano"])
+    wait_replaced(server, engine)
+    outcomes(Tei, server, ["volcano"])
+    assert server.wait() == 1
+    assert "died 2 times" in server.log.splitlines()[-1]
+
+
+def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tmp_path: Path) -> None:
+    """A real model that answers NaN to a text: that request gets 500 / INTERNAL, never the numbers; others go on."""
+    poisoned_bundle(models, tmp_path, word="banana")
+    server = serve("--precision", "fp32", repository=tmp_path)
+    for transport in BOTH:
+        bad, good = outcomes(transport, server, ["a banana", "an apple"])
+        assert isinstance(bad, Refused)
+        assert bad.status == STATUS["internal"][transport.family]
+        assert isinstance(good, np.ndarray)
+        assert np.isfinite(good).all()
+    assert metric(server, "bertserve_requests_total", reason="non_finite_output") == 2

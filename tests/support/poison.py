@@ -1,0 +1,103 @@
+"""Bundles that are well-formed and wrong: for tests of what the server does when a model misbehaves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from serving.bundle import MANIFEST, digest
+from tests.support.expected import tokenizer
+from tests.support.models import HIDDEN_SIZE, copy_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+FP32 = "model.fp32.onnx"
+TINY_SIZE = 4
+_VOCABULARY = 30_522
+
+
+def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Lets `change` alter the decoded manifest of a bundle."""
+    manifest = json.loads((bundle / MANIFEST).read_bytes())
+    change(manifest)
+    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def keep_only_fp32(manifest: dict[str, Any]) -> None:
+    """Takes the other artifacts off the list."""
+    manifest["artifacts"] = [entry for entry in manifest["artifacts"] if entry["file"] == FP32]
+
+
+def sign(bundle: Path) -> None:
+    """Writes the files' true digests and sizes into the manifest."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for entry in [*manifest["files"], *manifest["artifacts"]]:
+            file = bundle / entry["file"]
+            if file.is_file():
+                entry |= {"sha256": digest(file), "size_bytes": file.stat().st_size}
+
+    edit_manifest(bundle, change)
+
+
+def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
+    """The fp32 demo bundle with a NaN in the embedding of one word; digests are right."""
+    bundle = copy_bundle(models, root, without=("model.int8.onnx",))
+    model = onnx.load(bundle / FP32)
+    table = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [_VOCABULARY, HIDDEN_SIZE])
+    values = numpy_helper.to_array(table).copy()
+    values[tokenizer(models).encode(word).ids[1]] = np.nan
+    table.CopyFrom(numpy_helper.from_array(values, table.name))
+    onnx.save(model, bundle / FP32)
+    edit_manifest(bundle, keep_only_fp32)
+    sign(bundle)
+    return bundle
+
+
+def tiny_model(*, before: Sequence[onnx.NodeProto] = (), **changes: Any) -> onnx.ModelProto:
+    """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, four times.
+
+    Args:
+        before: Nodes to put first.
+        **changes: Arguments of `onnx.helper.make_model` to replace.
+    """
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    make = onnx.helper.make_node
+    nodes = [
+        *before,
+        make("Mul", ["input_ids", "attention_mask"], ["kept"]),
+        make("Add", ["kept", "token_type_ids"], ["sums"]),
+        make("Cast", ["sums"], ["numbers"], to=onnx.TensorProto.FLOAT),
+        make("ReduceMean", ["numbers"], ["mean"], axes=[1], keepdims=1),
+        make("Concat", ["mean"] * TINY_SIZE, ["pooled"], axis=1),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "tiny",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT32, ["B", "S"]) for name in names],
+        [onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, ["B", TINY_SIZE])],
+    )
+    options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8} | changes
+    return onnx.helper.make_model(graph, **options)
+
+
+def tiny_bundle(models: Path, root: Path, model: onnx.ModelProto | bytes | None = None) -> Path:
+    """A whole and honest bundle with a model of a few bytes, or with the one given; digests are right."""
+    bundle = copy_bundle(models, root, without=("model.int8.onnx", FP32))
+    model = model or tiny_model()
+    (bundle / FP32).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+
+    def change(manifest: dict[str, Any]) -> None:
+        keep_only_fp32(manifest)
+        manifest["hidden_size"] = TINY_SIZE
+        manifest["outputs"][0]["shape"] = [-1, TINY_SIZE]
+
+    edit_manifest(bundle, change)
+    sign(bundle)
+    return bundle

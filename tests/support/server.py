@@ -1,0 +1,234 @@
+"""A real server in a process of its own, on free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from tests.support.models import ROOT
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 30.0
+_LOG_TAIL = 60
+_ANNOUNCED = re.compile(
+    r"bertserve is ready.*?HTTP +http://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
+    re.DOTALL,
+)
+
+RUNNING: list[Server] = []
+"""Every server that is up, oldest first; a failing test shows the ends of their logs."""
+
+
+def command(*options: str) -> list[str]:
+    """The command line of a server with these options."""
+    return [sys.executable, "bertserve.py", "serve", *options]
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without settings for the server, and with `extra`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+    return kept | (extra or {})
+
+
+def refused_start(
+    *options: str, env: dict[str, str] | None = None, timeout_s: float = START_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs a server that is expected to end by itself."""
+    return subprocess.run(
+        command(*options),
+        cwd=ROOT,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """`bertserve serve` as a subprocess; use it in a `with` block.
+
+    Attributes:
+        http: `host:port` of HTTP, once it is known.
+        grpc: `host:port` of gRPC.
+        metrics: `host:port` of probes and metrics.
+    """
+
+    def __init__(self, models: Path, *options: str, env: dict[str, str] | None = None, wait_ready: bool = True) -> None:
+        """Prepares; nothing runs before the `with` block.
+
+        Args:
+            models: The model repository.
+            *options: More options; later ones win over the defaults (free ports, no lame duck).
+            env: More environment variables.
+            wait_ready: Wait for the announcement; without it, ports must be given as options.
+        """
+        ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
+        self._command = command(
+            *("--models", str(models), "--lame-duck-s", "0"),
+            *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
+            *options,
+        )
+        self._environment = environment(env)
+        self._wait_ready = wait_ready
+        self._lines: list[str] = []
+        self._announced = threading.Event()
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
+
+    def __enter__(self) -> Self:
+        """Starts the process and, unless told otherwise, waits until it is ready."""
+        self.process = subprocess.Popen(
+            self._command,
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        RUNNING.append(self)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if self._wait_ready:
+            self.wait_announced()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the process, by force if it does not go."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_LIMIT_S)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(_STOP_LIMIT_S)
+        RUNNING.remove(self)
+
+    @property
+    def pid(self) -> int:
+        """The server process's id."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything written to standard output and standard error so far, the engine's lines included."""
+        return "".join(self._lines)
+
+    @property
+    def log_tail(self) -> str:
+        """The last lines of the log."""
+        return "".join(self._lines[-_LOG_TAIL:])
+
+    def engine_pid(self) -> int | None:
+        """The engine process's id, or None while there is none."""
+        return next((pid for pid in _children(self.pid) if "serving.engine.worker" in _command_line(pid)), None)
+
+    def wait_announced(self) -> None:
+        """Waits for the announcement on standard output and reads the ports from it.
+
+        Raises:
+            AssertionError: The process ended or did not become ready in time.
+        """
+        if not self._announced.wait(START_LIMIT_S) or (found := _ANNOUNCED.search(self.log)) is None:
+            if self.process.poll() is None:
+                self.process.kill()
+            status = self.process.wait()
+            self.__exit__(None, None, None)
+            raise AssertionError(f"the server did not become ready (exit code {status}):\n{self.log_tail}")
+        self.http, self.grpc, self.metrics = found["http"], found["grpc"], found["metrics"]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the server process alone."""
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = _STOP_LIMIT_S) -> int:
+        """Waits for the end and returns the exit code."""
+        return self.process.wait(seconds)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code that follows."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait_logged(self, text: str, seconds: float = 10.0) -> None:
+        """Waits until a text stands in the log."""
+        wait_for(lambda: text in self.log, f"{text!r} in the log", seconds)
+
+    def _read(self) -> None:
+        stdout = self.process.stdout
+        if stdout is None:
+            return
+        with stdout:
+            for line in stdout:
+                self._lines.append(line)
+                if "/metrics" in line:
+                    self._announced.set()
+        self._announced.set()  # nobody waits for a server that has gone
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of that id exists and is no zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def listening(address: str) -> bool:
+    """Whether a TCP connection to `host:port` is accepted now."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def elapsed(started: float) -> float:
+    """Seconds since a value of `time.monotonic`."""
+    return time.monotonic() - started
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            if int(status.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.records import EncodedText, ModelIndex
+from serving.scheduling.batcher import WIDE, Assignment, Policy, choose
+from serving.scheduling.buckets import bucket_for
+from serving.scheduling.queue import WorkItem, WorkQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BATCHED, TEXT_BY_TEXT = 0, 1
+POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False])
+IDLE = [False, False, False]
+
+
+def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
+    """A queue that holds texts of these lengths."""
+    items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), None, 0) for tokens in lengths]
+    queue = WorkQueue()
+    queue.push(items)
+    return queue, items
+
+
+def test_an_empty_queue_starts_nothing() -> None:
+    """There is nothing to choose."""
+    assert choose(WorkQueue(), IDLE, POLICY) is None
+
+
+@pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
+def test_nothing_starts_beside_a_busy_wide_lane(model: int) -> None:
+    """The wide lane uses the whole device."""
+    queue, _ = queued(4, 4, model=model)
+    assert choose(queue, [True, False, False], POLICY) is None
+
+
+def test_choosing_changes_nothing() -> None:
+    """The choice is pure: whoever acts on it takes the items out."""
+    queue, _ = queued(4, 4)
+    assert choose(queue, IDLE, POLICY) == choose(queue, IDLE, POLICY)
+    assert queue.items == 2
+
+
+def test_a_batch_takes_all_that_fits_the_budget() -> None:
+    """Sixteen texts of four tokens are 64 padded tokens."""
+    queue, items = queued(*[4] * 20)
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items[:16])
+
+
+def test_padding_counts_against_the_budget() -> None:
+    """A longer text makes every row longer: five times 14 tokens are more than 64."""
+    queue, items = queued(4, 4, 14, 4, 4)
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items[:4])
+
+
+def test_a_text_longer_than_the_budget_runs_by_itself() -> None:
+    """It must run at some time; the budget never holds a text back."""
+    queue, items = queued(100, 100)
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items[:1])
+
+
+def test_a_batch_holds_one_model_and_one_bucket() -> None:
+    """Other texts wait for the next batch, even those that are older than some of it."""
+    queue, items = queued(4, 20, 5)
+    queue.push(queued(4, model=TEXT_BY_TEXT)[1])
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, [items[0], items[2]])
+
+
+def test_the_oldest_item_decides_which_bucket_runs() -> None:
+    """However many wait elsewhere."""
+    queue, items = queued(20, *[4] * 10)
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items[:1])
+
+
+def test_an_item_that_must_be_alone_is_alone() -> None:
+    """A batch with it has failed."""
+    queue, items = queued(4, 4, 4)
+    items[0].alone = True
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items[:1])
+
+
+def test_an_item_that_must_be_alone_joins_no_batch_of_others() -> None:
+    """Its neighbours run without it."""
+    queue, items = queued(4, 4, 4)
+    items[1].alone = True
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, [items[0], items[2]])
+
+
+def test_a_batch_waits_for_the_narrow_lanes() -> None:
+    """What is batched runs on the wide lane, and that runs beside nothing."""
+    queue, _ = queued(4)
+    assert choose(queue, [False, True, False], POLICY) is None
+
+
+def test_a_lone_text_of_a_model_that_is_not_batched_gets_the_whole_device() -> None:
+    """The wide lane answers a lone text fastest."""
+    queue, items = queued(4, model=TEXT_BY_TEXT)
+    assert choose(queue, IDLE, POLICY) == Assignment(WIDE, items)
+
+
+@pytest.mark.parametrize(
+    ("busy", "lane"), [([False, False, False], 1), ([False, True, False], 2), ([False, False, True], 1)]
+)
+def test_several_such_texts_run_side_by_side(busy: list[bool], lane: int) -> None:
+    """Each on the first narrow lane that is free, one text at a time."""
+    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
+    assert choose(queue, busy, POLICY) == Assignment(lane, items[:1])
+
+
+def test_a_lone_text_beside_busy_narrow_lanes_takes_a_narrow_one() -> None:
+    """The wide lane would disturb what runs."""
+    queue, items = queued(4, model=TEXT_BY_TEXT)
+    assert choose(queue, [False, True, False], POLICY) == Assignment(2, items)
+
+
+def test_a_text_waits_while_every_narrow_lane_is_busy() -> None:
+    """The wide lane is not used beside them."""
+    queue, _ = queued(4, model=TEXT_BY_TEXT)
+    assert choose(queue, [False, True, True], POLICY) is None
+
+
+def test_without_narrow_lanes_texts_run_one_by_one_on_the_wide_lane() -> None:
+    """As on a machine with one core."""
+    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
+    assert choose(queue, [False], POLICY) == Assignment(WIDE, items[:1])
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[WorkItem], list[bool], Policy]:
+    """Items in order of arrival, busy lanes and limits."""
+    items = [
+        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), None, 0, alone=alone)
+        for model, tokens, alone in draw(
+            st.lists(st.tuples(st.integers(0, 2), st.integers(1, 80), st.sampled_from([False, False, True])))
+        )
+    ]
+    busy = draw(st.lists(st.booleans(), min_size=1, max_size=4))
+    invariant = draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    return items, busy, Policy(draw(st.integers(16, 256)), invariant)
+
+
+@given(situations())
+@settings(derandomize=True, max_examples=500, deadline=None)
+def test_every_choice_keeps_every_rule(situation: tuple[list[WorkItem], list[bool], Policy]) -> None:
+    """One model and bucket, the oldest item first, the order kept, the budget kept, lanes free, loners alone."""
+    items, busy, policy = situation
+    queue = WorkQueue()
+    queue.push(items)
+    chosen = choose(queue, busy, policy)
+    if chosen is None:
+        # Something may wait only for a lane.
+        assert not items or any(busy)
+        return
+    batch = list(chosen.items)
+    assert batch[0] is items[0]
+    assert [one for one in items if one in batch] == batch
+    assert len({(one.model, bucket_for(one.tokens)) for one in batch}) == 1
+    assert len(batch) == 1 or max(one.tokens for one in batch) * len(batch) <= policy.max_batch_tokens
+    assert len(batch) == 1 or not any(one.alone for one in batch)
+    assert len(batch) == 1 or policy.batch_invariant[batch[0].model]
+    assert not busy[chosen.lane]
+    assert not busy[WIDE]
+    if chosen.lane == WIDE:
+        assert not any(busy)
+    else:
+        assert not policy.batch_invariant[batch[0].model]
+
+
+@given(situations())
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_whatever_waits_runs_once_and_oldest_first_in_its_bucket(
+    situation: tuple[list[WorkItem], list[bool], Policy],
+) -> None:
+    """Running every choice to its end answers each item once, and no item overtakes one of its own bucket."""
+    items, lanes, policy = situation
+    queue = WorkQueue()
+    queue.push(items)
+    done: list[WorkItem] = []
+    while (chosen := choose(queue, [False] * len(lanes), policy)) is not None:
+        queue.remove(chosen.items)
+        done += chosen.items
+    assert sorted(done, key=lambda one: one.order) == items
+    assert_no_loner_makes_others_overtake(done)
+
+
+def assert_no_loner_makes_others_overtake(done: Sequence[WorkItem]) -> None:
+    """In each bucket, those that may share batches keep their order, and so do those that may not."""
+    for loners in (False, True):
+        kept = [one for one in done if one.alone is loners]
+        for key in {one.key for one in kept}:
+            orders = [one.order for one in kept if one.key == key]
+            assert orders == sorted(orders)
