@@ -83,7 +83,7 @@ class MethodNotAllowed(InvalidRequest):
     http_status = 405
     grpc_code = "UNIMPLEMENTED"
 
-    def __init__(self, message: str, *, allowed: str) -> None:
+    def __init__(self, message: str, *, allowed: str = "") -> None:
         super().__init__(message)
         self.allowed = allowed
 

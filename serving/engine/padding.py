@@ -57,7 +57,9 @@ def finite_rows(arrays: Sequence[NDArray[np.float32]], texts: int) -> list[bool]
     A sum is finite only if every number is (infinities of both signs make NaN), so one sum settles the
     common case; a sum that overflows is looked at number by number.
     """
-    if all(math.isfinite(array.sum()) for array in arrays):
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = [array.sum() for array in arrays]
+    if all(map(math.isfinite, sums)):
         return [True] * texts
     rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
     return [bool(row) for row in np.logical_and.reduce(rows)]
