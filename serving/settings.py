@@ -112,7 +112,7 @@ class Settings(BaseModel):
         """
         flags, problems = _parse_flags(argv)
         problems += _unknown_environment(environment)
-        config = flags.pop("config", None)
+        config = flags.pop("config", None) or _environment(environment).get("config")
         values: dict[str, Any] = {}
         if config is not None:
             values |= _read_file(Path(config), problems)
@@ -181,7 +181,7 @@ def _is_service_link(key: str, value: str) -> bool:
 
 def _unknown_environment(environment: Mapping[str, str]) -> list[str]:
     names = [ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields]
-    unknown = _environment(environment).keys() - Settings.model_fields.keys()
+    unknown = _environment(environment).keys() - Settings.model_fields.keys() - {"config"}
     return [_unknown(ENVIRONMENT_PREFIX + name.upper(), names) for name in sorted(unknown)]
 
 

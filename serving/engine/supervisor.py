@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
@@ -126,6 +127,7 @@ class RemoteEngine:
         self.on_end: Callable[[], None] = lambda: None
         self.alarms = Alarms()
         self._lanes: list[_Lane] = []
+        self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
         self.costs: list[CostTable] = []
         self.ready: Ready | None = None
@@ -138,20 +140,26 @@ class RemoteEngine:
             EngineFailed: It refused to load; the message is for the operator.
             EngineLost: It died before it was ready.
         """
-        pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
-        theirs = [pair[1] for pair in pairs]
-        # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-        command = [sys.executable, "-P", "-m", "serving.engine.worker", *[str(end.fileno()) for end in theirs]]
-        process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
-            command, pass_fds=[end.fileno() for end in theirs], stdin=subprocess.DEVNULL
-        )
-        for end in theirs:
-            end.close()
+        with contextlib.ExitStack() as unused:
+            pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
+            for pair in pairs:
+                unused.callback(pair[0].close)
+                unused.callback(pair[1].close)
+            theirs = [pair[1].fileno() for pair in pairs]
+            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+            command = [sys.executable, "-P", "-m", "serving.engine.worker", *map(str, theirs)]
+            process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+                command, pass_fds=theirs, stdin=subprocess.DEVNULL
+            )
+            # The transports work on copies, so that every socket made here is closed here.
+            ends = [pair[0].dup() for pair in pairs]
         engine = cls(process)
         try:
-            await engine._connect([pair[0] for pair in pairs], load)
+            await engine._connect(ends, load)
         except BaseException:
             await engine.close()
+            for end in ends[len(engine._transports) :]:
+                end.close()
             raise
         return engine
 
@@ -160,7 +168,7 @@ class RemoteEngine:
         for end in ends:
             end.setblocking(False)
         self._control, control = await loop.create_connection(_Control, sock=ends[0])
-        self._transports = [self._control]
+        self._transports.append(self._control)
         for end in ends[1:]:
             transport, lane = await loop.create_connection(lambda: _Lane(self), sock=end)
             self._transports.append(transport)
@@ -214,7 +222,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Closes the sockets, which ends the process, and reaps it."""
-        for transport in getattr(self, "_transports", []):
+        for transport in self._transports:
             transport.close()
         try:
             await asyncio.to_thread(self._process.wait, 1.0)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -39,9 +39,13 @@ from serving.records import Batch, EncodedText, ModelIndex
 from serving.scheduling.buckets import BUCKETS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.engine.base import Backend, ModelSpec, Runner
 
 log = logging.getLogger("bertserve.engine")
+
+T = TypeVar("T")
 
 _WARM_UP_RUNS = 5
 _WARM_UP_LENGTH = 8  # the shortest real texts; the rest are the buckets
@@ -57,23 +61,27 @@ def main(descriptors: list[int]) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
-    _, _, _, payload = control.receive()
-    load = msgspec.json.decode(bytes(payload), type=Load)
-    del payload
+    load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
     try:
         backend, ready = prepare(load)
     except BundleError as error:
-        control.send(pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error)))))
+        refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error))))
+        _until_the_end(lambda: control.send(refused))
         os._exit(1)
     for lane in range(len(backend.lanes())):
         threading.Thread(target=_serve, args=(lanes[lane], backend.runner(lane)), daemon=True).start()
-    control.send(pack(Kind.READY, msgspec.json.encode(ready)))
-    try:
-        control.receive()
-    except (EOFError, WireError, OSError):
-        os._exit(0)
+    _until_the_end(lambda: control.send(pack(Kind.READY, msgspec.json.encode(ready))))
+    _until_the_end(control.receive)
     log.error("an unexpected frame on the control socket")
     os._exit(1)
+
+
+def _until_the_end(speak: Callable[[], T]) -> T:
+    """One exchange with the server; when the server has ended, so does this process."""
+    try:
+        return speak()
+    except (EOFError, WireError, OSError):
+        os._exit(0)
 
 
 def prepare(load: Load) -> tuple[Backend, Ready]:
@@ -98,7 +106,7 @@ def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
     """Runs every lane over the lengths it will see; measures the wide one."""
     points = []
     for index, model in enumerate(models):
-        lengths = [_WARM_UP_LENGTH, *[bucket for bucket in BUCKETS if bucket < model.max_length], model.max_length]
+        lengths = sorted({min(length, model.max_length) for length in (_WARM_UP_LENGTH, *BUCKETS, model.max_length)})
         lanes = backend.lanes()[:1] if model.batch_invariant else backend.lanes()
         for lane in range(len(lanes)):
             runner = backend.runner(lane)
