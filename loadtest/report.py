@@ -175,7 +175,10 @@ class Report:
             return Target(what, limit, "not measured", None)
         found = self.samples.over_raw_ms(LATENCY_TOKENS, server_subject(protocol, 1))
         return Target(
-            what, limit, f"{found.median:.2f} ms ({found.low:.2f} to {found.high:.2f})", found.median <= limit_ms
+            what,
+            limit,
+            f"{found.median:.2f} ms ({found.low:.2f} to {found.high:.2f}; rounds: {found.rounds})",
+            found.median <= limit_ms,
         )
 
     def _throughput_target(self, protocol: str) -> Target:
@@ -190,6 +193,6 @@ class Report:
         return Target(
             what,
             limit,
-            f"{found.median:.0f}% ({found.low:.0f} to {found.high:.0f})",
+            f"{found.median:.0f}% ({found.low:.0f} to {found.high:.0f}; rounds: {found.rounds})",
             found.median >= LEAST_PERCENT_OF_RAW,
         )

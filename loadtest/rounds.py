@@ -12,7 +12,7 @@ from loadtest.processes import cpu_s, descendants, machine_cpu_s
 from loadtest.report import Samples
 from loadtest.sample import Sample
 from loadtest.server import HOST
-from loadtest.subjects import CONNECTIONS, OPTIONS, PROTOCOLS, is_raw, raw_subject, server_subject, ways
+from loadtest.subjects import CONNECTIONS, OPTIONS, PROTOCOLS, WIDE, is_raw, raw_subject, server_subject, ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,15 +143,25 @@ class Rounds:
                 done += 1
 
     def _turns(self, *, batch_invariant: bool) -> Iterator[Turn]:
+        """A round, in an order that puts what is compared side by side: the machine's own speed drifts."""
+        others = [way for way in ways(batch_invariant=batch_invariant) if way != WIDE]
+        pairs = list(zip(OPTIONS, PROTOCOLS, strict=True))
         for tokens in self._plan.lengths:
-            for options in OPTIONS:
-                for way in ways(batch_invariant=batch_invariant):
-                    arguments: dict[str, object] = {"way": way, "options": options}
-                    yield Turn(self._children["raw"], raw_subject(way, options), tokens, arguments)
-            for protocol in PROTOCOLS:
-                for connections in CONNECTIONS:
-                    subject = server_subject(protocol, connections)
-                    yield Turn(self._children[protocol], subject, tokens, {"connections": connections})
+            for options, protocol in pairs:
+                yield self._raw_turn(tokens, WIDE, options)
+                yield self._server_turn(tokens, protocol, CONNECTIONS[0])
+            for options, protocol in pairs:
+                for way in others:
+                    yield self._raw_turn(tokens, way, options)
+                for connections in CONNECTIONS[1:]:
+                    yield self._server_turn(tokens, protocol, connections)
+
+    def _raw_turn(self, tokens: int, way: str, options: str) -> Turn:
+        return Turn(self._children["raw"], raw_subject(way, options), tokens, {"way": way, "options": options})
+
+    def _server_turn(self, tokens: int, protocol: str, connections: int) -> Turn:
+        subject = server_subject(protocol, connections)
+        return Turn(self._children[protocol], subject, tokens, {"connections": connections})
 
     def _least_disturbed(self, turn: Turn) -> Sample:
         """Measures again while others use the machine; the rule is the same for every subject."""

@@ -66,16 +66,17 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class Spread:
-    """A figure over several rounds: its median, and its least and greatest value."""
+    """A figure over several rounds: its median, its least and greatest value, and how many rounds count."""
 
     median: float
     low: float
     high: float
+    rounds: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """The spread of at least one value."""
-        return cls(statistics.median(values), min(values), max(values))
+        return cls(statistics.median(values), min(values), max(values), len(values))
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

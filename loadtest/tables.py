@@ -95,12 +95,12 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         f"{settings['rounds']:g} interleaved rounds of {settings['seconds']:g} s a measurement, each after"
         f" {settings['warm_up_s']:g} s of warm-up; medians of the rounds (least to greatest in brackets)"
     )
+    alone, most = sum(sample.quiet for sample in every), max(sample.others_percent for sample in every)
     quiet = (
-        f"{sum(sample.quiet for sample in every)} of {len(every)} measurements had the machine to themselves (others took"
-        f" less than {DISTURBED_PERCENT:g}% of it), after {report.repeats} repetitions; one that had not (others took up"
-        f" to {max(sample.others_percent for sample in every):.0f}%) counts only where its subject has no quiet one."
-        f" The host took {report.steal_percent:.1f}%. The idle server used {report.idle_percent:.1f}% of a core while"
-        " the raw engine was measured"
+        f"{alone} of {len(every)} measurements had the machine to themselves (others took less than"
+        f" {DISTURBED_PERCENT:g}% of it), after {report.repeats} repetitions; one that had not (others took up to"
+        f" {most:.0f}%) counts only where its subject has no quiet one. The host took {report.steal_percent:.1f}%. The"
+        f" idle server used {report.idle_percent:.1f}% of a core while the raw engine was measured"
     )
     return [
         ("Date", report.date),

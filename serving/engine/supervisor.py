@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.engine")
 
-_HANG_FLOOR_S = 2.0
+_HANG_FLOOR_S = 1.5
+_SECOND_LOOK_S = 0.5
 _HANG_FACTOR = 10.0
 
 
@@ -70,10 +71,14 @@ class _Lane(asyncio.Protocol):
     def submit(self, batch: Batch, done: Done, patience_s: float) -> None:
         self._number += 1
         self._done = done
-        self._watchdog = self._engine.alarms.at(
-            asyncio.get_running_loop().time() + patience_s, lambda: self._engine.kill("hangs")
-        )
+        self._watchdog = self._engine.alarms.at(asyncio.get_running_loop().time() + patience_s, self._overdue)
         self.transport.write(pack_run(self._number, batch))
+
+    def _overdue(self) -> None:
+        """A batch takes far too long, or this loop was stalled itself: look again a little later, then act."""
+        self._watchdog = self._engine.alarms.at(
+            asyncio.get_running_loop().time() + _SECOND_LOOK_S, lambda: self._engine.kill("hangs")
+        )
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):

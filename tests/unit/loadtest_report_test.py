@@ -66,7 +66,7 @@ def test_subjects_are_compared_within_a_round() -> None:
         made.add(8, "raw wide served", sample(slow, 1000 / slow))
         made.add(8, "raw wide default", sample(2 * slow, 10))
         made.add(8, "HTTP 1", sample(slow + 0.25, 800 / slow))
-    assert made.over_raw_ms(8, "HTTP 1") == Spread(0.25, 0.25, 0.25)
+    assert made.over_raw_ms(8, "HTTP 1") == Spread(0.25, 0.25, 0.25, 3)
     assert made.percent_of_raw(8, "HTTP 1").median == pytest.approx(80)
 
 
@@ -78,17 +78,17 @@ def test_disturbed_measurements_count_only_where_there_is_no_quiet_one() -> None
         made.add(8, "raw wide default", sample(1000.0))
         made.add(8, "HTTP 1", replace(sample(1.5 + own), others_percent=own))
         made.add(8, "HTTP 8", replace(sample(2.0), others_percent=60.0))
-    assert made.over_raw_ms(8, "HTTP 1") == Spread(0.5, 0.5, 0.5)
-    assert made.spread(8, "HTTP 1", "p50_ms") == Spread(1.5, 1.5, 1.5)
-    assert made.spread(8, "HTTP 8", "p50_ms") == Spread(2.0, 2.0, 2.0)
+    assert made.over_raw_ms(8, "HTTP 1") == Spread(0.5, 0.5, 0.5, 1)
+    assert made.spread(8, "HTTP 1", "p50_ms") == Spread(1.5, 1.5, 1.5, 2)
+    assert made.spread(8, "HTTP 8", "p50_ms") == Spread(2.0, 2.0, 2.0, 3)
 
 
 def test_the_targets_are_the_specification_s() -> None:
     """A fast server meets all of them, and each says what was found."""
     targets = report(samples()).targets()
     assert [target.met for target in targets] == [True] * 6
-    assert targets[0].found == "0.40 ms (0.40 to 0.40)"
-    assert targets[2].found == "90% (90 to 90)"
+    assert targets[0].found == "0.40 ms (0.40 to 0.40; rounds: 2)"
+    assert targets[2].found == "90% (90 to 90; rounds: 2)"
     assert targets[4].found == "300 MB (100 + 200)"
 
 

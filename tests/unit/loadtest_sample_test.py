@@ -26,7 +26,7 @@ def test_percentile_is_the_nearest_rank(values: list[float], percent: float, exp
 
 def test_a_spread_is_the_median_between_the_extremes() -> None:
     """One lucky or unlucky round moves the ends of a spread, not its middle."""
-    assert Spread.of([3.0, 1.0, 100.0]) == Spread(3.0, 1.0, 100.0)
+    assert Spread.of([3.0, 1.0, 100.0]) == Spread(3.0, 1.0, 100.0, 3)
     assert Spread.of([2.0, 4.0]).median == 3.0
 
 
