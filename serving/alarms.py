@@ -56,10 +56,13 @@ class Alarms:
         self._timer = None
         self._armed_for = float("inf")
         now = asyncio.get_running_loop().time()
+        due = []
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].callback is None):
-            _, _, alarm = heapq.heappop(self._heap)
+            due.append(heapq.heappop(self._heap)[2])
+        # Armed before anything is called: a callback that raises must not take the other deadlines with it.
+        if self._heap:
+            self._arm(self._heap[0][0])
+        for alarm in due:
             callback, alarm.callback = alarm.callback, None
             if callback is not None:
                 callback()
-        if self._heap and self._heap[0][0] < self._armed_for:
-            self._arm(self._heap[0][0])

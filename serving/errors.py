@@ -2,7 +2,7 @@
 
     BertserveError
     ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, RouteNotFound, MethodNotAllowed,
-    │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound
+    │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -102,6 +102,14 @@ class BodyTooLarge(InvalidRequest):
     reason = "body_too_large"
     http_status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
+
+
+class ClientGone(InvalidRequest):
+    """The client left before its answer; nobody sees the status, the metrics count it."""
+
+    reason = "client_gone"
+    http_status = 499
+    grpc_code = "CANCELLED"
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -207,6 +207,8 @@ class Server:
         except TimeoutError:
             self._dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
             await asyncio.wait({closed}, timeout=_REPLY_GRACE_S)
+            closed.cancel()
+            await asyncio.gather(closed, return_exceptions=True)
 
     def _closing(self) -> bool:
         return not self._lifecycle.live or self._lifecycle.state is State.DRAINING

@@ -51,6 +51,9 @@ class TextTokenizer:
             raise BundleError(f"bundle {bundle}: {TOKENIZER} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             raise BundleError(f"bundle {bundle}: {TOKENIZER} truncates or pads; lengths belong to the manifest")
+        for role, token in manifest.special_ids.items():
+            if tokenizer.id_to_token(token) is None:
+                raise BundleError(f"bundle {bundle}: {TOKENIZER} has no token {token}, the manifest's {role} token")
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
             raise BundleError(f"bundle {bundle}: {TOKENIZER} has {size} tokens, the model {manifest.vocab_size}")
@@ -73,7 +76,7 @@ class TextTokenizer:
                     f"input {index} has {size} characters; at most {self.max_characters} are read"
                     f" ({CHARACTERS_PER_TOKEN} for each of the model's {self.max_length} tokens)"
                 )
-            total += size
+            total += len(value.encode()) if isinstance(value, str) else sum(len(part.encode()) for part in value)
         return total
 
     def encode(self, inputs: Sequence[TextInput], *, truncate: bool) -> list[EncodedText]:

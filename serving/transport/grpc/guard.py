@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from serving.errors import BertserveError, InternalError, MalformedRequest
+from serving.errors import BertserveError, ClientGone, InternalError, MalformedRequest
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -52,6 +52,7 @@ def guarded(
         except BertserveError as error:
             failure = error
         except asyncio.CancelledError:
+            record_error(ClientGone("the client cancelled the call"))
             raise
         except Exception:  # the gRPC boundary
             log.exception("a call failed")

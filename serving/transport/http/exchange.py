@@ -17,7 +17,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import BertserveError, InternalError, InvalidRequest, MethodNotAllowed, UnsupportedMediaType
+from serving.errors import (
+    BertserveError,
+    ClientGone,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    UnsupportedMediaType,
+)
 from serving.transport.http.faults import error_body, status_of
 
 if TYPE_CHECKING:
@@ -186,6 +193,7 @@ class Endpoint:
             reply = error_reply(scope["path"], error, identity)
         except asyncio.CancelledError:
             # Only the end of the client's connection cancels an exchange: there is nobody to answer.
+            self._record_error(ClientGone("the client closed the connection"))
             return
         except Exception:  # the HTTP boundary
             log.exception("request %s failed", identity)

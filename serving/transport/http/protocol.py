@@ -98,6 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refused = False
         self._running: asyncio.Task[None] | None = None
         self._idle_since: float | None = None
+        self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Starts the clock of the first request's headers."""
@@ -108,6 +109,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the exchange under way: its client has gone."""
         self._set_timer(_Reading.NOTHING)
+        if self._writing is not None:
+            self._writing.cancel()
         super().connection_lost(exc)
         if self._running is not None:
             self._running.cancel()
@@ -124,7 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         if self._framing_bytes > self._limits.header_bytes + _FRAMING_BYTES:
-            self._refuse(HeadersTooLarge("the body's chunks or trailers take too many bytes"))
+            self._refuse(BodyTooLarge("the framing of the body's chunks takes too many bytes; send larger chunks"))
         elif self._reading is _Reading.HEAD and self._head_bytes > self._limits.header_bytes:
             self._refuse(self._headers_too_large())
         elif self._reading is not self._timed:
@@ -196,6 +199,17 @@ class LimitedProtocol(HttpToolsProtocol):
         """Ends a connection that has asked nothing for so long."""
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read its reply: it gets as long as a client gets to send a body."""
+        super().pause_writing()
+        self._writing = self.loop.call_later(self._limits.body_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401  uvicorn's types
         task = self.loop.create_task(cycle.run_asgi(app))
