@@ -77,7 +77,7 @@ def test_openai_errors(openai_client: openai.OpenAI) -> None:
 
 @pytest.fixture(params=["http", "grpc"])
 def triton(request: pytest.FixtureRequest, fake_server: Server) -> Iterator[tuple[ModuleType, object]]:
-    """tritonclient over each wire, with its module."""
+    """The client `tritonclient` over each wire, with its module."""
     module = {"http": tritonclient.http, "grpc": tritonclient.grpc}[request.param]
     client = module.InferenceServerClient(getattr(fake_server, request.param))
     yield module, client
@@ -92,7 +92,7 @@ def triton_input(module: ModuleType, texts: list[str], **options: object) -> obj
 
 
 def test_triton_infer(triton: tuple[ModuleType, object], expected: NDArray[np.floating]) -> None:
-    """tritonclient's defaults, which are binary both ways, get the vectors."""
+    """The defaults of `tritonclient`, which are binary both ways, get the vectors."""
     module, client = triton
     result = client.infer(NAME, [triton_input(module, TEXTS)], request_id="its-own-id")
     np.testing.assert_allclose(result.as_numpy("embedding"), expected, atol=1e-5)
@@ -111,7 +111,10 @@ def test_triton_requested_output(triton: tuple[ModuleType, object], expected: ND
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 def test_triton_http_encodings(
-    fake_server: Server, expected: NDArray[np.floating], binary_in: bool, binary_out: bool  # noqa: FBT001
+    fake_server: Server,
+    expected: NDArray[np.floating],
+    binary_in: bool,  # noqa: FBT001
+    binary_out: bool,  # noqa: FBT001
 ) -> None:
     """JSON and binary mix as the client likes."""
     module = tritonclient.http

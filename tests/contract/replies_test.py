@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ def test_server_timing(int8_server: Server, transport: type[Transport]) -> None:
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS, ids=lambda kind: kind.name)
 def test_trailing_metadata(int8_server: Server, transport: type[Transport], models: Path) -> None:
-    """gRPC's trailing metadata says the same, in whole microseconds, with the token counts."""
+    """The trailing metadata of gRPC says the same, in whole microseconds, with the token counts."""
     with transport(int8_server) as client:
         trailers = client.embed(TEXTS[:1]).headers
     times = {stage: int(trailers[f"bertserve-{stage}-us"]) for stage in STAGES}
@@ -127,7 +128,9 @@ def test_v2_extensions_are_a_list(fake_server: Server) -> None:
 def test_v2_json_output_has_no_parameters(fake_server: Server) -> None:
     """A JSON output carries no `parameters`: Triton's C++ client would look for a size in them."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    reply = post_json(fake_server.http, f"/v2/models/{NAME}/infer", json.dumps({"inputs": [tensor], "id": "7"}).encode())
+    reply = post_json(
+        fake_server.http, f"/v2/models/{NAME}/infer", json.dumps({"inputs": [tensor], "id": "7"}).encode()
+    )
     (output,) = reply.json()["outputs"]
     assert output.keys() == {"name", "datatype", "shape", "data"}
     assert output["shape"] == [1, HIDDEN_SIZE]
@@ -309,7 +312,9 @@ def test_ready_announcement(serve: Callable[..., Server]) -> None:
     server = serve("--engine", "fake", "--precision", "fp32")
     server.wait_logged("curl ")
     line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
-    done = subprocess.run(["bash", "-c", f"{line} --silent --fail"], capture_output=True, timeout=30, check=False)
-    if done.returncode == 127:
-        pytest.skip("curl is not installed")
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("curl is not on the PATH")
+    words = [curl, *shlex.split(line)[1:], "--silent", "--fail"]
+    done = subprocess.run(words, capture_output=True, timeout=30, check=False)
     assert len(json.loads(done.stdout)[0]) == HIDDEN_SIZE

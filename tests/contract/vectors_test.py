@@ -15,7 +15,6 @@ from tests.support.models import HIDDEN_SIZE
 from tests.support.texts import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -52,6 +51,11 @@ def server(request: pytest.FixtureRequest, precision: str) -> Server:
     return found
 
 
+def some(texts: list[str], transport: type[Transport]) -> slice:
+    """All texts over one way on each wire; every third over the others, which only write numbers differently."""
+    return slice(0, len(texts), 1 if transport in BOTH else 3)
+
+
 def embed(server: Server, transport: type[Transport], texts: list[str]) -> NDArray[np.float32]:
     """The texts' vectors, in requests of at most 32."""
     with transport(server) as client:
@@ -60,13 +64,13 @@ def embed(server: Server, transport: type[Transport], texts: list[str]) -> NDArr
 
 
 @pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest, texts: list[str]) -> Iterator[dict[str, NDArray[np.float32]]]:
+def alone(request: pytest.FixtureRequest, texts: list[str]) -> dict[str, NDArray[np.float32]]:
     """For each precision, the vectors that an idle server answers to each text by itself."""
     answers = {}
     for precision in ("fp32", "int8"):
         with Tei(request.getfixturevalue(f"{precision}_server")) as client:
             answers[precision] = np.concatenate([client.embed([text]).vectors for text in texts])
-    yield answers
+    return answers
 
 
 @each_transport
@@ -74,9 +78,10 @@ def test_fp32_vectors_are_pytorchs(
     fp32_server: Server, transport: type[Transport], texts: list[str], reference: NDArray[np.float32]
 ) -> None:
     """Served in fp32, each text has PyTorch's vector, in a request of several."""
-    vectors = embed(fp32_server, transport, texts)
-    assert vectors.shape == (len(texts), HIDDEN_SIZE)
-    assert cosines(vectors, reference).min() >= FP32_COSINE
+    part = some(texts, transport)
+    vectors = embed(fp32_server, transport, texts[part])
+    assert vectors.shape == (len(texts[part]), HIDDEN_SIZE)
+    assert cosines(vectors, reference[part]).min() >= FP32_COSINE
 
 
 @each_transport

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import grpc
 import numpy as np
@@ -169,6 +169,21 @@ def test_row_14_client_vanishes_while_computing(faulty_server: Server) -> None:
 
 
 @both
+def test_row_35_queue_full(serve: Callable[..., Server], transport: type[Transport]) -> None:
+    """When as many tokens are in flight as may be, the next request is refused at once and told when to come again."""
+    server = serve("--engine", "fake", "--precision", "fp32", "--max-queue-tokens", "16")
+    with Busy(server), transport(server) as client:
+        with pytest.raises(Refused) as refused:
+            client.embed(["one more text than there is room for"])
+        with pytest.raises(Refused) as hopeless:
+            client.embed(["word " * 60])
+    assert refused.value.status == STATUS["overloaded"][client.family]
+    assert refused.value.headers.get("retry-after") or refused.value.headers["retry-after-ms"]
+    assert hopeless.value.status == STATUS["invalid"][client.family], "it would never fit"
+    assert metric(server, "bertserve_admitted_tokens") == 0
+
+
+@both
 def test_row_37_deadline_passes_in_the_queue(faulty_server: Server, transport: type[Transport]) -> None:
     """A request whose deadline passes while it waits is answered so, and never computed."""
     before = batched_texts(faulty_server)
@@ -227,12 +242,14 @@ class Load:
         self._lock = threading.Lock()
         self.answered: list[tuple[str, np.ndarray]] = []
         self.refused: list[Refused] = []
+        self.refusals: list[tuple[float, float]] = []
+        """When each refused request was sent and answered, on the monotonic clock."""
         self.lost: list[BaseException] = []
         self._threads = [
             threading.Thread(target=self._run, args=(BOTH[number % 2], number)) for number in range(clients)
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         wait_for(lambda: len(self.answered) >= len(self._threads), "load")
@@ -249,11 +266,13 @@ class Load:
             while not self._stop.is_set():
                 turn += 1
                 text = f"client {number} asks for the {turn}. time"
+                sent = time.monotonic()
                 try:
                     vector = client.embed([text]).vectors[0]
                 except Refused as refused:
                     with self._lock:
                         self.refused.append(refused)
+                        self.refusals.append((sent, time.monotonic()))
                 except Exception as error:  # noqa: BLE001  whatever else happens is a lost request
                     with self._lock:
                         self.lost.append(error)
@@ -286,6 +305,8 @@ def test_row_45_engine_killed_under_load(
         record_property("ready_again_s", elapsed(killed))
         answered = len(load.answered)
         wait_for(lambda: len(load.answered) > answered + 10, "answers from the new engine")
+    waited = [answered_at - killed for sent, answered_at in load.refusals if sent < killed]
+    record_property("in_flight_answered_s", max(waited, default=0.0))
     assert not load.lost
     assert {refused.status for refused in load.refused} <= {503, "UNAVAILABLE"}
     assert load.refused, "requests were under way when it died"

@@ -148,7 +148,19 @@ def test_row_62_manifest_that_contradicts_itself(models: Path, tmp_path: Path, c
     refuse(tmp_path, str(bundle))
 
 
-NAMES = ["../outside.onnx", "/etc/passwd", "a/../model.onnx", "sub/model.onnx", "..", ".", "", "~/model", "a\\b", "a\x00b", "a\n"]
+NAMES = [
+    "../outside.onnx",
+    "/etc/passwd",
+    "a/../model.onnx",
+    "sub/model.onnx",
+    "..",
+    ".",
+    "",
+    "~/model",
+    "a\\b",
+    "a\x00b",
+    "a\n",
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
@@ -328,7 +340,7 @@ UNFIT: dict[str, Callable[[], onnx.ModelProto | bytes]] = {
 
 @pytest.mark.parametrize("case", UNFIT)
 def test_row_62_graphs_that_do_not_fit_the_manifest(models: Path, tmp_path: Path, case: str) -> None:
-    """A graph that does not load, or takes and gives other tensors than its manifest says, ends the start in one line."""
+    """A graph that does not load, or has other tensors than its manifest says, ends the start in one line."""
     bundle = tiny_bundle(models, tmp_path, UNFIT[case]())
     done = refused_start("--models", str(tmp_path), *PORTS, timeout_s=20)
     assert done.returncode == 1

@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass
-class Refused(Exception):  # noqa: N818  a refusal, as the server meant it
+class Refused(Exception):
     """An error reply.
 
     Attributes:
@@ -159,10 +159,12 @@ class _Http(Transport):
         self._connection = HttpConnection(server.http)
 
     def close(self) -> None:
+        """Closes the connection."""
         self._connection.__exit__(None, None, None)
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        body, headers = self.encode(list(texts), truncate)
+        """As `Transport.embed`."""
+        body, headers = self.encode(list(texts), truncate=truncate)
         if timeout_ms is not None:
             headers["X-Request-Timeout-Ms"] = str(timeout_ms)
         reply = self._connection.call("POST", self.path, body, headers)
@@ -170,10 +172,12 @@ class _Http(Transport):
             raise Refused(reply.status, reply.body.decode("utf-8", "replace"), reply.headers)
         return self.decode(reply)
 
-    def encode(self, texts: list[str], truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+    def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+        """The request of this protocol: body and headers."""
         raise NotImplementedError
 
     def decode(self, reply: HttpReply) -> Answer:
+        """The reply of this protocol."""
         raise NotImplementedError
 
 
@@ -182,10 +186,12 @@ class Tei(_Http):
 
     name, family, path = "embed", "tei", "/embed"
 
-    def encode(self, texts: list[str], truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+    def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+        """The request of this protocol: body and headers."""
         return json.dumps({"inputs": texts, "truncate": truncate}).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
+        """The reply of this protocol."""
         return Answer(np.array(reply.json(), np.float32), reply.headers, reply.json())
 
 
@@ -195,12 +201,14 @@ class OpenAiFloat(_Http):
     name, family, path = "openai-float", "openai", "/v1/embeddings"
     encoding_format = "float"
 
-    def encode(self, texts: list[str], truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+    def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+        """The request of this protocol: body and headers."""
         del truncate  # this protocol does not know it
         message = {"input": texts, "model": NAME, "encoding_format": self.encoding_format}
         return json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
+        """The reply of this protocol."""
         rows = [self.vector(entry["embedding"]) for entry in reply.json()["data"]]
         return Answer(np.stack(rows), reply.headers, reply.json())
 
@@ -215,6 +223,7 @@ class OpenAiBase64(OpenAiFloat):
     name, encoding_format = "openai-base64", "base64"
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
+        """The numbers of one embedding."""
         return np.frombuffer(base64.b64decode(embedding), "<f4")
 
 
@@ -223,11 +232,13 @@ class V2Json(_Http):
 
     name, family, path = "v2-json", "v2", f"/v2/models/{NAME}/infer"
 
-    def encode(self, texts: list[str], truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+    def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+        """The request of this protocol: body and headers."""
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
-        return json.dumps({"inputs": [tensor], "parameters": _parameters(truncate)}).encode(), {}
+        return json.dumps({"inputs": [tensor], "parameters": _parameters(truncate=truncate)}).encode(), {}
 
     def decode(self, reply: HttpReply) -> Answer:
+        """The reply of this protocol."""
         (output,) = reply.json()["outputs"]
         return Answer(np.array(output["data"], np.float32).reshape(output["shape"]), reply.headers, reply.json())
 
@@ -237,15 +248,17 @@ class V2Binary(_Http):
 
     name, family, path = "v2-binary", "v2", f"/v2/models/{NAME}/versions/1/infer"
 
-    def encode(self, texts: list[str], truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+    def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
+        """The request of this protocol: body and headers."""
         blob = bytes_tensor(texts)
         size = {"binary_data_size": len(blob)}
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "parameters": size}
-        parameters = {"binary_data_output": True, **_parameters(truncate)}
+        parameters = {"binary_data_output": True, **_parameters(truncate=truncate)}
         head = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
         return head + blob, {"Inference-Header-Content-Length": str(len(head))}
 
     def decode(self, reply: HttpReply) -> Answer:
+        """The reply of this protocol."""
         size = int(reply.headers["inference-header-content-length"])
         message = json.loads(reply.body[:size])
         (output,) = message["outputs"]
@@ -268,9 +281,11 @@ class Grpc(Transport):
         )
 
     def close(self) -> None:
+        """Closes the connection."""
         self.channel.close()
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
+        """As `Transport.embed`."""
         request = self.request(texts, truncate=truncate)
         if timeout_ms is not None:
             request.parameters["timeout"].int64_param = round(timeout_ms * 1000)
@@ -296,6 +311,7 @@ class GrpcContents(Grpc):
     name = "grpc-contents"
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
+        """The message for these texts."""
         request = super().request(texts, truncate=truncate)
         del request.raw_input_contents[:]
         request.inputs[0].contents.bytes_contents.extend(text.encode() for text in texts)
@@ -419,5 +435,5 @@ def metric(server: Server, name: str, **labels: str) -> float:
     return 0.0
 
 
-def _parameters(truncate: bool | None) -> dict[str, bool]:
+def _parameters(*, truncate: bool | None) -> dict[str, bool]:
     return {} if truncate is None else {"truncate": truncate}

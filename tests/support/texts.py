@@ -7,6 +7,7 @@ import random
 
 from tests.support.models import ROOT
 
+_WORDS = ("the", "server", "takes", "a", "text", "and", "answers", "with", "numbers", "that", "depend", "on", "it")
 _PARITY_TEXTS = ROOT / "export" / "texts" / "parity.jsonl"
 
 
@@ -21,8 +22,7 @@ def sample(count: int = 40) -> list[str]:
 def mixed(count: int, seed: int = 1) -> list[str]:
     """Distinct texts from 1 to about 200 words, short ones far more often than long ones."""
     dice = random.Random(seed)
-    words = "the server takes a text and answers with numbers that depend on each of its words".split()
     return [
-        " ".join([str(number), *dice.choices(words, k=min(200, int(dice.expovariate(1 / 12))))])
+        " ".join([str(number), *dice.choices(_WORDS, k=min(200, int(dice.expovariate(1 / 12))))])
         for number in range(count)
     ]

@@ -41,7 +41,7 @@ def text(*ids: int) -> EncodedText:
 
 def inline(faults: dict[int, Fault] | None = None) -> InlineEngine:
     """The fake engine in this process."""
-    spec = ModelSpec("fake", "", "", True, SIZE, 100, 32, {})  # noqa: FBT003  as the fields stand
+    spec = ModelSpec("fake", "", "", True, SIZE, 100, 32, {})
     return InlineEngine(FakeBackend([spec], threads=1, faults=faults))
 
 
@@ -286,7 +286,9 @@ def test_a_failed_batch_is_run_text_by_text() -> None:
         results = await asyncio.gather(*asking, return_exceptions=True)
         await hold
         assert isinstance(results.pop(1), EngineFault)
-        np.testing.assert_array_equal(np.concatenate(results), [fake_vector(one, SIZE) for one in texts if one.ids[0] != BAD])
+        np.testing.assert_array_equal(
+            np.concatenate(results), [fake_vector(one, SIZE) for one in texts if one.ids[0] != BAD]
+        )
         assert sizes == [1, 4, 1, 1, 1, 1]
 
     run(test)

@@ -50,7 +50,18 @@ def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
         ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
         ({"cpu/cpu.cfs_quota_us": "100000\n"}, CPUS),
     ],
-    ids=["no-cgroup", "v2-max", "v2-one", "v2-one-and-a-half", "v2-half", "v2-many", "v2-empty", "v1-max", "v1-one", "v1-odd"],
+    ids=[
+        "no-cgroup",
+        "v2-max",
+        "v2-one",
+        "v2-one-and-a-half",
+        "v2-half",
+        "v2-many",
+        "v2-empty",
+        "v1-max",
+        "v1-one",
+        "v1-odd",
+    ],
 )
 def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
     """The affinity mask counts, capped by the container's quota in either form, and never below 1."""

@@ -35,7 +35,18 @@ def filled(*items: WorkItem) -> WorkQueue:
 
 @pytest.mark.parametrize(
     ("tokens", "bucket"),
-    [(1, 16), (16, 16), (17, 32), (32, 32), (128, 128), (129, 256), (512, 512), (513, 1024), (1024, 1024), (1025, 2048)],
+    [
+        (1, 16),
+        (16, 16),
+        (17, 32),
+        (32, 32),
+        (128, 128),
+        (129, 256),
+        (512, 512),
+        (513, 1024),
+        (1024, 1024),
+        (1025, 2048),
+    ],
 )
 def test_bucket_bounds(tokens: int, bucket: int) -> None:
     """A bucket's upper bound belongs to it."""
@@ -357,7 +368,9 @@ def test_a_choice_keeps_every_rule(
     st.integers(1, 4),
     st.randoms(use_true_random=False),
 )
-def test_every_item_runs_exactly_once(given_items: list[tuple[int, ModelIndex, bool]], lanes: int, dice: object) -> None:
+def test_every_item_runs_exactly_once(
+    given_items: list[tuple[int, ModelIndex, bool]], lanes: int, dice: object
+) -> None:
     """Driven to the end, with batches that sometimes come back to run alone, no item is lost or runs twice."""
     items = [item(tokens, model, alone=alone) for tokens, model, alone in given_items]
     queue = filled(*items)
@@ -381,7 +394,9 @@ def test_every_item_runs_exactly_once(given_items: list[tuple[int, ModelIndex, b
     assert queue.tokens == 0
 
 
-@given(st.lists(st.tuples(st.sampled_from(["push", "remove", "return"]), lengths, models, st.integers(0, 99)), max_size=80))
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "remove", "return"]), lengths, models, st.integers(0, 99)), max_size=80)
+)
 def test_queue_keeps_its_books(steps: list[tuple[str, int, ModelIndex, int]]) -> None:
     """After any sequence of steps the counts, the head and the order within buckets are right."""
     queue = WorkQueue()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.lifecycle import State
+from serving.records import Outcome, Timings
+from serving.telemetry.metrics import Metrics
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Every sample by its name and labels, as a scraper reads them."""
+    return {
+        sample.name + "".join(f"{{{name}={value}}}" for name, value in sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def outcome(texts: int, *, truncated: int = 0) -> Outcome:
+    """An answer to so many texts, with a time of its own for each stage."""
+    timings = Timings(tokenize_us=100, queue_us=2000, compute_us=30_000, total_us=400_000)
+    return Outcome(np.zeros((texts, 4), np.float32), "m", "1", timings, tokens=7 * texts, truncated_tokens=truncated)
+
+
+def test_an_answered_request_is_recorded_once() -> None:
+    """Its outcome, its texts and its tokens are counted."""
+    metrics = Metrics()
+    metrics.answered(outcome(3, truncated=5))
+    metrics.answered(outcome(1))
+    found = samples(metrics)
+    assert found["bertserve_requests_total{reason=ok}"] == 2
+    assert found["bertserve_texts_total"] == 4
+    assert found["bertserve_tokens_total"] == 28
+    assert found["bertserve_truncated_tokens_total"] == 5
+
+
+@pytest.mark.parametrize(
+    ("stage", "seconds"), [("tokenize", 1e-4), ("queue", 2e-3), ("compute", 3e-2), ("request", 0.4)]
+)
+def test_each_stage_has_its_own_time_in_seconds(stage: str, seconds: float) -> None:
+    """The timings that the client sees, each in its own histogram."""
+    metrics = Metrics()
+    metrics.answered(outcome(1))
+    found = samples(metrics)
+    assert found[f"bertserve_{stage}_seconds_sum"] == pytest.approx(seconds)
+    assert found[f"bertserve_{stage}_seconds_count"] == 1
+
+
+def test_buckets_are_narrow_near_two_milliseconds() -> None:
+    """A quantile near the target is known within half a millisecond."""
+    bounds = [
+        float(name.partition("le=")[2].rstrip("}"))
+        for name in samples(Metrics())
+        if name.startswith("bertserve_request_seconds_bucket")
+    ]
+    assert bounds == sorted(bounds)
+    edges = [(low, high) for low, high in pairwise(bounds) if low <= 2e-3 < high]
+    assert all(high - low < 0.7e-3 for low, high in edges)
+    assert bounds[0] <= 1e-4
+    assert bounds[-2] > 5
+
+
+def test_refusals_are_counted_by_their_reason() -> None:
+    """One line for each."""
+    metrics = Metrics()
+    for reason in ("overloaded", "overloaded", "deadline_exceeded"):
+        metrics.refused(reason)
+    found = samples(metrics)
+    assert found["bertserve_requests_total{reason=overloaded}"] == 2
+    assert found["bertserve_requests_total{reason=deadline_exceeded}"] == 1
+    assert found["bertserve_requests_total{reason=ok}"] == 0
+
+
+def test_a_refused_request_has_no_times() -> None:
+    """Refusals are quick and would make the server look fast."""
+    metrics = Metrics()
+    metrics.refused("overloaded")
+    assert samples(metrics)["bertserve_request_seconds_count"] == 0
+
+
+def test_batches_are_counted_by_size() -> None:
+    """Each with the number of its texts."""
+    metrics = Metrics()
+    for size in (1, 8, 8):
+        metrics.batch(size)
+    found = samples(metrics)
+    assert found["bertserve_batch_size_count"] == 3
+    assert found["bertserve_batch_size_sum"] == 17
+    assert found["bertserve_batch_size_bucket{le=1.0}"] == 1
+
+
+@pytest.mark.parametrize("state", State)
+def test_exactly_one_state_is_shown(state: State) -> None:
+    """The last one that was told."""
+    metrics = Metrics()
+    metrics.state(State.STARTING)
+    metrics.state(state)
+    found = {name: value for name, value in samples(metrics).items() if name.startswith("bertserve_state")}
+    assert found == {f"bertserve_state{{state={other}}}": float(other is state) for other in State}
+
+
+def test_deaths_of_the_engine_are_counted() -> None:
+    """So that somebody notices."""
+    metrics = Metrics()
+    metrics.engine_died()
+    assert samples(metrics)["bertserve_engine_restarts_total"] == 1
+
+
+def test_a_gauge_is_read_when_it_is_scraped() -> None:
+    """Not when it is made."""
+    metrics = Metrics()
+    waiting = [1, 2, 3]
+    metrics.gauge("bertserve_waiting", "Who waits.", lambda: len(waiting))
+    waiting.append(4)
+    assert samples(metrics)["bertserve_waiting"] == 4
+
+
+def test_registries_are_independent() -> None:
+    """Two servers in one process do not count each other's requests."""
+    first, second = Metrics(), Metrics()
+    first.refused("overloaded")
+    assert "bertserve_requests_total{reason=overloaded}" not in samples(second)
+
+
+def test_every_metric_has_the_servers_prefix() -> None:
+    """One look at a dashboard's list shows what is ours."""
+    metrics = Metrics()
+    metrics.answered(outcome(1))
+    assert all(name.startswith("bertserve_") for name in samples(metrics))
