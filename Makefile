@@ -38,7 +38,7 @@ test: $(call STAMP,dev) ## the tests of every change, in minutes
 	@$(BIN)/python -m pytest -m "not long"
 
 test-long: $(call STAMP,dev) ## every test at full size
-	@BERTSERVE_TEST_LONG=1 $(BIN)/python -m pytest
+	@$(BIN)/python -m pytest
 
 lint: $(call STAMP,dev) ## style, types and generated files
 	@$(BIN)/ruff format --check .

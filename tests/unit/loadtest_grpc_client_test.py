@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.errors import BenchError
 from loadtest.grpc_client import METHOD, GrpcClient, ReplyCheck, request_bytes
-from serving.transport.grpc import inference_pb2 as pb
 from serving.transport.grpc.inference import SERVICE
 
 if TYPE_CHECKING:
