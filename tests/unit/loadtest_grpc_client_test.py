@@ -11,11 +11,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.errors import BenchError
 from loadtest.grpc_client import METHOD, GrpcClient, ReplyCheck, request_bytes
-from serving.transport.grpc.inference import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+SERVICE = "inference.GRPCInferenceService"
 HIDDEN = 4
 VECTOR = [0.5, -0.5, 0.5, -0.5]
 
