@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # the stubs lack it
+from grpc_health.v1.health import aio as health
 
 from serving.errors import StartupError
 from serving.lifecycle import State
