@@ -1,4 +1,4 @@
-"""Where settings come from and how slips are answered; beside tests/unit/settings_unit_test.py."""
+"""Where settings come from and how slips are answered; beside tests/unit/settings_sources_test.py."""
 
 from __future__ import annotations
 
