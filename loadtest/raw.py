@@ -49,7 +49,6 @@ def session_options(options: str, threads: int, cores: int) -> ort.SessionOption
     made.intra_op_num_threads = threads
     made.inter_op_num_threads = 1
     made.enable_mem_pattern = False
-    made.add_session_config_entry("session.set_denormal_as_zero", "1")
     made.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
     return made
 

@@ -125,7 +125,6 @@ def _session(data: bytes, threads: int) -> ort.InferenceSession:
     options.log_severity_level = _LOG_ERRORS_ONLY
     # Every length is a shape of its own: remembered allocation plans would only pile up.
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
     # A pool thread that sleeps costs the next run 0.1 ms to wake it; one that spins on and on takes a core from
     # the event loop. A millisecond covers the pause between two requests of one client.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "1000")

@@ -15,7 +15,7 @@ from loadtest.workload import find_bundle, make_texts
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENTRIES = ("session.set_denormal_as_zero", "session.intra_op.spin_duration_us")
+ENTRIES = ("session.intra_op.spin_duration_us",)
 
 
 class FakeSession:
