@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from serving.bundle import (
     file_entry,
 )
 from serving.engine.base import ModelSpec
+from serving.engine.cpu import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ def _graph_and_reference(checkpoint: Checkpoint, raw: Path, progress: Progress) 
         graph.write(embedder, raw)
     texts = checkpoint.vocabulary.encode(corpus.read(), checkpoint.max_length)
     with progress.stage(f"PyTorch's answers to {len(texts)} texts"):
-        vectors = graph.answers(embedder, texts, threads=_threads(), count=progress.count)
+        vectors = graph.answers(embedder, texts, threads=available_cpus(), count=progress.count)
     return _Reference(texts, vectors)
 
 
@@ -132,7 +132,7 @@ def _verified(
             reference.texts,
             reference.vectors,
             LIMITS[precision],
-            threads=_threads(),
+            threads=available_cpus(),
             count=progress.count,
         )
         if verdict.failure is not None:
@@ -172,10 +172,6 @@ def _manifest(writer: BundleWriter, checkpoint: Checkpoint, artifacts: tuple[Art
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         prompts=checkpoint.sentence.prompts,
     )
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _tools() -> dict[str, str]:
