@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -23,7 +24,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.support.clients import Transport
 
@@ -368,12 +368,19 @@ def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: typ
     sing(faulty_server, models)
 
 
+def _all_threads_stopped(process: int) -> bool:
+    """Whether the kernel shows each thread as stopped by a signal; a thread on its way still answers."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return all((thread / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for thread in threads)
+
+
 def test_row_46_engine_is_stopped(serve: Callable[..., Server], models: Path) -> None:
     """An engine process that is stopped from outside is noticed as well, killed and replaced."""
     server = serve("--engine", "fake", "--precision", "fp32")
     engine = server.engine_pid()
     assert engine is not None
     os.kill(engine, signal.SIGSTOP)
+    wait_for(lambda: _all_threads_stopped(engine), "every thread of the engine to stop")
     assert isinstance(outcomes(Tei, server, ["hello?"])[0], Refused)
     wait_replaced(server, engine)
     sing(server, models)
