@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FRAMING_BYTES = 6 * 65_536
 """What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
 
-_LINGER_S = 1.0
+_LINGER_S = 5.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
 
@@ -261,7 +261,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        # A silent client has nothing left to send; another may need its time to notice the refusal.
+        self.loop.call_later(1.0 if isinstance(error, SlowRequest) else _LINGER_S, self.transport.close)
 
     def _set_timer(self, reading: _Reading) -> None:
         if self._timer is not None:
