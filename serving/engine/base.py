@@ -9,7 +9,6 @@ inline one; either way `done` is called exactly once, so schedulers, tests and t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,16 +55,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
     max_length: int
     special_ids: dict[str, int]
     output: str = "pooled"
-
-
-@dataclass(slots=True, frozen=True)
-class WarmUp:
-    """What warm-up measured: median microseconds of one text of so many tokens on a lane of a kind."""
-
-    model: str
-    lane: LaneKind
-    tokens: int
-    compute_us: float
 
 
 class Runner(Protocol):
