@@ -18,20 +18,18 @@ import transformers
 from export import corpus, graph, optimize, parity, quantize
 from export.errors import ExportError
 from export.recipe import LIMITS
-from serving.bundle import (
-    GRAPH_INPUTS,
+from serving.bundle import BundleWriter, digest, file_entry
+from serving.engine.base import ModelSpec
+from serving.engine.cpu import available_cpus
+from serving.manifest import (
     SCHEMA_VERSION,
     TOKENIZER,
     Artifact,
-    BundleWriter,
     Manifest,
     Source,
-    TensorSpec,
-    digest,
-    file_entry,
+    graph_inputs,
+    graph_outputs,
 )
-from serving.engine.base import ModelSpec
-from serving.engine.cpu import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +42,10 @@ if TYPE_CHECKING:
     from export.progress import Progress
     from export.recipe import Precision
     from serving.bundle import Bundle
-    from serving.records import EncodedText
+    from serving.records import EncodedText, TensorSpec
 
 _WORK = "work"
+_INPUTS = graph_inputs("embed", segments=True)
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,10 +120,11 @@ def _verified(
         path=str(path),
         sha256=sha256,
         batch_invariant=True,
-        hidden_size=checkpoint.hidden_size,
         vocab_size=checkpoint.config["vocab_size"],
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
+        inputs=tuple(tensor.name for tensor in _INPUTS),
+        outputs=_outputs(checkpoint),
     )
     with progress.stage(f"comparing {path.name} with PyTorch"):
         verdict = parity.verify(
@@ -163,8 +163,8 @@ def _manifest(writer: BundleWriter, checkpoint: Checkpoint, artifacts: tuple[Art
         vocab_size=checkpoint.config["vocab_size"],
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
-        inputs=tuple(TensorSpec(name, "int32", (-1, -1)) for name in GRAPH_INPUTS),
-        outputs=(TensorSpec(graph.OUTPUT, "float32", (-1, checkpoint.hidden_size)),),
+        inputs=_INPUTS,
+        outputs=_outputs(checkpoint),
         artifacts=artifacts,
         files=(file_entry(writer.path / TOKENIZER),),
         source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256()),
@@ -172,6 +172,10 @@ def _manifest(writer: BundleWriter, checkpoint: Checkpoint, artifacts: tuple[Art
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         prompts=checkpoint.sentence.prompts,
     )
+
+
+def _outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
+    return graph_outputs("embed", hidden_size=checkpoint.hidden_size, labels=0, candidates=0)
 
 
 def _tools() -> dict[str, str]:

@@ -14,7 +14,7 @@ from export.checkpoint import SIZES
 from export.errors import ExportError
 from export.quiet import quiet
 from export.recipe import MAX_ONNX_BYTES
-from serving.bundle import GRAPH_INPUTS
+from serving.manifest import graph_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from serving.records import EncodedText
 
 OUTPUT = "pooled"
+GRAPH_INPUTS = tuple(tensor.name for tensor in graph_inputs("embed", segments=True))
 OPSET = 17
 _GRAPH_SHARE = 0.99
 """How much of an ONNX file the weights may take; the rest is for the graph itself."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from export.errors import ExportError
-from serving.bundle import Invariance, Parity
 from serving.engine.inline import InlineEngine
 from serving.engine.ort import OrtCpuBackend
+from serving.manifest import Invariance, Parity
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.buckets import bucket_for
 
@@ -68,7 +68,7 @@ def verify(
     plans = [_alone(texts), _padded(texts, spec.max_length), _mixed(texts)]
     ticks = _Ticks(count, sum(len(plan) for plan in plans))
     engine = InlineEngine(OrtCpuBackend([spec], threads))
-    alone, padded, mixed = (_run(engine, texts, plan, spec.hidden_size, ticks) for plan in plans)
+    alone, padded, mixed = (_run(engine, texts, plan, reference.shape[1], ticks) for plan in plans)
     parity = _parity(alone, reference)
     invariance = _invariance(alone, [padded, mixed])
     return Verdict(parity, invariance, _is_invariant(invariance, limits), _failure(parity, limits))

@@ -15,127 +15,25 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from serving.manifest import MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.onnx_scan import UnsafeModelError, check_model_file
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
-SCHEMA_VERSION = 1
+    from serving.manifest import Artifact
+
 MANIFEST_LIMIT_BYTES = 1 << 20
 
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
 _STAGING = re.compile(r"\.staging-[0-9]+-([0-9]+)")
-_LARGEST_DIMENSION = 1 << 20
-_SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
 
 
 class BundleError(Exception):
     """A bundle that must not be served; the message names the bundle and what is wrong with it."""
-
-
-class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor of the graph; -1 stands for a dimension that varies."""
-
-    name: str
-    dtype: Literal["int32", "float32"]
-    shape: tuple[int, ...]
-
-
-class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers beside PyTorch's, over `texts` texts."""
-
-    texts: int
-    max_abs_difference: float
-    cosine_mean: float
-    cosine_p01: float
-    cosine_min: float
-
-
-class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to a text alone beside its answers padded and in mixed batches."""
-
-    texts: int
-    max_abs_difference: float
-    cosine_min: float
-
-
-class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One executable form of the model.
-
-    Attributes:
-        batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
-            may the artifact be batched or padded.
-        operators: How many of each fused operator the graph holds.
-    """
-
-    file: str
-    kind: Literal["onnx"]
-    precision: Literal["fp32", "int8"]
-    target: Literal["cpu"]
-    sha256: str
-    size_bytes: int
-    batch_invariant: bool
-    parity: Parity
-    invariance: Invariance
-    operators: dict[str, int]
-
-
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the bundle that is no artifact."""
-
-    file: str
-    sha256: str
-    size_bytes: int
-
-
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The checkpoint that the bundle was made from."""
-
-    name: str
-    architecture: str
-    sha256: str
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle is.
-
-    Attributes:
-        max_length: Tokens of the longest input, special tokens included.
-        special_ids: Ids of the special tokens by their role: pad, unk, cls, sep, mask.
-        prompts: Texts that a request may ask to be put before its inputs.
-        outputs: In the order in which the graph answers.
-        tools: Versions of the libraries that took part.
-    """
-
-    schema_version: int
-    model: str
-    version: int
-    task: Literal["embed"]
-    pooling: Literal["mean", "cls"]
-    hidden_size: int
-    vocab_size: int
-    max_length: int
-    special_ids: dict[str, int]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    artifacts: tuple[Artifact, ...]
-    files: tuple[FileEntry, ...]
-    source: Source
-    tools: dict[str, str]
-    created: str
-    prompts: dict[str, str] = {}
-
-    def entries(self) -> list[FileEntry | Artifact]:
-        """Every file of the bundle but the manifest itself."""
-        return [*self.files, *self.artifacts]
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,9 +43,10 @@ class Bundle:
     path: Path
     manifest: Manifest
 
-    def artifact(self, precision: str) -> Artifact | None:
-        """The artifact of that precision, if the bundle has one."""
-        return next((a for a in self.manifest.artifacts if a.precision == precision), None)
+    def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
+        """The artifact of that precision for that target, if the bundle has one."""
+        found = (a for a in self.manifest.artifacts if (a.precision, a.target) == (precision, target))
+        return next(found, None)
 
 
 def digest(path: Path) -> str:
@@ -175,7 +74,8 @@ def open_bundle(path: Path) -> Bundle:
 
 def _verify(path: Path, model: str, version: str) -> Bundle:
     manifest = _read_manifest(path)
-    _check_manifest(path, manifest, model, version)
+    if (wrong := problem(manifest, model, version)) is not None:
+        raise BundleError(f"bundle {path}: {MANIFEST}: {wrong}")
     expected = {entry.file: entry for entry in manifest.entries()}
     found = {entry.name for entry in os.scandir(path)} - {MANIFEST}
     if missing := sorted(expected.keys() - found):
@@ -185,6 +85,8 @@ def _verify(path: Path, model: str, version: str) -> Bundle:
     for entry in expected.values():
         _check_file(path / entry.file, entry)
     for artifact in manifest.artifacts:
+        if artifact.kind != "onnx":
+            continue
         try:
             check_model_file(path / artifact.file)
         except UnsafeModelError as error:
@@ -222,50 +124,6 @@ def _read_manifest(path: Path) -> Manifest:
         return msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"bundle {path}: {MANIFEST} is not a manifest: {error}") from error
-
-
-def _check_manifest(path: Path, manifest: Manifest, model: str, version: str) -> None:
-    problems = [
-        (manifest.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}: export again"),
-        (manifest.model != model, "the model's name differs from its directory's"),
-        (str(manifest.version) != version, "the version differs from its directory's name"),
-        (not manifest.artifacts, "no artifact is listed"),
-        (not 0 < manifest.hidden_size <= _LARGEST_DIMENSION, "hidden_size is out of range"),
-        (not 0 < manifest.vocab_size <= _LARGEST_DIMENSION * 8, "vocab_size is out of range"),
-        (not _SHORTEST_LIMIT <= manifest.max_length <= _LARGEST_DIMENSION, "max_length is out of range"),
-        (TOKENIZER not in {entry.file for entry in manifest.files}, f"{TOKENIZER} is not listed"),
-        (
-            not all(0 <= token < manifest.vocab_size for token in manifest.special_ids.values()),
-            "a special token's id is outside the vocabulary",
-        ),
-        (
-            [(o.name, o.dtype, o.shape) for o in manifest.outputs]
-            != [("pooled", "float32", (-1, manifest.hidden_size))],
-            "the outputs do not fit the task",
-        ),
-        (
-            [(i.name, i.dtype, i.shape) for i in manifest.inputs]
-            != [(name, "int32", (-1, -1)) for name in GRAPH_INPUTS],
-            "the inputs do not fit the task",
-        ),
-    ]
-    names = [entry.file for entry in manifest.entries()]
-    digests = [entry.sha256 for entry in manifest.entries()]
-    problems += [
-        (
-            not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names),
-            "a file's name is not a plain name",
-        ),
-        (len(set(names)) != len(names), "a file is listed twice"),
-        (not all(SHA256.fullmatch(value) for value in digests), "a SHA-256 is not 64 hexadecimal digits"),
-    ]
-    for wrong, sentence in problems:
-        if wrong:
-            raise BundleError(f"bundle {path}: {MANIFEST}: {sentence}")
-
-
-GRAPH_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""The graph's inputs, each int32 [batch, sequence]."""
 
 
 def _check_plain(path: Path, status: os.stat_result) -> None:

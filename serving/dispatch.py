@@ -10,8 +10,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from serving.alarms import Alarms
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, NonFiniteOutput, NotReady
 from serving.records import Batch
@@ -21,11 +19,9 @@ from serving.scheduling.queue import WorkItem, WorkQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from serving.alarms import Alarm
     from serving.engine.base import Engine
-    from serving.records import BatchOutput, EncodedText, ModelIndex
+    from serving.records import BatchOutput, EncodedText, ModelIndex, Row
     from serving.scheduling.batcher import Assignment, Policy
 
 
@@ -42,7 +38,7 @@ class Ticket:
 
     def __init__(self, model: ModelIndex, texts: Sequence[EncodedText]) -> None:
         self.items = [WorkItem(model, text, self, index) for index, text in enumerate(texts)]
-        self.rows: list[NDArray[np.float32] | None] = [None] * len(texts)
+        self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = time.perf_counter()
         self.queue_us = 0.0
@@ -50,10 +46,9 @@ class Ticket:
         self.alarm: Alarm | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def result(self) -> NDArray[np.float32]:
-        """The first output of each text, float32 [texts, ...], once the future is done."""
-        rows = [row for row in self.rows if row is not None]
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+    def result(self) -> list[Row]:
+        """Each text's row of every output, once the future is done."""
+        return [row for row in self.rows if row is not None]
 
 
 class Dispatcher:
@@ -166,13 +161,12 @@ class Dispatcher:
         self._pump()
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
-        rows = output.arrays[0]
         for place, item in enumerate(items):
             ticket = _ticket(item)
             if not output.finite[place]:
                 self._fail(ticket, NonFiniteOutput("the model's answer to this input is not finite"))
                 continue
-            ticket.rows[item.index] = rows[place : place + 1]
+            ticket.rows[item.index] = tuple(array[place] for array in output.arrays)
             ticket.compute_us = max(ticket.compute_us, output.compute_us)
             ticket.missing -= 1
             if ticket.missing == 0 and not ticket.future.done():

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, Literal, NewType, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[np.float32] | NDArray[np.int32]"
+"""One output of a graph."""
+
+Row: TypeAlias = "tuple[Array, ...]"
+"""One text's part of every output; outputs of a token each are as long as the batch was padded."""
 
 TokenIds = array
 """Token ids as an `array('i')`: four bytes each in the machine's order, the wire's own layout."""
@@ -20,6 +28,14 @@ ModelIndex = NewType("ModelIndex", int)
 
 TextInput = str | tuple[str, str] | list[int]
 """One input: a text, a pair of texts, or token ids with their special tokens."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor of a graph; -1 stands for a dimension that varies."""
+
+    name: str
+    dtype: Literal["int32", "float32"]
+    shape: tuple[int, ...]
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,12 +118,12 @@ class BatchOutput:
     """What an engine answers.
 
     Attributes:
-        arrays: The graph's outputs in the manifest's order, float32 [len(texts), ...].
+        arrays: The graph's outputs in the manifest's order, each [len(texts), ...].
         finite: For each input, whether all of its numbers are finite.
         compute_us: Time the engine spent, in microseconds.
     """
 
-    arrays: Sequence[NDArray[np.float32]]
+    arrays: Sequence[Array]
     finite: Sequence[bool]
     compute_us: float
 

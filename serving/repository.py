@@ -6,16 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.bundle import MODEL_NAME, BundleError, open_bundle, versions
+from serving.bundle import BundleError, open_bundle, versions
 from serving.engine.base import ModelSpec
 from serving.errors import InvalidRequest, ModelNotFound, StartupError
+from serving.manifest import MODEL_NAME
 from serving.records import ModelIndex
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.bundle import Artifact, Manifest
+    from serving.manifest import Artifact, Manifest
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,11 +54,11 @@ class ServedModel:
             path=str(self.path / self.artifact.file),
             sha256=self.artifact.sha256,
             batch_invariant=self.artifact.batch_invariant,
-            output=self.manifest.outputs[0].name,
-            hidden_size=self.manifest.hidden_size,
             vocab_size=self.manifest.vocab_size,
             max_length=self.manifest.max_length,
             special_ids=self.manifest.special_ids,
+            inputs=tuple(tensor.name for tensor in self.manifest.inputs),
+            outputs=self.manifest.outputs,
         )
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from serving.bundle import TOKENIZER, BundleError
+from serving.bundle import BundleError
 from serving.errors import InvalidRequest
+from serving.manifest import TOKENIZER
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Encoding
 
-    from serving.bundle import Manifest
+    from serving.manifest import Manifest
     from serving.records import TextInput
 
 CHARACTERS_PER_TOKEN = 32

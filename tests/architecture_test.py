@@ -115,7 +115,14 @@ def test_an_inference_library_is_imported_by_its_engine_alone(library: str, owne
 
 def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
     """The exporter shares the bundle and the engines with the server, nothing else."""
-    allowed = ("serving.bundle", "serving.records", "serving.scheduling.buckets", "serving.engine", "serving.errors")
+    allowed = (
+        "serving.bundle",
+        "serving.manifest",
+        "serving.records",
+        "serving.scheduling.buckets",
+        "serving.engine",
+        "serving.errors",
+    )
     for module in _below("export"):
         assert module.reaches("serving", "loadtest") - {"serving"} <= module.reaches(*allowed), module.name
 

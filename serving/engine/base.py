@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from serving.errors import BertserveError
-from serving.records import Batch, BatchOutput
+from serving.records import Batch, BatchOutput, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,22 +39,22 @@ class ModelSpec(msgspec.Struct, frozen=True):
         path: Artifact file; empty for the fake engine.
         sha256: What the file's bytes must hash to.
         batch_invariant: Whether batches and padding leave answers unchanged.
-        hidden_size: Components of the output.
         vocab_size: Token ids are below this.
         max_length: Longest input in tokens.
         special_ids: Ids of the special tokens by role.
-        output: Name of the graph's output.
+        inputs: Names of the graph's inputs.
+        outputs: The graph's outputs.
     """
 
     name: str
     path: str
     sha256: str
     batch_invariant: bool
-    hidden_size: int
     vocab_size: int
     max_length: int
     special_ids: dict[str, int]
-    output: str = "pooled"
+    inputs: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 class Runner(Protocol):

@@ -6,6 +6,7 @@ depends on every token and its position, so a swapped or truncated answer is see
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import zlib
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.engine.base import LaneKind, ModelSpec, Runner
-    from serving.records import Batch, EncodedText
+    from serving.records import Array, Batch, EncodedText, TensorSpec
 
 
 class Fault(StrEnum):
@@ -83,14 +84,34 @@ class _FakeRunner:
 
     def run(self, batch: Batch) -> BatchOutput:
         started = time.perf_counter()
-        rows = [fake_vector(text, self._models[batch.model].hidden_size) for text in batch.texts]
+        outputs = self._models[batch.model].outputs
+        rows = [fake_vector(text, _length(outputs, batch)) for text in batch.texts]
         for row, text in enumerate(batch.texts):
             for token in self._faults.keys() & set(text.ids):
                 _provoke(self._faults[token], rows[row])
         if self._delay_s:
             time.sleep(self._delay_s)
         finite = [bool(np.isfinite(row).all()) for row in rows]
-        return BatchOutput([np.stack(rows)], finite, (time.perf_counter() - started) * 1e6)
+        return BatchOutput(_split(np.stack(rows), outputs, batch), finite, (time.perf_counter() - started) * 1e6)
+
+
+def _shape(spec: TensorSpec, batch: Batch) -> list[int]:
+    """An output's shape for one text: a dimension that varies is the batch's padded length."""
+    return [batch.padded_length if size < 0 else size for size in spec.shape[1:]]
+
+
+def _length(outputs: Sequence[TensorSpec], batch: Batch) -> int:
+    return sum(math.prod(_shape(spec, batch)) for spec in outputs)
+
+
+def _split(rows: NDArray[np.float32], outputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
+    """The outputs in their shapes, cut one after another from each row."""
+    arrays: list[Array] = []
+    for spec in outputs:
+        shape = _shape(spec, batch)
+        part, rows = rows[:, : math.prod(shape)], rows[:, math.prod(shape) :]
+        arrays.append(part.reshape(len(batch.texts), *shape).astype(spec.dtype))
+    return arrays
 
 
 def _provoke(fault: Fault, row: NDArray[np.float32]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving.bundle import GRAPH_INPUTS, BundleError, read_artifact
+from serving.bundle import BundleError, read_artifact
 from serving.engine.base import LaneKind
 from serving.engine.lanes import lanes_for
 from serving.engine.padding import Padder, finite_rows
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 VERSION = str(ort.__version__)
 
 _LOG_ERRORS_ONLY = 3
+
+_TYPES = {"float32": "tensor(float)", "int32": "tensor(int32)"}
 
 _LOAD_ERRORS = (
     ort_errors.Fail,
@@ -68,7 +70,7 @@ class OrtCpuBackend:
                 gives other tensors than the manifest says.
         """
         self._lanes = lanes_for(models, threads)
-        self._padders = [Padder(model.max_length, model.special_ids.get("pad", 0)) for model in models]
+        self._padders = [Padder(model) for model in models]
         self._sessions: list[list[ort.InferenceSession | None]] = []
         for model in models:
             lanes = self._lanes[:1] if model.batch_invariant else self._lanes
@@ -110,12 +112,17 @@ def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSes
     except _LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
     inputs = {(tensor.name, tensor.type) for tensor in sessions[0].get_inputs()}
-    outputs = [(tensor.name, tensor.type, tensor.shape[1:]) for tensor in sessions[0].get_outputs()]
-    if inputs != {(name, "tensor(int32)") for name in GRAPH_INPUTS}:
+    outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in sessions[0].get_outputs()]
+    if inputs != {(name, "tensor(int32)") for name in model.inputs}:
         raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
-    if outputs != [(model.output, "tensor(float)", [model.hidden_size])]:
+    if outputs != [(spec.name, _TYPES[spec.dtype], spec.shape) for spec in model.outputs]:
         raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
     return sessions
+
+
+def _fixed(shape: Sequence[object]) -> tuple[int, ...]:
+    """A shape as manifests write it: ONNX Runtime gives dimensions that vary as names."""
+    return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
 def _session(data: bytes, threads: int) -> ort.InferenceSession:

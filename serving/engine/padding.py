@@ -7,30 +7,44 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.manifest import IDS, MASK, POSITIONS, TYPES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.records import Batch
+    from serving.engine.base import ModelSpec
+    from serving.records import Array, Batch
 
 Tensors = dict[str, "NDArray[np.int32]"]
 
 
 class Padder:
-    """Makes `input_ids`, `attention_mask` and `token_type_ids`, each int32 [texts, longest].
+    """Makes a graph's inputs.
 
-    A single text, which is the common case, costs no copy: its ids are used where they lie, and the mask
-    and segments are slices of constants.
+    `input_ids`, `attention_mask` and `token_type_ids` are int32 [texts, longest]; `mask_positions` is int32
+    [texts, masks], the places of each text's mask tokens, then zeros. A single text, which is the common
+    case, costs no copy: its ids are used where they lie, and the mask and segments are slices of constants.
     """
 
-    def __init__(self, max_length: int, pad_id: int) -> None:
-        self._ones = np.ones((1, max_length), np.int32)
-        self._zeros = np.zeros((1, max_length), np.int32)
-        self._pad_id = pad_id
+    def __init__(self, model: ModelSpec) -> None:
+        self._inputs = frozenset(model.inputs)
+        self._ones = np.ones((1, model.max_length), np.int32)
+        self._zeros = np.zeros((1, model.max_length), np.int32)
+        self._pad_id = model.special_ids.get("pad", 0)
+        self._mask_id = model.special_ids.get("mask", -1)
 
     def tensors(self, batch: Batch) -> Tensors:
         """The batch's tensors, valid until the batch is gone."""
+        tensors = self._rectangles(batch)
+        if TYPES not in self._inputs:
+            del tensors[TYPES]
+        if POSITIONS in self._inputs:
+            tensors[POSITIONS] = _places(tensors[IDS], self._mask_id)
+        return tensors
+
+    def _rectangles(self, batch: Batch) -> Tensors:
         if len(batch.texts) == 1:
             text = batch.texts[0]
             ids = np.frombuffer(text.ids, np.int32).reshape(1, -1)
@@ -38,7 +52,7 @@ class Padder:
             types = self._zeros[:, :length]
             if text.type_ids is not None:
                 types = np.frombuffer(text.type_ids, np.int32).reshape(1, -1)
-            return {"input_ids": ids, "attention_mask": self._ones[:, :length], "token_type_ids": types}
+            return {IDS: ids, MASK: self._ones[:, :length], TYPES: types}
         shape = (len(batch.texts), batch.padded_length)
         ids = np.full(shape, self._pad_id, np.int32)
         mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -48,10 +62,20 @@ class Padder:
             mask[row, :length] = 1
             if text.type_ids is not None:
                 types[row, :length] = text.type_ids
-        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        return {IDS: ids, MASK: mask, TYPES: types}
 
 
-def finite_rows(arrays: Sequence[NDArray[np.float32]], texts: int) -> list[bool]:
+def _places(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
+    """Where a token stands in each row; at least one column, since no graph takes an empty tensor."""
+    found = ids == token
+    most = max(1, int(found.sum(axis=1).max()))
+    # A stable sort of "is not the token" brings its places to the front, in order.
+    places = np.argsort(~found, axis=1, kind="stable")[:, :most].astype(np.int32)
+    places[~np.take_along_axis(found, places, axis=1)] = 0
+    return places
+
+
+def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
     """For each text, whether all its numbers in all outputs are finite.
 
     A sum is finite only if every number is (infinities of both signs make NaN), so one sum settles the

@@ -3,7 +3,7 @@
     frame   := length u32 | kind u8 | pad u8 | model u16 | batch u64 | payload[length]
     RUN     := texts u32 | typed u32 | lengths u32[texts] | ids i32[sum] | type_ids i32[sum] if typed
     RESULT  := compute_us f64 | texts u32 | arrays u32 | finite u8[texts], padded to 8
-               | for each array: ndim u32, dims u32[ndim], data f32[product]
+               | for each array: dtype u32 (0 f32, 1 i32), ndim u32, dims u32[ndim], data[product]
     FAULT   := message, UTF-8, for the log
     LOAD, READY, REFUSED := JSON, once each, on the control socket
 
@@ -33,6 +33,7 @@ FRAME_LIMIT_BYTES = 1 << 30
 
 _RUN_HEAD = struct.Struct("=II")
 _RESULT_HEAD = struct.Struct("=dII")
+_DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
 
 
 class Kind(IntEnum):
@@ -138,8 +139,9 @@ def pack_result(number: int, output: BatchOutput) -> bytes:
     texts = len(output.finite)
     parts = [_RESULT_HEAD.pack(output.compute_us, texts, len(output.arrays)), bytes(output.finite), bytes(-texts % 8)]
     for values in output.arrays:
-        parts.append(struct.pack(f"={1 + values.ndim}I", values.ndim, *values.shape))
-        parts.append(np.ascontiguousarray(values, np.float32).tobytes())
+        dtype = int(values.dtype == np.int32)
+        parts.append(struct.pack(f"={2 + values.ndim}I", dtype, values.ndim, *values.shape))
+        parts.append(values.astype(_DTYPES[dtype], copy=False).tobytes())
     return pack(Kind.RESULT, b"".join(parts), batch=number)
 
 
@@ -151,11 +153,11 @@ def unpack_result(payload: bytes) -> BatchOutput:
     at += texts + (-texts % 8)
     arrays = []
     for _ in range(count):
-        (ndim,) = struct.unpack_from("=I", payload, at)
-        shape = struct.unpack_from(f"={ndim}I", payload, at + 4)
-        at += 4 + 4 * ndim
+        dtype, ndim = struct.unpack_from("=II", payload, at)
+        shape = struct.unpack_from(f"={ndim}I", payload, at + 8)
+        at += 8 + 4 * ndim
         size = math.prod(shape)
-        arrays.append(np.frombuffer(payload, np.float32, size, at).reshape(shape))
+        arrays.append(np.frombuffer(payload, _DTYPES[dtype], size, at).reshape(shape))
         at += 4 * size
     return BatchOutput(arrays, finite, compute_us)
 

@@ -9,9 +9,11 @@ import numpy as np
 from serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from serving.records import EmbedOptions
+    from serving.records import EmbedOptions, Row
 
 _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
@@ -27,19 +29,21 @@ def check(options: EmbedOptions, hidden_size: int) -> None:
         raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {hidden_size}")
 
 
-def finish(pooled: NDArray[np.float32], options: EmbedOptions) -> NDArray[np.float32]:
+def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
     """The answer from the graph's `pooled` output.
 
     Args:
-        pooled: float32 [texts, hidden_size].
+        rows: Each text's `pooled`, float32 [hidden_size].
         options: Cut and scale.
 
     Returns:
         float32 [texts, dimensions], each row of length 1 if asked for.
     """
-    # What is cut must be whole again in memory: encoders write rows as they lie.
-    cut = options.dimensions
-    vectors = pooled if cut is None else np.ascontiguousarray(pooled[:, :cut])
+    pooled = rows[0][0][None] if len(rows) == 1 else np.stack([row[0] for row in rows])
+    vectors = pooled.astype(np.float32, copy=False)
+    if options.dimensions is not None:
+        # What is cut must be whole again in memory: encoders write rows as they lie.
+        vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
     if not options.normalize:
         return vectors
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]

@@ -48,10 +48,11 @@ def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
         path=str(bundle.path / artifact.file),
         sha256=artifact.sha256,
         batch_invariant=artifact.batch_invariant,
-        hidden_size=manifest.hidden_size,
         vocab_size=manifest.vocab_size,
         max_length=manifest.max_length,
         special_ids=manifest.special_ids,
+        inputs=tuple(tensor.name for tensor in manifest.inputs),
+        outputs=manifest.outputs,
     )
     results: list[object] = []
     InlineEngine(OrtCpuBackend([spec], 1)).submit(0, Batch(ModelIndex(0), texts), results.append)

@@ -133,7 +133,7 @@ ENTRIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "special-id-outside": lambda manifest: manifest["special_ids"].update(cls=1 << 20),
     "negative-special-id": lambda manifest: manifest["special_ids"].update(pad=-1),
     "outputs": lambda manifest: manifest["outputs"].append(manifest["outputs"][0]),
-    "inputs": lambda manifest: manifest["inputs"].pop(),
+    "inputs": lambda manifest: manifest["inputs"].pop(0),
     "digest-too-short": artifact(sha256="00"),
     "digest-in-capitals": lambda manifest: artifact(sha256=manifest["artifacts"][0]["sha256"].upper())(manifest),
     "native-engine": artifact(kind="tensorrt"),

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.dispatch import Dispatcher, _ticket
-from serving.engine.base import LaneKind, ModelSpec
+from serving.engine.base import LaneKind
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.engine.inline import InlineEngine
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.queue import WorkItem
+from tests.support.specs import model_spec
 from tests.unit.alarms_test import VirtualLoop, now, virtually
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ BATCHED, TEXT_BY_TEXT = ModelIndex(0), ModelIndex(1)
 RAISES, NAN = 9001, 9002
 POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False])
 SPECS = [
-    ModelSpec("model", "", "", invariant, hidden_size=SIZE, vocab_size=2000, max_length=64, special_ids={})
+    model_spec(size=SIZE, batch_invariant=invariant, vocab_size=2000, max_length=64)
     for invariant in POLICY.batch_invariant
 ]
+
+
+def pooled(ticket: Ticket) -> np.ndarray:
+    """The only output of each of a request's texts."""
+    return np.stack([row for (row,) in ticket.result()])
 
 
 def text(*ids: int) -> EncodedText:
@@ -123,7 +129,7 @@ class Bench:
 
 async def rows(task: asyncio.Task[Ticket]) -> list[list[float]]:
     """A request's answer."""
-    found: list[list[float]] = (await task).result().tolist()
+    found: list[list[float]] = pooled(await task).tolist()
     return found
 
 
@@ -141,7 +147,7 @@ async def test_rows_come_in_the_order_of_the_texts(model: ModelIndex, count: int
     """However the texts were batched: they are of all lengths, and lengths are batched apart."""
     texts = [text(*range(number, number + 1 + 7 * number % 60)) for number in range(count)]
     ticket = await inline(threads=2).run(model, texts, now() + 1)
-    np.testing.assert_array_equal(ticket.result(), [fake_vector(one, SIZE) for one in texts])
+    np.testing.assert_array_equal(pooled(ticket), [fake_vector(one, SIZE) for one in texts])
 
 
 @virtually
@@ -377,7 +383,7 @@ async def test_an_answer_in_time_disarms_the_deadline() -> None:
     assert ticket.alarm is not None
     assert ticket.alarm.callback is None
     await asyncio.sleep(10)
-    assert ticket.result().tolist() == [[1, 1]]
+    assert pooled(ticket).tolist() == [[1, 1]]
 
 
 @virtually
@@ -557,7 +563,7 @@ class Schedule:
             if request.task.cancelled():
                 assert any(request.cancelled)
             elif (error := request.task.exception()) is None:
-                assert request.task.result().result().tolist() == [answer(one) for one in request.texts]
+                assert pooled(request.task.result()).tolist() == [answer(one) for one in request.texts]
             else:
                 assert self.deserved(request, error), f"{error!r} of a request that did not deserve it"
         self.bench.assert_nothing_is_left()

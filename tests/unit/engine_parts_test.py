@@ -18,6 +18,7 @@ from serving.engine.lanes import MOST_LANES, lanes_for
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ FIRST = ModelIndex(0)
 
 def spec(*, batch_invariant: bool = True) -> ModelSpec:
     """A model for the fake engine."""
-    return ModelSpec("fake", "", "", batch_invariant, 8, 100, 32, {"pad": 0})
+    return model_spec("fake", batch_invariant=batch_invariant, vocab_size=100, special_ids={"pad": 7})
 
 
 def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
@@ -93,7 +94,7 @@ def test_lanes_are_bounded() -> None:
 
 def test_padding_of_one_text() -> None:
     """A single text has no padding: its mask is all ones and its segments all zeros."""
-    tensors = Padder(32, pad_id=7).tensors(Batch(FIRST, [text(5, 6)]))
+    tensors = Padder(spec()).tensors(Batch(FIRST, [text(5, 6)]))
     assert {name: values.tolist() for name, values in tensors.items()} == {
         "input_ids": [[5, 6]],
         "attention_mask": [[1, 1]],
@@ -103,13 +104,13 @@ def test_padding_of_one_text() -> None:
 
 def test_padding_of_one_pair() -> None:
     """The segments of a pair stay."""
-    tensors = Padder(32, pad_id=7).tensors(Batch(FIRST, [text(5, 6, types=(0, 1))]))
+    tensors = Padder(spec()).tensors(Batch(FIRST, [text(5, 6, types=(0, 1))]))
     assert tensors["token_type_ids"].tolist() == [[0, 1]]
 
 
 def test_padding_of_several_texts() -> None:
     """Shorter texts are filled up with the padding id, masked out."""
-    tensors = Padder(32, pad_id=7).tensors(Batch(FIRST, [text(5), text(1, 2, 3, types=(0, 1, 1))]))
+    tensors = Padder(spec()).tensors(Batch(FIRST, [text(5), text(1, 2, 3, types=(0, 1, 1))]))
     assert {name: values.tolist() for name, values in tensors.items()} == {
         "input_ids": [[5, 7, 7], [1, 2, 3]],
         "attention_mask": [[1, 0, 0], [1, 1, 1]],
@@ -117,10 +118,32 @@ def test_padding_of_several_texts() -> None:
     }
 
 
+def test_a_graph_without_segments_gets_none() -> None:
+    """DistilBERT and RoBERTa know no segments; ONNX Runtime refuses an input that the graph does not have."""
+    without = model_spec(segments=False)
+    assert set(Padder(without).tensors(Batch(FIRST, [text(5), text(6, 7)]))) == {"input_ids", "attention_mask"}
+
+
+def test_mask_positions() -> None:
+    """Where each text's mask tokens stand, in order; what is left of a row is 0."""
+    padder = Padder(model_spec(task="fill_mask", special_ids={"pad": 0, "mask": 9}))
+    batch = Batch(FIRST, [text(1, 9, 2, 9), text(9), text(3)])
+    assert padder.tensors(batch)["mask_positions"].tolist() == [[1, 3], [0, 0], [0, 0]]
+    assert padder.tensors(Batch(FIRST, [text(3, 4)]))["mask_positions"].tolist() == [[0]]
+
+
+def test_the_fake_engine_has_every_tasks_shapes() -> None:
+    """Outputs of one number a token are as long as the batch is padded, with the manifest's types."""
+    model = model_spec(size=2, task="fill_mask")
+    output = FakeBackend([model], 1).runner(0).run(Batch(FIRST, [text(1, 2, 3), text(4)]))
+    assert [array.shape for array in output.arrays] == [(2, 3, 2), (2, 3, 2), (2, 3)]
+    assert [array.dtype for array in output.arrays] == [np.int32, np.float32, np.float32]
+
+
 @given(st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=32), min_size=1, max_size=6))
 def test_padding_loses_nothing(rows: list[list[int]]) -> None:
     """Behind the mask stand exactly the ids, as int32 and in C order, as graphs want them."""
-    tensors = Padder(32, pad_id=0).tensors(Batch(FIRST, [text(*row) for row in rows]))
+    tensors = Padder(spec()).tensors(Batch(FIRST, [text(*row) for row in rows]))
     for row, ids, mask in zip(rows, tensors["input_ids"], tensors["attention_mask"], strict=True):
         assert ids[mask == 1].tolist() == row
         assert mask.sum() == len(row)

@@ -13,10 +13,11 @@ from export import corpus, graph, optimize, parity
 from export.checkpoint import open_checkpoint
 from export.recipe import LIMITS
 from export.source import find
-from serving.bundle import Invariance, Parity, digest
-from serving.engine.base import ModelSpec
+from serving.bundle import digest
+from serving.manifest import Invariance, Parity
 from serving.records import EncodedText
 from tests.support.checkpoints import write_checkpoint
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +108,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[EncodedT
 
 def verdict(path: Path, texts: list[EncodedText], reference: NDArray[np.float32]) -> parity.Verdict:
     """Compares an artifact under the limits of fp32."""
-    spec = ModelSpec(path.name, str(path), digest(path), True, 32, 200, 64, {"pad": 0})
+    spec = model_spec(
+        path.name, size=32, path=str(path), sha256=digest(path), vocab_size=200, max_length=64, special_ids={"pad": 0}
+    )
     return parity.verify(spec, texts, reference, LIMITS["fp32"], threads=1, count=lambda _done, _total: None)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from serving.bundle import BundleError, BundleWriter, Manifest, digest, open_bundle
+from serving.bundle import BundleError, BundleWriter, digest, open_bundle
 from serving.errors import InvalidRequest
+from serving.manifest import SCHEMA_VERSION, Manifest, Task, graph_inputs, graph_outputs, problem
 from serving.tokenizer import TextTokenizer
 from tests.support.poison import TINY_SIZE, edit_manifest, sign, tiny_model
 
@@ -41,7 +42,7 @@ def small_manifest() -> dict[str, Any]:
     invariance = {"texts": 1, "max_abs_difference": 0, "cosine_min": 1}
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "model": "small",
         "version": 1,
         "task": "embed",
@@ -107,8 +108,10 @@ def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest["files"][0].update({name: value})
 
 
+ENGINE = {"flavour": "rtx", "version": "1.7", "compute_capability": "7.5", "profiles": []}
+
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another-schema": (put("schema_version", 2), "export again"),
+    "another-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
     "another-name": (put("model", "other"), "name differs"),
     "another-version": (put("version", 2), "version differs"),
     "no-artifact": (put("artifacts", []), "no artifact"),
@@ -124,7 +127,19 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other-output-size": (lambda m: m["outputs"][0].update(shape=[-1, TINY_SIZE + 1]), "outputs"),
     "more-outputs": (lambda m: m["outputs"].append(m["outputs"][0]), "outputs"),
     "other-inputs": (lambda m: m["inputs"].reverse(), "inputs"),
-    "fewer-inputs": (lambda m: m["inputs"].pop(), "inputs"),
+    "fewer-inputs": (lambda m: m["inputs"].pop(0), "inputs"),
+    "no-pooling": (put("pooling", None), "pooling"),
+    "pooling-elsewhere": (put("task", "rerank"), "pooling"),
+    "labels-elsewhere": (put("labels", ["a"]), "labels"),
+    "classes-without-names": (lambda m: m.update(task="classify", pooling=None), "labels"),
+    "many-labels-elsewhere": (put("multi_label", True), "multi_label"),
+    "candidates-elsewhere": (put("candidates", 5), "candidates"),
+    "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
+    "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3), "mask token"),
+    "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
+    "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
+    "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
+    "engine-tied-to-nothing": (lambda m: m["artifacts"][0].update(kind="tensorrt"), "TensorRT"),
     "no-tokenizer": (put("files", []), "tokenizer.json is not listed"),
     "listed-twice": (lambda m: m["files"].append(m["files"][0]), "twice"),
     "upper-case-digest": (put_file("sha256", "A" * 64), "64 hexadecimal"),
@@ -145,6 +160,30 @@ def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) ->
     """Only plain names, none of them the manifest's own."""
     edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": name}))
     assert "plain name" in refusal(bundle)
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("task", get_args(Task))
+def test_every_task_has_its_tensors(task: Task, *, segments: bool) -> None:
+    """A manifest of any task passes with that task's inputs and outputs, and with no other task's."""
+    labels = ("a", "b") if task in {"classify", "tag"} else ()
+    candidates = 3 if task == "fill_mask" else 0
+    manifest = msgspec.structs.replace(
+        msgspec.json.decode(msgspec.json.encode(small_manifest()), type=Manifest),
+        task=task,
+        pooling="cls" if task == "embed" else None,
+        labels=labels,
+        candidates=candidates,
+        special_ids={"mask": 4},
+        inputs=graph_inputs(task, segments=segments),
+        outputs=graph_outputs(task, hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates),
+    )
+    assert problem(manifest, "small", "1") is None
+    for other in set(get_args(Task)) - {task}:
+        outputs = graph_outputs(other, hidden_size=TINY_SIZE, labels=2, candidates=3)
+        assert problem(msgspec.structs.replace(manifest, outputs=outputs), "small", "1") == (
+            "the outputs do not fit the task"
+        )
 
 
 UNREADABLE: dict[str, bytes] = {

@@ -16,6 +16,7 @@ from serving.records import Batch, ModelIndex
 from serving.repository import Repository
 from tests.support.expected import cosines
 from tests.support.poison import TINY_SIZE, tiny_model
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,12 +86,12 @@ def test_a_batched_model_has_no_session_on_narrow_lanes(backend: OrtCpuBackend, 
         backend.runner(1).run(Batch(FP32, encoded[:1]))
 
 
-def model_at(folder: Path, model: onnx.ModelProto | bytes, **changes: object) -> ModelSpec:
+def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE, **changes: object) -> ModelSpec:
     """Writes a model of `TINY_SIZE` components and describes it."""
     path = folder / "model.onnx"
     path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-    fields = {"batch_invariant": True, "hidden_size": TINY_SIZE, "vocab_size": 100, "max_length": 16, "special_ids": {}}
-    return ModelSpec(**{"name": "tiny", "path": str(path), "sha256": digest(path), **fields, **changes})
+    fields = {"path": str(path), "sha256": digest(path), "vocab_size": 100, "max_length": 16, **changes}
+    return model_spec("tiny", size=size, **fields)
 
 
 def test_a_small_honest_model_is_taken(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:
@@ -165,7 +166,7 @@ def test_a_graph_that_does_not_fit_its_manifest_is_refused(tmp_path: Path, case:
 def test_another_size_than_the_manifests_is_refused(tmp_path: Path) -> None:
     """Answers would have other dimensions than clients were told."""
     with pytest.raises(BundleError, match="outputs"):
-        OrtCpuBackend([model_at(tmp_path, tiny_model(), hidden_size=TINY_SIZE + 1)], 1)
+        OrtCpuBackend([model_at(tmp_path, tiny_model(), TINY_SIZE + 1)], 1)
 
 
 def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:

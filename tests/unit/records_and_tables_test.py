@@ -148,35 +148,35 @@ def test_every_error_has_a_body_on_every_path(kind: type[BertserveError], path: 
 
 def test_no_dimensions_keeps_all() -> None:
     """Without options the vectors are scaled and nothing else."""
-    found = embed.finish(np.array([[3.0, 4.0]], np.float32), EmbedOptions())
+    found = embed.finish([(np.array([3.0, 4.0], np.float32),)], EmbedOptions())
     np.testing.assert_allclose(found, [[0.6, 0.8]])
 
 
 def test_dimensions_are_cut_before_scaling() -> None:
     """What is cut off does not count for the length."""
     pooled = np.array([[3.0, 4.0, 12.0], [1.0, 0.0, 5.0]], np.float32)
-    found = embed.finish(pooled, EmbedOptions(dimensions=2))
+    found = embed.finish([(row,) for row in pooled], EmbedOptions(dimensions=2))
     np.testing.assert_allclose(found, [[0.6, 0.8], [1.0, 0.0]])
 
 
 def test_unscaled_vectors_are_the_models_own() -> None:
     """`normalize` off leaves the numbers as they are, cut or whole, in rows that encoders can write."""
     pooled = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(embed.finish(pooled, EmbedOptions(normalize=False)), pooled)
-    cut = embed.finish(pooled, EmbedOptions(normalize=False, dimensions=2))
+    np.testing.assert_array_equal(embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False)), pooled)
+    cut = embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False, dimensions=2))
     np.testing.assert_array_equal(cut, pooled[:, :2])
     assert cut.flags.c_contiguous
 
 
 def test_a_zero_vector_stays_zero() -> None:
     """A vector without a direction is not divided by zero."""
-    np.testing.assert_array_equal(embed.finish(np.zeros((1, 3), np.float32), EmbedOptions()), np.zeros((1, 3)))
+    np.testing.assert_array_equal(embed.finish([(np.zeros(3, np.float32),)], EmbedOptions()), np.zeros((1, 3)))
 
 
 def test_read_only_vectors_are_taken() -> None:
     """Rows that come straight off the wire are read-only; they are not written to."""
     pooled = np.frombuffer(np.ones((1, 4), np.float32).tobytes(), np.float32).reshape(1, 4)
-    np.testing.assert_allclose(embed.finish(pooled, EmbedOptions()), np.full((1, 4), 0.5))
+    np.testing.assert_allclose(embed.finish([(row,) for row in pooled], EmbedOptions()), np.full((1, 4), 0.5))
 
 
 @pytest.mark.parametrize("dimensions", [1, 384])

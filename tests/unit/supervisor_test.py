@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from serving.engine import supervisor
-from serving.engine.base import LaneKind, ModelSpec
+from serving.engine.base import LaneKind
 from serving.engine.fake import fake_vector
 from serving.engine.supervisor import EngineFailed, RemoteEngine, Supervisor
 from serving.engine.wire import Load, pack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from tests.support.server import is_running
+from tests.support.specs import model_spec
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ FIRST = ModelIndex(0)
 NAN, RAISE, EXIT, HANG = 1001, 1002, 1003, 1004
 FAULTS = {NAN: "nan", RAISE: "raise", EXIT: "exit", HANG: "hang"}
 LIMIT_S = 60.0
-BATCHED = ModelSpec("batched", "", "", True, SIZE, 1000, 32, {})
-TEXT_BY_TEXT = ModelSpec("text-by-text", "", "", False, SIZE, 1000, 32, {})
+BATCHED = model_spec("batched", size=SIZE)
+TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
 LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
 
 
@@ -251,7 +252,7 @@ async def test_signals_to_the_whole_group_leave_the_engine_alone(number: signal.
 async def test_a_model_that_is_not_what_was_promised_is_refused(tmp_path: Path) -> None:
     """The engine says what is wrong with it, in words for the operator, and ends."""
     (tmp_path / "model.onnx").write_bytes(b"something else")
-    spec = ModelSpec("m", str(tmp_path / "model.onnx"), "0" * 64, True, SIZE, 1000, 32, {})
+    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
     with pytest.raises(EngineFailed, match="does not match its SHA-256"):
         await soon(RemoteEngine.start(Load("ort-cpu", [spec], threads=1)))
 
@@ -345,7 +346,7 @@ def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch
 async def test_an_engine_that_refuses_is_not_tried_again(tmp_path: Path) -> None:
     """The files will not be better the second time."""
     (tmp_path / "model.onnx").write_bytes(b"something else")
-    spec = ModelSpec("m", str(tmp_path / "model.onnx"), "0" * 64, True, SIZE, 1000, 32, {})
+    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
     slot = Slot()
     await soon(Supervisor(Load("ort-cpu", [spec], threads=1), slot).run())
     assert "SHA-256" in await slot.next("failed")

@@ -92,6 +92,15 @@ def test_result_takes_any_layout() -> None:
     np.testing.assert_array_equal(out.arrays[0], values)
 
 
+def test_result_keeps_integers() -> None:
+    """Token ids come back as int32 beside float32 scores: the largest is no float32."""
+    ids, scores = np.array([[2**31 - 1, 7]], np.int32), np.array([[0.5, 0.25]], np.float32)
+    out = unpack_result(bytes(payload_of(pack_result(1, BatchOutput([ids, scores], [True], 0.0)))))
+    assert [array.dtype for array in out.arrays] == [np.int32, np.float32]
+    np.testing.assert_array_equal(out.arrays[0], ids)
+    np.testing.assert_array_equal(out.arrays[1], scores)
+
+
 def test_result_keeps_what_is_not_finite() -> None:
     """NaN and infinity cross the wire as they are; judging them is not its business."""
     values = np.array([[np.nan, np.inf, -np.inf]], np.float32)

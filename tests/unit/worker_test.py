@@ -9,11 +9,13 @@ from serving.engine.base import LaneKind, ModelSpec
 from serving.engine.wire import Load
 from serving.engine.worker import prepare
 from serving.records import ModelIndex
+from tests.support.specs import model_spec
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:
     """A model for the fake engine."""
-    return ModelSpec(name, "", "", batch_invariant, 8, 1000, max_length, {"cls": 1, "sep": 2})
+    special_ids = {"cls": 1, "sep": 2}
+    return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, special_ids=special_ids)
 
 
 def test_every_model_is_measured_over_the_lengths_that_it_will_see() -> None:

@@ -1,0 +1,299 @@
+"""What a bundle says of itself: the schema of `manifest.json`, and the rules that it must keep.
+
+Nothing here touches a disk but for reading; `bundle` holds the files against it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from serving.records import TensorSpec
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+REPORT = "report.html"
+SCHEMA_VERSION = 2
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST_DIMENSION = 1 << 20
+_SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
+_MOST_CANDIDATES = 1000
+
+Task = Literal["embed", "classify", "rerank", "answer", "tag", "fill_mask"]
+"""What a model does with a text."""
+
+Precision = Literal["fp32", "fp16", "int8"]
+"""What an artifact computes in."""
+
+Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm120"]
+"""What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
+
+IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
+
+
+class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers beside PyTorch's, over `texts` texts.
+
+    Attributes:
+        max_abs_difference: Largest difference of any number of any raw output.
+        cosine_mean: Of the raw outputs, text by text.
+        cosine_p01: The 1st percentile.
+        cosine_min: The least.
+        agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed.
+        worst: The text with the least cosine.
+    """
+
+    texts: int
+    max_abs_difference: float
+    cosine_mean: float
+    cosine_p01: float
+    cosine_min: float
+    agreement: float | None = None
+    worst: str = ""
+
+
+class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers to a text alone beside its answers padded and in mixed batches."""
+
+    texts: int
+    max_abs_difference: float
+    cosine_min: float
+
+
+class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The task's own metric over a file of labelled text, times 100, for PyTorch and for the artifact."""
+
+    metric: str
+    reference: str
+    examples: int
+    pytorch: float
+    artifact: float
+
+
+class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One optimization profile of a TensorRT engine: (batch, sequence) at least, usually, at most."""
+
+    min: tuple[int, int]
+    opt: tuple[int, int]
+    max: tuple[int, int]
+
+
+class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a TensorRT engine is tied to."""
+
+    flavour: Literal["rtx", "enterprise"]
+    version: str
+    compute_capability: str
+    profiles: tuple[ShapeProfile, ...]
+
+
+class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One executable form of the model.
+
+    Attributes:
+        batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
+            may the artifact be batched or padded.
+        parity: Its answers beside PyTorch's; None where the machine that made it could not run it.
+        operators: How many of each fused operator the graph holds.
+        waived: Limits that it broke and that the recipe let pass.
+        engine: What a TensorRT engine is tied to.
+    """
+
+    file: str
+    kind: Literal["onnx", "tensorrt"]
+    precision: Precision
+    target: Target
+    sha256: str
+    size_bytes: int
+    batch_invariant: bool
+    parity: Parity | None
+    invariance: Invariance | None
+    operators: dict[str, int]
+    accuracy: tuple[Accuracy, ...] = ()
+    waived: tuple[str, ...] = ()
+    engine: EngineBuild | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether its answers were compared with PyTorch's."""
+        return self.parity is not None
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the bundle that is no artifact."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The checkpoint that the bundle was made from."""
+
+    name: str
+    architecture: str
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle is.
+
+    Attributes:
+        max_length: Tokens of the longest input, special tokens included.
+        special_ids: Ids of the special tokens by their role: pad, unk, cls, sep, mask.
+        pooling: How token vectors become one, for the task embed.
+        labels: Names of the classes or tags, by index, for the tasks classify and tag.
+        multi_label: Whether classes are independent of one another, for the task classify.
+        candidates: How many tokens the graph offers for each mask, for the task fill_mask.
+        prompts: Texts that a request may ask to be put before its inputs.
+        inputs: In the graph's order.
+        outputs: In the order in which the graph answers.
+        tools: Versions of the libraries that took part.
+    """
+
+    schema_version: int
+    model: str
+    version: int
+    task: Task
+    hidden_size: int
+    vocab_size: int
+    max_length: int
+    special_ids: dict[str, int]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    artifacts: tuple[Artifact, ...]
+    files: tuple[FileEntry, ...]
+    source: Source
+    tools: dict[str, str]
+    created: str
+    pooling: Literal["mean", "cls"] | None = None
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    candidates: int = 0
+    prompts: dict[str, str] = {}
+
+    def entries(self) -> list[FileEntry | Artifact]:
+        """Every file of the bundle but the manifest itself."""
+        return [*self.files, *self.artifacts]
+
+
+def graph_inputs(task: Task, *, segments: bool) -> tuple[TensorSpec, ...]:
+    """The inputs of a task's graph.
+
+    `input_ids`, `attention_mask` and, where the architecture knows segments, `token_type_ids`: int32 [batch,
+    sequence]. `fill_mask` takes `mask_positions` too, int32 [batch, masks]: places in the sequence; what is
+    left of a row is 0 and its answers are thrown away.
+    """
+    names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if task == "fill_mask" else [])]
+    return tuple(TensorSpec(name, "int32", (-1, -1)) for name in names)
+
+
+def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int) -> tuple[TensorSpec, ...]:
+    """The outputs of a task's graph: what a request may not change lies inside, what it may change outside.
+
+    embed      pooled float32 [batch, hidden], not normalised
+    classify   logits float32 [batch, labels]
+    rerank     logits float32 [batch, 1]
+    answer     start_logits, end_logits float32 [batch, sequence]
+    tag        logits float32 [batch, sequence, labels]
+    fill_mask  top_ids int32, top_logits float32 [batch, masks, candidates], best first; logsumexp float32
+               [batch, masks] over the whole vocabulary, so that exp(logit - logsumexp) is the probability
+    """
+    shapes: dict[Task, list[tuple[str, tuple[int, ...]]]] = {
+        "embed": [("pooled", (-1, hidden_size))],
+        "classify": [("logits", (-1, labels))],
+        "rerank": [("logits", (-1, 1))],
+        "answer": [("start_logits", (-1, -1)), ("end_logits", (-1, -1))],
+        "tag": [("logits", (-1, -1, labels))],
+        "fill_mask": [
+            ("top_ids", (-1, -1, candidates)),
+            ("top_logits", (-1, -1, candidates)),
+            ("logsumexp", (-1, -1)),
+        ],
+    }
+    return tuple(TensorSpec(name, "int32" if name == "top_ids" else "float32", shape) for name, shape in shapes[task])
+
+
+def problem(manifest: Manifest, model: str, version: str) -> str | None:
+    """The first rule that a manifest breaks, as half a sentence; None where it keeps all.
+
+    Args:
+        manifest: As decoded.
+        model: The name of the model's directory.
+        version: The name of the version's directory.
+    """
+    return next((sentence for broken, sentence in _rules(manifest, model, version) if broken), None)
+
+
+def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str]]:
+    return [
+        (manifest.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}: export again"),
+        (manifest.model != model, "the model's name differs from its directory's"),
+        (str(manifest.version) != version, "the version differs from its directory's name"),
+        (not manifest.artifacts, "no artifact is listed"),
+        *_size_rules(manifest),
+        *_task_rules(manifest),
+        *_file_rules(manifest),
+    ]
+
+
+def _size_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    return [
+        (not 0 < manifest.hidden_size <= _LARGEST_DIMENSION, "hidden_size is out of range"),
+        (not 0 < manifest.vocab_size <= _LARGEST_DIMENSION * 8, "vocab_size is out of range"),
+        (not _SHORTEST_LIMIT <= manifest.max_length <= _LARGEST_DIMENSION, "max_length is out of range"),
+        (
+            not all(0 <= token < manifest.vocab_size for token in manifest.special_ids.values()),
+            "a special token's id is outside the vocabulary",
+        ),
+    ]
+
+
+def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    task = manifest.task
+    inputs = [graph_inputs(task, segments=segments) for segments in (True, False)]
+    outputs = graph_outputs(
+        task, hidden_size=manifest.hidden_size, labels=len(manifest.labels), candidates=manifest.candidates
+    )
+    return [
+        ((task == "embed") != (manifest.pooling is not None), "pooling belongs to the task embed, and only to it"),
+        ((task in {"classify", "tag"}) != bool(manifest.labels), "labels belong to the tasks classify and tag"),
+        (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
+        (manifest.multi_label and task != "classify", "multi_label belongs to the task classify"),
+        (
+            not 0 < manifest.candidates <= min(_MOST_CANDIDATES, manifest.vocab_size)
+            if task == "fill_mask"
+            else manifest.candidates != 0,
+            "candidates is out of range",
+        ),
+        (task == "fill_mask" and "mask" not in manifest.special_ids, "the task needs a mask token"),
+        (manifest.outputs != outputs, "the outputs do not fit the task"),
+        (manifest.inputs not in inputs, "the inputs do not fit the task"),
+    ]
+
+
+def _file_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    names = [entry.file for entry in manifest.entries()]
+    digests = [entry.sha256 for entry in manifest.entries()]
+    return [
+        (TOKENIZER not in {entry.file for entry in manifest.files}, f"{TOKENIZER} is not listed"),
+        (
+            not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names),
+            "a file's name is not a plain name",
+        ),
+        (len(set(names)) != len(names), "a file is listed twice"),
+        (not all(SHA256.fullmatch(value) for value in digests), "a SHA-256 is not 64 hexadecimal digits"),
+        (
+            any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in manifest.artifacts),
+            "a TensorRT engine, and nothing else, says what it is tied to",
+        ),
+        (
+            any(artifact.batch_invariant and artifact.invariance is None for artifact in manifest.artifacts),
+            "an artifact is called batch-invariant without proof",
+        ),
+    ]
