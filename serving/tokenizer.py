@@ -91,6 +91,8 @@ class TextTokenizer:
             InvalidRequest: An input is too long, or its ids are not the model's.
         """
         # One call for all: it holds neither the interpreter's lock nor, as `encode` does, character offsets.
+        if len(inputs) == 1 and isinstance(inputs[0], str):
+            return [self._fitted(0, inputs[0], self._tokenizer.encode_batch_fast(inputs)[0], truncate=truncate)]
         encodings = iter(self._tokenizer.encode_batch_fast([value for value in inputs if not isinstance(value, list)]))
         return [
             self._check_ids(index, value)

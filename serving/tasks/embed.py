@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,7 @@ def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
         vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
     if not options.normalize:
         return vectors
-    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    scaled: NDArray[np.float32] = vectors / np.maximum(norms, _SMALLEST_NORM)
+    # Row by row: for the one row of most requests, NumPy's way over a whole array takes three times as long.
+    lengths = [max(math.sqrt(row.dot(row)), _SMALLEST_NORM) for row in vectors]
+    scaled: NDArray[np.float32] = vectors / (np.array(lengths, np.float32)[:, None] if len(rows) > 1 else lengths[0])
     return scaled

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from serving.lifecycle import State
+from serving.telemetry.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
