@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.errors import InvalidRequest
+from serving.tasks.base import Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from serving.manifest import Manifest
     from serving.records import EmbedOptions, Row
+    from serving.tasks.base import Work
 
 _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
@@ -49,3 +52,14 @@ def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
     scaled: NDArray[np.float32] = vectors / np.maximum(norms, _SMALLEST_NORM)
     return scaled
+
+
+def _check(options: EmbedOptions, manifest: Manifest) -> None:
+    check(options, manifest.hidden_size)
+
+
+def _finish(work: Work[EmbedOptions]) -> NDArray[np.float32]:
+    return finish(work.rows, work.options)
+
+
+TASK = Task("embed", _finish, _check)
