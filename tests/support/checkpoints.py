@@ -66,7 +66,7 @@ def write_checkpoint(
                 tensor.data.normal_(mean=float(name.endswith("LayerNorm.weight")), std=0.1)
     save_file({f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}, folder / "model.safetensors")
     write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
-    write_json(folder / "tokenizer.json", tokenizer_file())
+    write_json(folder / "tokenizer.json", _tokenizer())
     write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": {"content": "[CLS]"}})
     if pooling is not None:
         _write_sentence_files(folder, hidden_size, pooling)
@@ -108,8 +108,12 @@ def _write_sentence_files(folder: Path, hidden_size: int, pooling: str) -> None:
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **flags})
 
 
-def tokenizer_file() -> dict[str, Any]:
-    """The content of `tokenizer.json`."""
+def stripped_tokenizer() -> str:
+    """The tokenizer as bundles hold it: lengths belong to the manifest."""
+    return json.dumps({**_tokenizer(), "truncation": None, "padding": None})
+
+
+def _tokenizer() -> dict[str, Any]:
     ids = vocabulary()
 
     def special(token: str, segment: int) -> dict[str, Any]:

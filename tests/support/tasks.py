@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from transformers.models.bert import (
     BertModel,
 )
 
+from export.quiet import quiet
 from serving.bundle import BundleWriter, file_entry
 from serving.manifest import (
     IDS,
@@ -33,7 +33,7 @@ from serving.manifest import (
     graph_inputs,
     graph_outputs,
 )
-from tests.support.checkpoints import tokenizer_file, vocabulary
+from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,8 +96,9 @@ def tiny_model(task: Task, seed: int = 0) -> TinyModel:
             if tensor.ndim == 1:
                 tensor.data.add_(torch.randn_like(tensor) * 0.1)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(_stripped())),
+        tokenizer_object=Tokenizer.from_str(stripped_tokenizer()),
         model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **{f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")},
     )
     return TinyModel(task, model, tokenizer)
@@ -118,7 +119,7 @@ def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, 
     with BundleWriter(repository, name or task) as writer:
         graph = writer.path / "model.fp32.onnx"
         _write_graph(tiny, graph)
-        (writer.path / "tokenizer.json").write_text(json.dumps(_stripped()))
+        (writer.path / "tokenizer.json").write_text(stripped_tokenizer())
         entry = file_entry(graph)
         artifact = Artifact(
             file=entry.file,
@@ -198,18 +199,14 @@ def _write_graph(tiny: TinyModel, path: Path) -> None:
     for spec in outputs:
         varying = {1: "masks" if tiny.task == "fill_mask" else "sequence"} if spec.shape[1:2] == (-1,) else {}
         axes[spec.name] = {0: "batch", **varying}
-    torch.onnx.export(
-        _Graph(tiny),
-        tuple(example[name] for name in inputs),
-        path,
-        input_names=inputs,
-        output_names=[spec.name for spec in outputs],
-        dynamic_axes=axes,
-        opset_version=_OPSET,
-        dynamo=False,
-    )
-
-
-def _stripped() -> dict[str, Any]:
-    """The tokenizer as bundles hold it: lengths belong to the manifest."""
-    return {**tokenizer_file(), "truncation": None, "padding": None}
+    with quiet():
+        torch.onnx.export(
+            _Graph(tiny).eval(),
+            tuple(example[name] for name in inputs),
+            path,
+            input_names=inputs,
+            output_names=[spec.name for spec in outputs],
+            dynamic_axes=axes,
+            opset_version=_OPSET,
+            dynamo=False,
+        )
