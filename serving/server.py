@@ -23,13 +23,16 @@ from serving.scheduling.batcher import Policy
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.transport import oip
 from serving.transport.grpc.server import GrpcListener
-from serving.transport.http import openai, operations, tei, v2
+from serving.transport.http import openai, operations, tasks, tei, v2
 from serving.transport.http.documentation import docs_operations, document
 from serving.transport.http.listener import HttpListener
 from serving.transport.http.routing import Routes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from serving.engine.supervisor import RemoteEngine
+    from serving.manifest import Artifact, Task
     from serving.repository import Repository
     from serving.settings import Settings
     from serving.transport.ports import Ports
@@ -46,6 +49,16 @@ _PREFETCH_TOKENS = 32
 and short beside any deadline. With 32 clients of 8 tokens it was measured to carry a fifth more."""
 
 _GC_ALLOCATIONS = 20_000
+
+_EXAMPLES: Mapping[Task, tuple[str, str]] = {
+    "embed": ("/embed", '{"inputs": "What is a T4?"}'),
+    "classify": ("/predict", '{"inputs": "What a card!"}'),
+    "rerank": ("/rerank", '{"query": "What is a T4?", "texts": ["A graphics card.", "A teapot."]}'),
+    "answer": ("/answer", '{"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card."}}'),
+    "tag": ("/tag", '{"inputs": "The T4 was made in Santa Clara."}'),
+    "fill_mask": ("/fill-mask", '{"inputs": "A T4 is a graphics [MASK]."}'),
+}
+"""A request for each task that an operator can try at once."""
 
 
 def run(settings: Settings, repository: Repository, ports: Ports) -> int:
@@ -81,7 +94,7 @@ class Server:
         )
         self._supervisor = Supervisor(
             Load(
-                engine="ort-cpu" if settings.engine == "auto" else settings.engine,
+                engine=settings.backend,
                 models=[model.spec() for model in repository.models],
                 threads=settings.threads or available_cpus(),
                 fake_ms=settings.fake_ms,
@@ -93,7 +106,8 @@ class Server:
         )
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE)
         api = [
-            *tei.operations(pipeline, settings),
+            *tei.operations(pipeline, repository, settings),
+            *tasks.operations(pipeline, repository, settings),
             *openai.operations(pipeline, repository, settings),
             *v2.operations(pipeline, repository, lifecycle, settings),
             *probes,
@@ -153,7 +167,8 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
-        if self._lifecycle.to(State.READY):
+        proven = all(model.artifact.proven for model in self._repository.models)
+        if self._lifecycle.to(State.READY if proven else State.DEGRADED):
             self._announce(engine)
 
     def engine_down(self) -> None:
@@ -177,8 +192,9 @@ class Server:
     def _announce(self, engine: RemoteEngine) -> None:
         http = "http://{}:{}".format(*self._http.address)
         names = ", ".join(
-            f"{model.name} version {model.version} ({model.artifact.precision})" for model in self._repository.models
+            f"{model.name} version {model.version} ({_form(model.artifact)})" for model in self._repository.models
         )
+        path, body = _EXAMPLES[self._repository.models[0].manifest.task]
         threads = engine.ready.threads if engine.ready else 0
         log.info("ready: %s on %d threads", names, threads)
         print(  # noqa: T201  what the operator waits for
@@ -187,7 +203,7 @@ class Server:
             f"  gRPC     {self._grpc_address[0]}:{self._grpc_address[1]}\n"
             f"  metrics  http://{self._probes.address[0]}:{self._probes.address[1]}/metrics\n"
             f"Try:\n"
-            f"  curl {http}/embed -H 'Content-Type: application/json' -d '{{\"inputs\": \"What is a T4?\"}}'",
+            f"  curl {http}{path} -H 'Content-Type: application/json' -d '{body}'",
             flush=True,
         )
 
@@ -223,3 +239,7 @@ class Server:
         task = asyncio.create_task(self._grpc.follow(state))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _form(artifact: Artifact) -> str:
+    return artifact.precision if artifact.proven else f"{artifact.precision}, unproven"

@@ -144,7 +144,7 @@ class Operation:
     example: Any = None
 
 
-def outcome_headers(outcome: Outcome) -> Headers:
+def outcome_headers(outcome: Outcome[Any]) -> Headers:
     """The stage times (Server-Timing: milliseconds with three decimals) and the token counts."""
     times = outcome.timings
     timing = (
