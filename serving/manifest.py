@@ -41,28 +41,33 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text.
+        cosine_mean: Of the raw outputs, text by text; None, as the next two, for rerank and fill_mask, whose
+            numbers have no direction.
         cosine_p01: The 1st percentile.
         cosine_min: The least.
         agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed.
-        worst: The text with the least cosine.
+        worst: The text with the least cosine, or else the largest difference.
     """
 
     texts: int
     max_abs_difference: float
-    cosine_mean: float
-    cosine_p01: float
-    cosine_min: float
+    cosine_mean: float | None
+    cosine_p01: float | None
+    cosine_min: float | None
     agreement: float | None = None
     worst: str = ""
 
 
 class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to a text alone beside its answers padded and in mixed batches."""
+    """An artifact's answers to a text alone beside its answers padded and in mixed batches.
+
+    Attributes:
+        cosine_min: None for rerank and fill_mask.
+    """
 
     texts: int
     max_abs_difference: float
-    cosine_min: float
+    cosine_min: float | None
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
