@@ -15,14 +15,25 @@ import tokenizers
 import torch
 import transformers
 
-from export import accuracy, corpus, graph, optimize, parity, quantize, reference
+from export import accuracy, corpus, graph, half, openvino, optimize, parity, quantize, reference, tensorrt
 from export.decisions import Judge
 from export.engines import open_engine
 from export.errors import ExportError
+from export.recipe import FORMS
 from serving.bundle import BundleWriter, digest, file_entry
 from serving.engine.base import ModelSpec
 from serving.engine.cpu import available_cpus
-from serving.manifest import SCHEMA_VERSION, TOKENIZER, Accuracy, Artifact, Manifest, Source
+from serving.manifest import (
+    GPUS,
+    SCHEMA_VERSION,
+    TOKENIZER,
+    Accuracy,
+    Artifact,
+    EngineBuild,
+    Manifest,
+    ShapeProfile,
+    Source,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +44,7 @@ if TYPE_CHECKING:
     from export.recipe import Recipe
     from serving.bundle import Bundle
     from serving.engine.base import Engine
-    from serving.manifest import Precision, Target
+    from serving.manifest import Target
     from serving.records import EncodedText
 
 _WORK = "work"
@@ -68,6 +79,7 @@ def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress
         ExportError: A gate or a limit stopped the export.
         BundleError: The bundle cannot be written or opened.
     """
+    _check(recipe, checkpoint)
     with writer:
         return _Export(recipe, checkpoint, writer, progress).run()
 
@@ -88,12 +100,13 @@ class _Export:
         proof = self._proof(self._examples())
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
-        artifacts = tuple(self._artifact(precision, proof) for precision in self._recipe.precisions)
+        artifacts = [self._artifact(form, proof) for form in self._recipe.forms]
+        artifacts += self._engines()
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
             (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
             reference.write(self._folder / reference.REFERENCE, self._judge, proof.reference)
-            return self._writer.publish(self._manifest(artifacts))
+            return self._writer.publish(self._manifest(tuple(artifacts)))
 
     def _examples(self) -> list[accuracy.Examples]:
         checkpoint = self._checkpoint
@@ -124,20 +137,65 @@ class _Export:
             start = end
         return _Proof(parity.Reference(texts, encoded, rows[: len(encoded)]), labelled)
 
-    def _artifact(self, precision: Precision, proof: _Proof) -> Artifact:
-        path = self._folder / f"model.{precision}.onnx"
-        if precision == "int8":
-            with self._progress.stage("quantising to INT8"):
-                quantize.quantize(self._fused, path, optimize.shape_of(self._checkpoint))
-        else:
-            shutil.copyfile(self._fused, path)
-        return self._verified(path, precision, "cpu", proof)
+    def _artifact(self, name: str, proof: _Proof) -> Artifact:
+        form = FORMS[name]
+        path = self._folder / form.file
+        shape = optimize.shape_of(self._checkpoint)
+        with self._progress.stage(f"making {path.name}"):
+            if name == "int8":
+                quantize.quantize(self._fused, path, shape)
+            elif name == "int8-openvino":
+                openvino.quantize(self._raw, path, layers=shape.layers)
+            elif name == "fp16":
+                half.convert(self._fused, path)
+            else:
+                shutil.copyfile(self._fused, path)
+        return self._verified(path, name, proof)
 
-    def _verified(self, path: Path, precision: Precision, target: Target, proof: _Proof) -> Artifact:
+    def _engines(self) -> list[Artifact]:
+        """TensorRT engines; proven where they run, which is rarely here."""
+        if not self._recipe.tensorrt:
+            return []
+        halved = self._raw.with_name("half.onnx")
+        with self._progress.stage("making the fp16 graph"):
+            half.convert(self._raw, halved)
+        return [self._engine(halved, target) for target in self._recipe.tensorrt]
+
+    def _engine(self, halved: Path, target: str) -> Artifact:
+        made = self._raw.with_name(f"{target}.engine")
+        with self._progress.stage(f"building the TensorRT engine for {target}"):
+            engine = tensorrt.build(
+                halved, made, target, max_length=self._checkpoint.max_length, count=self._progress.count
+            )
+        built_for = _gpu(engine.compute_capability)
+        path = made.replace(self._folder / f"model.{built_for}.fp16.engine")
+        return Artifact(
+            file=path.name,
+            kind="tensorrt",
+            precision="fp16",
+            target=built_for,
+            sha256=digest(path),
+            size_bytes=engine.size_bytes,
+            batch_invariant=False,
+            parity=None,
+            invariance=None,
+            operators={},
+            engine=EngineBuild(
+                flavour="rtx" if engine.flavour == "tensorrt_rtx" else "enterprise",
+                version=engine.version,
+                compute_capability=engine.compute_capability,
+                profiles=tuple(
+                    ShapeProfile(profile.minimum, profile.optimum, profile.maximum) for profile in engine.profiles
+                ),
+            ),
+        )
+
+    def _verified(self, path: Path, name: str, proof: _Proof) -> Artifact:
+        form = FORMS[name]
         sha256 = digest(path)
-        limits = self._recipe.limits_of(precision, self._checkpoint.task)
+        limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {path.name} with PyTorch"):
-            engine = open_engine(self._spec(path, sha256), target, available_cpus())
+            engine = open_engine(self._spec(path, sha256), form.target, available_cpus())
             verdict = parity.verify(
                 engine,
                 self._judge,
@@ -148,16 +206,16 @@ class _Export:
             )
             figures = tuple(figure for each in proof.labelled for figure in self._accuracy(engine, each))
         broken = verdict.broken | parity.broken_accuracy(figures, limits)
-        for name, sentence in broken.items():
-            if not self._recipe.allows(precision, name):
+        for limit, sentence in broken.items():
+            if not self._recipe.allows(name, limit):
                 raise ExportError(
-                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {precision}.{name} lets it pass)"
+                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
                 )
         return Artifact(
             file=path.name,
             kind="onnx",
-            precision=precision,
-            target=target,
+            precision=form.precision,
+            target=form.target,
             sha256=sha256,
             size_bytes=path.stat().st_size,
             batch_invariant=verdict.batch_invariant,
@@ -216,6 +274,27 @@ class _Export:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=checkpoint.sentence.prompts,
         )
+
+
+def _check(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Finds before any work what would stop the export after minutes.
+
+    Raises:
+        ExportError: A library is missing, or the task has no engine of that kind.
+    """
+    if "int8-openvino" in recipe.forms:
+        openvino.require_library()
+    if recipe.tensorrt and checkpoint.task == "fill_mask":
+        raise ExportError("fill_mask has no TensorRT engine: its profiles fix one length, and masks are another")
+
+
+def _gpu(compute_capability: str) -> Target:
+    """A compute capability as targets name it: `7.5` is `sm75`."""
+    wanted = f"sm{compute_capability.replace('.', '')}"
+    for target in GPUS:
+        if target == wanted:
+            return target
+    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
 
 
 def judge_of(checkpoint: Checkpoint) -> Judge:

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export import report
+from export import report, triton
 from export.checkpoint import open_checkpoint
 from export.errors import ExportError
 from export.interrupts import Interrupted, Interrupts
 from export.progress import Progress
-from export.recipe import LIMIT_NAMES, PRECISIONS, TASKS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
+from export.tensorrt import TARGETS as TENSORRT_TARGETS
 from serving.bundle import BundleError, BundleWriter
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def _export(recipe: Recipe, progress: Progress) -> None:
         from export import build  # noqa: PLC0415
     bundle = build.build(recipe, checkpoint, writer, progress)
     manifest = bundle.manifest
+    if recipe.triton is not None:
+        triton.write(bundle, recipe.triton, progress.notice)
     print(
         f"\n{bundle.path}: {report.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
         f"{report.table(bundle)}\n\nin {progress.elapsed_s:.0f} s"
@@ -73,12 +76,14 @@ def _fail(sentence: str) -> int:
 
 def _recipe(argv: list[str]) -> Recipe:
     given = _parser().parse_args(argv)
-    chosen = given.precision or PRECISIONS
+    chosen = given.precision or DEFAULT_FORMS
     return Recipe(
         source=given.source,
         out=given.out,
         name=given.name,
-        precisions=tuple(precision for precision in PRECISIONS if precision in chosen),
+        forms=tuple(form for form in FORMS if form in chosen),
+        tensorrt=tuple(dict.fromkeys(given.tensorrt)),
+        triton=given.triton,
         max_length=given.max_length,
         task=given.task,
         references=tuple(given.reference),
@@ -101,8 +106,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         action="append",
-        choices=PRECISIONS,
-        help="an artifact to make; may be given more than once (default: all)",
+        choices=FORMS,
+        help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)})",
+    )
+    parser.add_argument(
+        "--tensorrt",
+        action="append",
+        default=[],
+        choices=TENSORRT_TARGETS,
+        help="a TensorRT engine to build, for that GPU or for the one at hand (native); may be given more than once",
+    )
+    parser.add_argument(
+        "--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too"
     )
     parser.add_argument(
         "--max-length",
@@ -135,7 +150,7 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_limit,
-        metavar="[PRECISION.]NAME=VALUE",
+        metavar="[ARTIFACT.]NAME=VALUE",
         help=f"a limit that artifacts must keep: {', '.join(LIMIT_NAMES)}",
     )
     parser.add_argument(
@@ -143,7 +158,7 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_limit_name,
-        metavar="[PRECISION.]NAME",
+        metavar="[ARTIFACT.]NAME",
         help="a limit that an artifact may break; the manifest will say so",
     )
 
@@ -165,7 +180,7 @@ def _limit_name(word: str) -> str:
 
 
 def _known(word: str, names: Sequence[str]) -> str:
-    precision, _, name = word.rpartition(".")
-    if name not in names or precision not in ("", *PRECISIONS):
+    form, _, name = word.rpartition(".")
+    if name not in names or form not in ("", *FORMS):
         raise argparse.ArgumentTypeError(f"{word!r}: the limits are {', '.join(names)}")
     return word

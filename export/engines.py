@@ -23,5 +23,8 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     Raises:
         BundleError: The artifact does not load, or is not what the specification says.
     """
-    del target
-    return InlineEngine(OrtCpuBackend([spec], threads))
+    if target != "openvino":
+        return InlineEngine(OrtCpuBackend([spec], threads))
+    from serving.engine.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
+
+    return InlineEngine(OpenVinoBackend([spec], threads))

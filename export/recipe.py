@@ -6,14 +6,40 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, get_args
 
-from serving.manifest import Precision, Task
+from serving.manifest import Precision, Target, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
-"""Every precision that can be asked for, in the order in which they are made."""
+
+@dataclass(slots=True, frozen=True)
+class Form:
+    """A kind of ONNX artifact.
+
+    Attributes:
+        precision: What it computes in.
+        target: What runs it.
+        file: Its name in the bundle.
+    """
+
+    precision: Precision
+    target: Target
+    file: str
+
+
+FORMS = {
+    "fp32": Form("fp32", "cpu", "model.fp32.onnx"),
+    "int8": Form("int8", "cpu", "model.int8.onnx"),
+    "int8-openvino": Form("int8", "openvino", "model.int8.openvino.onnx"),
+    "fp16": Form("fp16", "cuda", "model.fp16.onnx"),
+}
+"""The ONNX artifacts that can be asked for, by their names on the command line, in the order in which they are made.
+
+fp16 is for ONNX Runtime on a GPU; on a CPU it is only proven, since there it is slower than fp32.
+"""
+
+DEFAULT_FORMS = ("fp32", "int8")
 
 TASKS: tuple[Task, ...] = get_args(Task)
 
@@ -92,20 +118,24 @@ class Recipe:
         source: A folder, a hub id, or `demo`.
         out: The model repository to write to.
         name: The model's name there; None takes it from the source.
-        precisions: Which artifacts to make, in the order of `PRECISIONS`.
+        forms: Which ONNX artifacts to make, in the order of `FORMS`.
+        tensorrt: What to build TensorRT engines for.
+        triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
         references: Files of labelled text for the task's own metric.
         calibration: A file of texts to calibrate with; None takes the built-in texts.
         calibration_column: Of a table, the column with the texts.
-        limits: Limits other than those of `LIMITS`, by their names, or by `precision.name` for one precision.
-        allowed: Names of limits, in the same two forms, that may be broken.
+        limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
+        allowed: Names of limits, in the same two ways, that may be broken.
     """
 
     source: str
     out: Path
     name: str | None = None
-    precisions: tuple[Precision, ...] = PRECISIONS
+    forms: tuple[str, ...] = DEFAULT_FORMS
+    tensorrt: tuple[str, ...] = ()
+    triton: Path | None = None
     max_length: int | None = None
     task: Task | None = None
     references: tuple[Path, ...] = ()
@@ -114,16 +144,12 @@ class Recipe:
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
 
-    def limits_of(self, precision: Precision, task: Task) -> Limits:
-        """What an artifact of that precision must keep."""
-        own = {key.removeprefix(f"{precision}."): value for key, value in sorted(self.limits.items(), key=_general)}
-        return replace(LIMITS[precision][task], **{name: own[name] for name in LIMIT_NAMES if name in own})
+    def limits_of(self, form: str, task: Task) -> Limits:
+        """What an artifact of that form must keep; what is said of one form wins over what is said of all."""
+        asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
+        own = {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
+        return replace(LIMITS[FORMS[form].precision][task], **(asked | own))
 
-    def allows(self, precision: Precision, name: str) -> bool:
+    def allows(self, form: str, name: str) -> bool:
         """Whether that limit may be broken."""
-        return not self.allowed.isdisjoint({name, f"{precision}.{name}"})
-
-
-def _general(limit: tuple[str, float]) -> bool:
-    """Sorts what is said of one precision behind what is said of all, so that it wins."""
-    return "." in limit[0]
+        return not self.allowed.isdisjoint({name, f"{form}.{name}"})

@@ -30,8 +30,11 @@ Task = Literal["embed", "classify", "rerank", "answer", "tag", "fill_mask"]
 Precision = Literal["fp32", "fp16", "int8"]
 """What an artifact computes in."""
 
-Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm120"]
+Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
+
+GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+"""The targets that are compute capabilities."""
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
 
