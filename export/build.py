@@ -15,50 +15,62 @@ import tokenizers
 import torch
 import transformers
 
-from export import corpus, graph, optimize, parity, quantize
+from export import accuracy, corpus, graph, half, openvino, optimize, parity, quantize, reference, tensorrt
+from export.decisions import Judge
+from export.engines import open_engine
 from export.errors import ExportError
-from export.recipe import LIMITS
+from export.recipe import FORMS
 from serving.bundle import BundleWriter, digest, file_entry
 from serving.engine.base import ModelSpec
 from serving.engine.cpu import available_cpus
 from serving.manifest import (
+    GPUS,
     SCHEMA_VERSION,
     TOKENIZER,
+    Accuracy,
     Artifact,
+    EngineBuild,
     Manifest,
+    ShapeProfile,
     Source,
-    graph_inputs,
-    graph_outputs,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from export.checkpoint import Checkpoint
     from export.progress import Progress
-    from export.recipe import Precision
+    from export.recipe import Recipe
     from serving.bundle import Bundle
-    from serving.records import EncodedText, TensorSpec
+    from serving.engine.base import Engine
+    from serving.manifest import Target
+    from serving.records import EncodedText
 
 _WORK = "work"
-_INPUTS = graph_inputs("embed", segments=True)
 
 
 @dataclass(slots=True, frozen=True)
-class _Reference:
-    texts: Sequence[EncodedText]
-    vectors: NDArray[np.float32]
+class _Labelled:
+    """Labelled text, and what PyTorch scores on it."""
+
+    examples: accuracy.Examples
+    pytorch: dict[str, float]
 
 
-def build(precisions: Sequence[Precision], checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Bundle:
+@dataclass(slots=True, frozen=True)
+class _Proof:
+    """What PyTorch answers: the yardstick of every artifact."""
+
+    reference: parity.Reference
+    labelled: Sequence[_Labelled]
+
+
+def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Bundle:
     """Exports a checkpoint. Nothing is written unless every artifact keeps its limits.
 
     Args:
-        precisions: Which artifacts to make.
+        recipe: What to make, and what it must keep.
         checkpoint: What to make it from.
         writer: Where to write it.
         progress: Told of every stage.
@@ -67,115 +79,240 @@ def build(precisions: Sequence[Precision], checkpoint: Checkpoint, writer: Bundl
         ExportError: A gate or a limit stopped the export.
         BundleError: The bundle cannot be written or opened.
     """
+    _check(recipe, checkpoint)
     with writer:
-        work = writer.path / _WORK
-        work.mkdir()
-        reference = _graph_and_reference(checkpoint, work / "raw.onnx", progress)
-        artifacts = _artifacts(precisions, checkpoint, reference, writer.path, progress)
-        with progress.stage("writing the bundle"):
-            shutil.rmtree(work)
-            (writer.path / TOKENIZER).write_bytes(checkpoint.vocabulary.content)
-            return writer.publish(_manifest(writer, checkpoint, artifacts))
+        return _Export(recipe, checkpoint, writer, progress).run()
 
 
-def _graph_and_reference(checkpoint: Checkpoint, raw: Path, progress: Progress) -> _Reference:
-    with progress.stage("loading the weights"):
-        embedder = graph.load(checkpoint)
-    with progress.stage("exporting the graph"):
-        graph.write(embedder, raw)
-    texts = checkpoint.vocabulary.encode(corpus.read(), checkpoint.max_length)
-    with progress.stage(f"PyTorch's answers to {len(texts)} texts"):
-        vectors = graph.answers(embedder, texts, threads=available_cpus(), count=progress.count)
-    return _Reference(texts, vectors)
+class _Export:
+    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> None:
+        self._recipe = recipe
+        self._checkpoint = checkpoint
+        self._writer = writer
+        self._progress = progress
+        self._folder = writer.path
+        self._raw = writer.path / _WORK / "raw.onnx"
+        self._fused = writer.path / _WORK / "fused.onnx"
+        self._judge = judge_of(checkpoint)
 
+    def run(self) -> Bundle:
+        self._raw.parent.mkdir()
+        proof = self._proof(self._examples())
+        with self._progress.stage("fusing operators"):
+            optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
+        artifacts = [self._artifact(form, proof) for form in self._recipe.forms]
+        artifacts += self._engines()
+        with self._progress.stage("writing the bundle"):
+            shutil.rmtree(self._raw.parent)
+            (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
+            reference.write(self._folder / reference.REFERENCE, self._judge, proof.reference)
+            return self._writer.publish(self._manifest(tuple(artifacts)))
 
-def _artifacts(
-    precisions: Sequence[Precision], checkpoint: Checkpoint, reference: _Reference, folder: Path, progress: Progress
-) -> tuple[Artifact, ...]:
-    work = folder / _WORK
-    layers = checkpoint.layers
-    with progress.stage("fusing operators"):
-        fused = work / "fused.onnx"
-        optimize.fuse(
-            work / "raw.onnx", fused, layers=layers, heads=checkpoint.heads, hidden_size=checkpoint.hidden_size
+    def _examples(self) -> list[accuracy.Examples]:
+        checkpoint = self._checkpoint
+        reader = accuracy.Reader(
+            checkpoint.task,
+            checkpoint.vocabulary,
+            checkpoint.max_length,
+            checkpoint.labels.names,
+            checkpoint.labels.multi_label,
         )
-    made = []
-    for precision in precisions:
-        path = folder / f"model.{precision}.onnx"
-        if precision == "int8":
-            with progress.stage("quantising to INT8"):
-                quantize.quantize(fused, path, layers=layers)
-        else:
-            shutil.copyfile(fused, path)
-        made.append(_verified(path, precision, checkpoint, reference, progress))
-    return tuple(made)
+        return [reader.read(path) for path in self._recipe.references]
 
+    def _proof(self, examples: Sequence[accuracy.Examples]) -> _Proof:
+        """Writes the graph and asks PyTorch; the model is gone when this returns, since a large one fills memory."""
+        progress, checkpoint = self._progress, self._checkpoint
+        with progress.stage("loading the weights"):
+            model = graph.load(checkpoint)
+        with progress.stage("exporting the graph"):
+            graph.write(model, self._raw)
+        texts, encoded = _texts(checkpoint)
+        whole = [*encoded, *(text for each in examples for text in each.texts)]
+        with progress.stage(f"PyTorch's answers to {len(whole)} texts"):
+            rows = graph.answers(model, whole, threads=available_cpus(), count=progress.count)
+        labelled, start = [], len(encoded)
+        for each in examples:
+            end = start + len(each.texts)
+            labelled.append(_Labelled(each, each.score(rows[start:end])))
+            start = end
+        return _Proof(parity.Reference(texts, encoded, rows[: len(encoded)]), labelled)
 
-def _verified(
-    path: Path, precision: Precision, checkpoint: Checkpoint, reference: _Reference, progress: Progress
-) -> Artifact:
-    sha256 = digest(path)
-    spec = ModelSpec(
-        name=path.name,
-        path=str(path),
-        sha256=sha256,
-        batch_invariant=True,
-        vocab_size=checkpoint.config["vocab_size"],
-        max_length=checkpoint.max_length,
-        special_ids=checkpoint.vocabulary.special_ids,
-        inputs=tuple(tensor.name for tensor in _INPUTS),
-        outputs=_outputs(checkpoint),
-    )
-    with progress.stage(f"comparing {path.name} with PyTorch"):
-        verdict = parity.verify(
-            spec,
-            reference.texts,
-            reference.vectors,
-            LIMITS[precision],
-            threads=available_cpus(),
-            count=progress.count,
+    def _artifact(self, name: str, proof: _Proof) -> Artifact:
+        form = FORMS[name]
+        path = self._folder / form.file
+        shape = optimize.shape_of(self._checkpoint)
+        with self._progress.stage(f"making {path.name}"):
+            if name == "int8":
+                quantize.quantize(self._fused, path, shape)
+            elif name == "int8-openvino":
+                openvino.quantize(self._raw, path, layers=shape.layers)
+            elif name == "fp16":
+                half.convert(self._fused, path)
+            else:
+                shutil.copyfile(self._fused, path)
+        return self._verified(path, name, proof)
+
+    def _engines(self) -> list[Artifact]:
+        """TensorRT engines; proven where they run, which is rarely here."""
+        if not self._recipe.tensorrt:
+            return []
+        halved = self._raw.with_name("half.onnx")
+        with self._progress.stage("making the fp16 graph"):
+            half.convert(self._raw, halved)
+        return [self._engine(halved, target) for target in self._recipe.tensorrt]
+
+    def _engine(self, halved: Path, target: str) -> Artifact:
+        made = self._raw.with_name(f"{target}.engine")
+        with self._progress.stage(f"building the TensorRT engine for {target}"):
+            engine = tensorrt.build(
+                halved, made, target, max_length=self._checkpoint.max_length, count=self._progress.count
+            )
+        built_for = _gpu(engine.compute_capability)
+        path = made.replace(self._folder / f"model.{built_for}.fp16.engine")
+        return Artifact(
+            file=path.name,
+            kind="tensorrt",
+            precision="fp16",
+            target=built_for,
+            sha256=digest(path),
+            size_bytes=engine.size_bytes,
+            batch_invariant=False,
+            parity=None,
+            invariance=None,
+            operators={},
+            engine=EngineBuild(
+                flavour="rtx" if engine.flavour == "tensorrt_rtx" else "enterprise",
+                version=engine.version,
+                compute_capability=engine.compute_capability,
+                profiles=tuple(
+                    ShapeProfile(profile.minimum, profile.optimum, profile.maximum) for profile in engine.profiles
+                ),
+            ),
         )
-        if verdict.failure is not None:
-            raise ExportError(f"{path.name} does not answer as PyTorch does: {verdict.failure}")
-    return Artifact(
-        file=path.name,
-        kind="onnx",
-        precision=precision,
-        target="cpu",
-        sha256=sha256,
-        size_bytes=path.stat().st_size,
-        batch_invariant=verdict.batch_invariant,
-        parity=verdict.parity,
-        invariance=verdict.invariance,
-        operators=optimize.operators(path),
+
+    def _verified(self, path: Path, name: str, proof: _Proof) -> Artifact:
+        form = FORMS[name]
+        sha256 = digest(path)
+        limits = self._recipe.limits_of(name, self._checkpoint.task)
+        with self._progress.stage(f"comparing {path.name} with PyTorch"):
+            engine = open_engine(self._spec(path, sha256), form.target, available_cpus())
+            verdict = parity.verify(
+                engine,
+                self._judge,
+                proof.reference,
+                limits,
+                max_length=self._checkpoint.max_length,
+                count=self._progress.count,
+            )
+            figures = tuple(figure for each in proof.labelled for figure in self._accuracy(engine, each))
+        broken = verdict.broken | parity.broken_accuracy(figures, limits)
+        for limit, sentence in broken.items():
+            if not self._recipe.allows(name, limit):
+                raise ExportError(
+                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
+                )
+        return Artifact(
+            file=path.name,
+            kind="onnx",
+            precision=form.precision,
+            target=form.target,
+            sha256=sha256,
+            size_bytes=path.stat().st_size,
+            batch_invariant=verdict.batch_invariant,
+            parity=verdict.parity,
+            invariance=verdict.invariance,
+            operators=optimize.operators(path),
+            accuracy=figures,
+            waived=tuple(broken),
+        )
+
+    def _accuracy(self, engine: Engine, labelled: _Labelled) -> list[Accuracy]:
+        examples = labelled.examples
+        rows = parity.answers(engine, self._judge, examples.texts, self._progress.count)
+        return [
+            Accuracy(metric, examples.name, examples.count, labelled.pytorch[metric], value)
+            for metric, value in examples.score(rows).items()
+        ]
+
+    def _spec(self, path: Path, sha256: str) -> ModelSpec:
+        checkpoint = self._checkpoint
+        return ModelSpec(
+            name=path.name,
+            path=str(path),
+            sha256=sha256,
+            # So that one wide lane takes padding and batches.
+            batch_invariant=True,
+            vocab_size=checkpoint.size("vocab_size"),
+            max_length=checkpoint.max_length,
+            special_ids=checkpoint.vocabulary.special_ids,
+            inputs=tuple(tensor.name for tensor in graph.inputs(checkpoint)),
+            outputs=graph.outputs(checkpoint),
+        )
+
+    def _manifest(self, artifacts: tuple[Artifact, ...]) -> Manifest:
+        checkpoint, writer = self._checkpoint, self._writer
+        source = checkpoint.source
+        return Manifest(
+            schema_version=SCHEMA_VERSION,
+            model=writer.path.parent.name,
+            version=writer.version,
+            task=checkpoint.task,
+            pooling=checkpoint.sentence.pooling if checkpoint.task == "embed" else None,
+            labels=checkpoint.labels.names,
+            multi_label=checkpoint.labels.multi_label,
+            candidates=checkpoint.candidates,
+            hidden_size=checkpoint.hidden_size,
+            vocab_size=checkpoint.size("vocab_size"),
+            max_length=checkpoint.max_length,
+            special_ids=checkpoint.vocabulary.special_ids,
+            inputs=graph.inputs(checkpoint),
+            outputs=graph.outputs(checkpoint),
+            artifacts=artifacts,
+            files=tuple(file_entry(writer.path / name) for name in (TOKENIZER, reference.REFERENCE)),
+            source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256()),
+            tools=_tools(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            prompts=checkpoint.sentence.prompts,
+        )
+
+
+def _check(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Finds before any work what would stop the export after minutes.
+
+    Raises:
+        ExportError: A library is missing, or the task has no engine of that kind.
+    """
+    if "int8-openvino" in recipe.forms:
+        openvino.require_library()
+    if recipe.tensorrt and checkpoint.task == "fill_mask":
+        raise ExportError("fill_mask has no TensorRT engine: its profiles fix one length, and masks are another")
+
+
+def _gpu(compute_capability: str) -> Target:
+    """A compute capability as targets name it: `7.5` is `sm75`."""
+    wanted = f"sm{compute_capability.replace('.', '')}"
+    for target in GPUS:
+        if target == wanted:
+            return target
+    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
+
+
+def judge_of(checkpoint: Checkpoint) -> Judge:
+    """How the answers of a checkpoint's graph are read."""
+    return Judge(
+        checkpoint.task,
+        graph.outputs(checkpoint),
+        checkpoint.vocabulary.special_ids,
+        multi_label=checkpoint.labels.multi_label,
     )
 
 
-def _manifest(writer: BundleWriter, checkpoint: Checkpoint, artifacts: tuple[Artifact, ...]) -> Manifest:
-    source = checkpoint.source
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        model=writer.path.parent.name,
-        version=writer.version,
-        task="embed",
-        pooling=checkpoint.sentence.pooling,
-        hidden_size=checkpoint.hidden_size,
-        vocab_size=checkpoint.config["vocab_size"],
-        max_length=checkpoint.max_length,
-        special_ids=checkpoint.vocabulary.special_ids,
-        inputs=_INPUTS,
-        outputs=_outputs(checkpoint),
-        artifacts=artifacts,
-        files=(file_entry(writer.path / TOKENIZER),),
-        source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256()),
-        tools=_tools(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        prompts=checkpoint.sentence.prompts,
-    )
-
-
-def _outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
-    return graph_outputs("embed", hidden_size=checkpoint.hidden_size, labels=0, candidates=0)
+def _texts(checkpoint: Checkpoint) -> tuple[list[corpus.Text], list[EncodedText]]:
+    texts = corpus.for_task(corpus.read(), checkpoint.task)
+    encoded = checkpoint.vocabulary.encode(texts, checkpoint.max_length)
+    if checkpoint.task == "fill_mask":
+        encoded = corpus.with_masks(encoded, checkpoint.vocabulary.special_ids)
+    return texts, encoded
 
 
 def _tools() -> dict[str, str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from export import report
+from export import report, triton
 from export.checkpoint import open_checkpoint
 from export.errors import ExportError
 from export.interrupts import Interrupted, Interrupts
 from export.progress import Progress
-from export.recipe import PRECISIONS, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
+from export.tensorrt import TARGETS as TENSORRT_TARGETS
 from serving.bundle import BundleError, BundleWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FAILED = 1
 _EXTRA = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
@@ -49,16 +54,18 @@ def main(argv: list[str]) -> int:
 
 def _export(recipe: Recipe, progress: Progress) -> None:
     with progress.stage(f"opening {recipe.source}"):
-        checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice)
+        checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice, recipe.task)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
     with progress.stage("starting PyTorch"):
         # Slow to import; what is wrong with the command line or the checkpoint's files is said without it.
         from export import build  # noqa: PLC0415
-    bundle = build.build(recipe.precisions, checkpoint, writer, progress)
+    bundle = build.build(recipe, checkpoint, writer, progress)
     manifest = bundle.manifest
+    if recipe.triton is not None:
+        triton.write(bundle, recipe.triton, progress.notice)
     print(
-        f"\n{bundle.path}: {manifest.task}, {manifest.pooling} pooling, {manifest.hidden_size} components, "
-        f"up to {manifest.max_length} tokens\n\n{report.table(bundle)}\n\nin {progress.elapsed_s:.0f} s"
+        f"\n{bundle.path}: {report.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
+        f"{report.table(bundle)}\n\nin {progress.elapsed_s:.0f} s"
     )
 
 
@@ -68,6 +75,26 @@ def _fail(sentence: str) -> int:
 
 
 def _recipe(argv: list[str]) -> Recipe:
+    given = _parser().parse_args(argv)
+    chosen = given.precision or DEFAULT_FORMS
+    return Recipe(
+        source=given.source,
+        out=given.out,
+        name=given.name,
+        forms=tuple(form for form in FORMS if form in chosen),
+        tensorrt=tuple(dict.fromkeys(given.tensorrt)),
+        triton=given.triton,
+        max_length=given.max_length,
+        task=given.task,
+        references=tuple(given.reference),
+        calibration=given.calibration,
+        calibration_column=given.calibration_column,
+        limits=dict(given.limit),
+        allowed=frozenset(given.allow),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bertserve export",
         description="Turns a BERT checkpoint into a model bundle whose answers were compared with PyTorch's.",
@@ -75,11 +102,22 @@ def _recipe(argv: list[str]) -> Recipe:
     parser.add_argument("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
     parser.add_argument("--name", help="the model's name (default: from SOURCE)")
+    parser.add_argument("--task", choices=TASKS, help="what to export it for (default: from its architecture)")
     parser.add_argument(
         "--precision",
         action="append",
-        choices=PRECISIONS,
-        help="an artifact to make; may be given more than once (default: all)",
+        choices=FORMS,
+        help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)})",
+    )
+    parser.add_argument(
+        "--tensorrt",
+        action="append",
+        default=[],
+        choices=TENSORRT_TARGETS,
+        help="a TensorRT engine to build, for that GPU or for the one at hand (native); may be given more than once",
+    )
+    parser.add_argument(
+        "--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too"
     )
     parser.add_argument(
         "--max-length",
@@ -87,10 +125,42 @@ def _recipe(argv: list[str]) -> Recipe:
         metavar="N",
         help="tokens of the longest input (default: the checkpoint's own limit)",
     )
-    given = parser.parse_args(argv)
-    chosen = given.precision or PRECISIONS
-    precisions = tuple(precision for precision in PRECISIONS if precision in chosen)
-    return Recipe(given.source, given.out, given.name, precisions, given.max_length)
+    _add_proof(parser)
+    return parser
+
+
+def _add_proof(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="labelled text to judge PyTorch and every artifact by the task's own metric; may be given more than once",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="texts to calibrate with: one a line, .jsonl, or a column of .csv or .tsv (default: built-in texts)",
+    )
+    parser.add_argument("--calibration-column", metavar="COLUMN", help="its number, or its name (default: 1)")
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="[ARTIFACT.]NAME=VALUE",
+        help=f"a limit that artifacts must keep: {', '.join(LIMIT_NAMES)}",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        type=_limit_name,
+        metavar="[ARTIFACT.]NAME",
+        help="a limit that an artifact may break; the manifest will say so",
+    )
 
 
 def _positive(word: str) -> int:
@@ -98,3 +168,19 @@ def _positive(word: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
     return number
+
+
+def _limit(word: str) -> tuple[str, float]:
+    name, _, value = word.partition("=")
+    return _known(name, LIMIT_NAMES), float(value)
+
+
+def _limit_name(word: str) -> str:
+    return _known(word, WAIVABLE)
+
+
+def _known(word: str, names: Sequence[str]) -> str:
+    form, _, name = word.rpartition(".")
+    if name not in names or form not in ("", *FORMS):
+        raise argparse.ArgumentTypeError(f"{word!r}: the limits are {', '.join(names)}")
+    return word

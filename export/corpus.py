@@ -1,17 +1,33 @@
-"""The texts that artifacts are compared on."""
+"""The texts that artifacts are compared on, in the form that each task takes; and texts to calibrate with."""
 
 from __future__ import annotations
 
+import csv
 import importlib.resources
 import json
-from typing import Any
+from array import array
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
+from serving.records import EncodedText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from serving.manifest import Task
 
 LEAST_TEXTS = 256
 """Texts that batch invariance has to be proven on."""
 
 Text = str | tuple[str, str]
+
+_PARTNER_STRIDE = 101
+_PARTNER_CHARACTERS = 600
+_MASK_EVERY = 7
+_SHOWN_CHARACTERS = 120
+_MOST_CALIBRATION_TEXTS = 512
 
 
 def read() -> list[Text]:
@@ -31,5 +47,93 @@ def read() -> list[Text]:
     return texts
 
 
+def for_task(texts: Sequence[Text], task: Task) -> list[Text]:
+    """The texts as inputs of a task: rerank and answer take pairs, which are made of the texts, the shorter first."""
+    if task not in {"rerank", "answer"}:
+        return list(texts)
+    return [
+        text if isinstance(text, tuple) else _paired(text, texts[index * _PARTNER_STRIDE % len(texts)])
+        for index, text in enumerate(texts, 1)
+    ]
+
+
+def with_masks(texts: Iterable[EncodedText], special_ids: dict[str, int]) -> list[EncodedText]:
+    """The texts with every seventh token, at least one, replaced by the mask token."""
+    kept = set(special_ids.values()) - {special_ids.get("unk", -1)}
+    return [_masked(text, kept, special_ids["mask"]) for text in texts]
+
+
+def shown(text: Text) -> str:
+    """A text as a report quotes it, shortened."""
+    whole = " / ".join(text) if isinstance(text, tuple) else text
+    line = " ".join(whole.split())
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
+
+
+def calibration(path: Path, column: str | None = None) -> list[Text]:
+    """Texts to calibrate with, at most 512, spread over the file.
+
+    Args:
+        path: One text a line; `.jsonl` an object a line, with `text` and maybe `pair`; `.csv` and `.tsv` a table.
+        column: Of a table: its number, from 1, or its name in the first line; None takes the first.
+
+    Raises:
+        ExportError: The file cannot be read, or holds no text.
+    """
+    try:
+        texts = list(_calibration_texts(path, column))
+    except OSError as error:
+        raise ExportError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ExportError(f"{path}: not a file of texts: {error!r}") from error
+    texts = [text for text in texts if text and not (isinstance(text, str) and text.isspace())]
+    if not texts:
+        raise ExportError(f"{path}: holds no text to calibrate with")
+    return texts[:: -(-len(texts) // _MOST_CALIBRATION_TEXTS)]
+
+
+def _calibration_texts(path: Path, column: str | None) -> Iterable[Text]:
+    content = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".jsonl":
+        return [_text(json.loads(line)) for line in content.splitlines() if line.strip()]
+    if path.suffix in {".csv", ".tsv"}:
+        return _column(table(content, path.suffix), column or "1")
+    if column is not None:
+        raise ValueError("only .csv and .tsv files have columns")
+    return content.splitlines()
+
+
+def table(content: str, suffix: str) -> list[list[str]]:
+    """The rows of a table: CSV, or TSV in which a quotation mark is a character like others."""
+    lines = content.splitlines(keepends=True)
+    if suffix == ".csv":
+        return [row for row in csv.reader(lines) if row]
+    return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+
+
+def _column(rows: list[list[str]], column: str) -> list[str]:
+    if column.isdigit():
+        return [row[int(column) - 1] for row in rows if len(row) >= int(column)]
+    if not rows or column not in rows[0]:
+        raise ValueError(f"no column is called {column!r}")
+    place = rows[0].index(column)
+    return [row[place] for row in rows[1:] if len(row) > place]
+
+
 def _text(entry: dict[str, Any]) -> Text:
     return (str(entry["text"]), str(entry["pair"])) if "pair" in entry else str(entry["text"])
+
+
+def _paired(text: str, partner: Text) -> tuple[str, str]:
+    other = partner[0] if isinstance(partner, tuple) else partner
+    short, long = sorted((text[:_PARTNER_CHARACTERS], other[:_PARTNER_CHARACTERS]), key=len)
+    return short, long
+
+
+def _masked(text: EncodedText, kept: set[int], mask: int) -> EncodedText:
+    ids = array("i", text.ids)
+    places = count()
+    for index, token in enumerate(ids):
+        if token not in kept and next(places) % _MASK_EVERY == 0:
+            ids[index] = mask
+    return EncodedText(ids, text.type_ids)

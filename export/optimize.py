@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx
+from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.errors import ExportError
@@ -14,37 +16,107 @@ from export.quiet import quiet
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from export.checkpoint import Checkpoint
+
 _LISTED = frozenset({"MatMulInteger"})
 """Operators worth counting beside those of the domain com.microsoft."""
 
 
-def fuse(raw: Path, fused: Path, *, layers: int, heads: int, hidden_size: int) -> None:
-    """Fuses a BERT graph with ONNX Runtime's optimizer, offline transformations only.
+@dataclass(slots=True, frozen=True)
+class Shape:
+    """What a graph is made of, as far as fusions and gates have to know.
+
+    Attributes:
+        layers: Transformer layers.
+        heads: Attention heads of a layer.
+        hidden_size: Components of a token's vector.
+        embedding_fusion: Whether the embedding becomes one operator.
+        pre_normalised: Whether a layer normalises its input instead of its output.
+        projected: Whether the embeddings are projected to the layers' width.
+        predicts_words: Whether the graph ends in a head over the vocabulary.
+    """
+
+    layers: int
+    heads: int
+    hidden_size: int
+    embedding_fusion: bool = True
+    pre_normalised: bool = False
+    projected: bool = False
+    predicts_words: bool = False
+
+    def fused(self) -> dict[str, int]:
+        """How many of each operator the fusions must leave."""
+        return {
+            "EmbedLayerNormalization": int(self.embedding_fusion),
+            "Attention": self.layers,
+            "SkipLayerNormalization": 2 * self.layers,
+            # The head over the vocabulary has an activation of its own.
+            "BiasGelu": self.layers + self.predicts_words,
+        }
+
+
+def shape_of(checkpoint: Checkpoint) -> Shape:
+    """The shape of a checkpoint's graph."""
+    return Shape(
+        layers=checkpoint.layers,
+        heads=checkpoint.heads,
+        hidden_size=checkpoint.hidden_size,
+        embedding_fusion=checkpoint.family.embedding_fusion,
+        pre_normalised=checkpoint.family.pre_normalised,
+        projected=checkpoint.embedding_size != checkpoint.hidden_size,
+        predicts_words=checkpoint.task == "fill_mask",
+    )
+
+
+def fuse(raw: Path, fused: Path, shape: Shape) -> None:
+    """Fuses a graph with ONNX Runtime's optimizer, offline transformations only.
 
     Args:
         raw: The graph as exported.
         fused: Where to write.
-        layers: Transformer layers of the model.
-        heads: Attention heads of a layer.
-        hidden_size: Components of a token's vector.
+        shape: What the graph is made of.
 
     Raises:
         ExportError: The graph did not fuse completely.
     """
+    model = onnx.load(raw)
+    if shape.pre_normalised:
+        _put_branches_first(model.graph)
+    options = FusionOptions("bert")
+    # Where the sum of the embeddings is used beside its normalisation, the fused operator would be one more copy.
+    options.enable_embed_layer_norm = shape.embedding_fusion
     with quiet():
-        # Level 0: what the runtime does by itself at load time stays its own business.
-        model = optimize_model(str(raw), model_type="bert", num_heads=heads, hidden_size=hidden_size, opt_level=0)
-        model.save_model_to_file(str(fused))
-    check_counts(
-        operators(fused),
-        {
-            "EmbedLayerNormalization": 1,
-            "Attention": layers,
-            "SkipLayerNormalization": 2 * layers,
-            "BiasGelu": layers,
-        },
-        "the fusion",
-    )
+        optimized = optimize_model(
+            model,
+            model_type="bert",
+            num_heads=shape.heads,
+            hidden_size=shape.hidden_size,
+            optimization_options=options,
+            # What the runtime does by itself at load time stays its own business.
+            opt_level=0,
+        )
+        optimized.save_model_to_file(str(fused))
+    check_counts(operators(fused), shape.fused(), "the fusion")
+
+
+def _put_branches_first(graph: onnx.GraphProto) -> None:
+    """Turns residual additions so that what was computed stands before what it is added to.
+
+    The fusion of attention follows the first addition that it meets from a residual one. Where a layer
+    normalises its input, that is the sum of the embeddings in the first layer, and the fusion loses its way.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+
+    def is_branch(name: str) -> bool:
+        node = producers.get(name)
+        parents = [] if node is None else [producers.get(parent) for parent in node.input]
+        return (
+            node is not None and node.op_type == "Add" and any(p is not None and p.op_type == "MatMul" for p in parents)
+        )
+
+    for node in graph.node:
+        if node.op_type == "Add" and not is_branch(node.input[0]) and is_branch(node.input[1]):
+            node.input[0], node.input[1] = node.input[1], node.input[0]
 
 
 def operators(path: Path) -> dict[str, int]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from export.corpus import shown
 from export.errors import ExportError
-from serving.engine.inline import InlineEngine
-from serving.engine.ort import OrtCpuBackend
 from serving.manifest import Invariance, Parity
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.buckets import bucket_for
@@ -22,14 +21,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from export.corpus import Text
+    from export.decisions import Judge, Numbers
     from export.recipe import Limits
-    from serving.engine.base import Engine, ModelSpec
+    from serving.engine.base import Engine
+    from serving.manifest import Accuracy
+    from serving.records import Row
 
-    Vectors = NDArray[np.float32]
     Count = Callable[[int, int], None]
     Plan = list[tuple[list[int], list[EncodedText]]]
 
 _BATCH = 8
+
+
+@dataclass(slots=True, frozen=True)
+class Reference:
+    """What PyTorch answered.
+
+    Attributes:
+        texts: As people read them.
+        encoded: The same as token ids.
+        rows: The raw answers, each text alone, in the form of `decisions`.
+    """
+
+    texts: Sequence[Text]
+    encoded: Sequence[EncodedText]
+    rows: Sequence[Row]
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,38 +57,48 @@ class Verdict:
         parity: Each text alone, beside PyTorch alone.
         invariance: Each text alone, beside itself padded and in mixed batches.
         batch_invariant: Whether the differences of `invariance` keep the limits.
-        failure: Why the artifact must not be written; None when it may.
+        broken: The limits that were broken, by name, each with a sentence.
     """
 
     parity: Parity
     invariance: Invariance
     batch_invariant: bool
-    failure: str | None
+    broken: dict[str, str]
 
 
 def verify(
-    spec: ModelSpec, texts: Sequence[EncodedText], reference: Vectors, limits: Limits, *, threads: int, count: Count
+    engine: Engine, judge: Judge, reference: Reference, limits: Limits, *, max_length: int, count: Count
 ) -> Verdict:
     """Runs an artifact over the texts: each alone, padded to its sequence bucket, and in a mixed batch.
 
     Args:
-        spec: The artifact. Say `batch_invariant` in it, so that one wide lane takes padding and batches.
-        texts: The encoded texts.
-        reference: PyTorch's vectors of them, each text alone, float32 [texts, hidden].
+        engine: Runs the artifact as its only model, whose first lane takes padding and batches.
+        judge: How its answers are read.
+        reference: The texts and PyTorch's answers.
         limits: What to keep.
-        threads: Cores to use.
+        max_length: The model's longest input in tokens.
         count: Told how many of how many batches are done.
 
     Raises:
         ExportError: The engine failed on a batch.
     """
-    plans = [_alone(texts), _padded(texts, spec.max_length), _mixed(texts)]
+    texts = reference.encoded
+    plans = [_alone(texts), _padded(texts, max_length), _mixed(texts)]
     ticks = _Ticks(count, sum(len(plan) for plan in plans))
-    engine = InlineEngine(OrtCpuBackend([spec], threads))
-    alone, padded, mixed = (_run(engine, texts, plan, reference.shape[1], ticks) for plan in plans)
-    parity = _parity(alone, reference)
-    invariance = _invariance(alone, [padded, mixed])
-    return Verdict(parity, invariance, _is_invariant(invariance, limits), _failure(parity, limits))
+    alone, padded, mixed = (_run(engine, judge, texts, plan, ticks) for plan in plans)
+    parity = _parity(judge, alone, reference)
+    invariance = _invariance(judge, alone, [padded, mixed])
+    return Verdict(parity, invariance, _is_invariant(invariance, limits), _broken(parity, limits))
+
+
+def answers(engine: Engine, judge: Judge, texts: Sequence[EncodedText], count: Count) -> list[Row]:
+    """An artifact's raw answers, each text alone.
+
+    Raises:
+        ExportError: The engine failed on a text.
+    """
+    plan = _alone(texts)
+    return _run(engine, judge, texts, plan, _Ticks(count, len(plan)))
 
 
 def _alone(texts: Sequence[EncodedText]) -> Plan:
@@ -113,56 +140,98 @@ class _Ticks:
         self._count(self._done, self._total)
 
 
-def _run(engine: Engine, texts: Sequence[EncodedText], plan: Plan, hidden_size: int, ticks: _Ticks) -> Vectors:
-    vectors = np.full((len(texts), hidden_size), np.nan, np.float32)
+def _run(engine: Engine, judge: Judge, texts: Sequence[EncodedText], plan: Plan, ticks: _Ticks) -> list[Row]:
+    rows: dict[int, Row] = {}
     for indices, neighbours in plan:
+        batch = [texts[index] for index in indices]
         results: list[object] = []
-        engine.submit(0, Batch(ModelIndex(0), [*(texts[index] for index in indices), *neighbours]), results.append)
+        engine.submit(0, Batch(ModelIndex(0), [*batch, *neighbours]), results.append)
         result = results[0]
         if not isinstance(result, BatchOutput):
             raise ExportError(f"the engine failed on a batch of {len(indices)} texts: {result}")
-        vectors[indices] = result.arrays[0][: len(indices)]
+        rows.update(zip(indices, judge.rows(result.arrays, batch), strict=True))
         ticks.tick()
-    return vectors
+    return [rows[index] for index in range(len(texts))]
 
 
-def _parity(vectors: Vectors, reference: Vectors) -> Parity:
-    cosines = cosine(vectors, reference)
+def _parity(judge: Judge, rows: Sequence[Row], reference: Reference) -> Parity:
+    found, wanted = ([judge.numbers(row) for row in side] for side in (rows, reference.rows))
+    differences = _differences(found, wanted)
+    cosines = _cosines(judge, found, wanted)
+    worst = int(differences.argmax() if cosines is None else cosines.argmin())
     return Parity(
-        texts=len(vectors),
-        max_abs_difference=float(np.abs(vectors - reference).max()),
-        cosine_mean=float(cosines.mean()),
-        cosine_p01=float(np.percentile(cosines, 1)),
-        cosine_min=float(cosines.min()),
+        texts=len(rows),
+        max_abs_difference=float(differences.max()),
+        cosine_mean=None if cosines is None else float(cosines.mean()),
+        cosine_p01=None if cosines is None else float(np.percentile(cosines, 1)),
+        cosine_min=None if cosines is None else float(cosines.min()),
+        agreement=judge.agreement(rows, reference.rows, reference.encoded),
+        worst=shown(reference.texts[worst]),
     )
 
 
-def _invariance(alone: Vectors, others: Sequence[Vectors]) -> Invariance:
+def _invariance(judge: Judge, alone: Sequence[Row], others: Sequence[Sequence[Row]]) -> Invariance:
+    wanted = [judge.numbers(row) for row in alone]
+    ways = [[judge.numbers(row) for row in rows] for rows in others]
+    cosines = [_cosines(judge, found, wanted) for found in ways]
     return Invariance(
         texts=len(alone),
-        max_abs_difference=max(float(np.abs(alone - other).max()) for other in others),
-        cosine_min=min(float(cosine(alone, other).min()) for other in others),
+        max_abs_difference=max(float(_differences(found, wanted).max()) for found in ways),
+        cosine_min=min(float(each.min()) for each in cosines if each is not None) if judge.directed else None,
     )
 
 
-def cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """The cosine of each row of one with the same row of the other, float64 [rows]."""
-    a, b = left.astype(np.float64), right.astype(np.float64)
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    result: NDArray[np.float64] = np.divide((a * b).sum(axis=1), lengths, out=np.zeros(len(a)), where=lengths != 0)
-    return result
+def _differences(found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray[np.float64]:
+    """The largest difference of each text; NaN where a number is not one."""
+    return np.array([np.abs(one - other).max(initial=0) for one, other in zip(found, wanted, strict=True)])
+
+
+def _cosines(judge: Judge, found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray[np.float64] | None:
+    if not judge.directed:
+        return None
+    return np.array([cosine(one, other) for one, other in zip(found, wanted, strict=True)])
+
+
+def cosine(left: Numbers, right: Numbers) -> float:
+    """The cosine of two vectors; 0 where one has no length."""
+    lengths = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(left @ right) / lengths if lengths else 0.0
 
 
 def _is_invariant(found: Invariance, limits: Limits) -> bool:
-    return found.max_abs_difference <= limits.invariance_difference and found.cosine_min >= limits.invariance_cosine
+    if not found.max_abs_difference <= limits.invariance_difference:
+        return False
+    return found.cosine_min is None or found.cosine_min >= limits.invariance_cosine
 
 
-def _failure(found: Parity, limits: Limits) -> str | None:
-    """The first limit that was broken; a figure that is not a number keeps none."""
+def _broken(found: Parity, limits: Limits) -> dict[str, str]:
+    """The limits that are broken; a figure that is not a number keeps none."""
+    broken = {}
     if not found.max_abs_difference <= limits.max_abs_difference:
-        return f"largest difference from PyTorch {found.max_abs_difference:.2g}, allowed {limits.max_abs_difference:g}"
-    if not found.cosine_mean >= limits.cosine_mean:
-        return f"mean cosine to PyTorch {found.cosine_mean:.4f}, at least {limits.cosine_mean} needed"
-    if not found.cosine_min >= limits.cosine_min:
-        return f"least cosine to PyTorch {found.cosine_min:.4f}, at least {limits.cosine_min} needed"
-    return None
+        broken["max_abs_difference"] = (
+            f"largest difference from PyTorch {found.max_abs_difference:.2g}, allowed {limits.max_abs_difference:g}"
+        )
+    for name, words in _AT_LEAST.items():
+        figure, least = getattr(found, name), getattr(limits, name)
+        if figure is not None and not figure >= least:
+            broken[name] = f"{words} {figure:.4f}, at least {least:g} needed"
+    return broken
+
+
+_AT_LEAST = {
+    "cosine_mean": "mean cosine to PyTorch",
+    "cosine_p01": "1st percentile of the cosine to PyTorch",
+    "cosine_min": "least cosine to PyTorch",
+    "agreement": "share of decisions that are PyTorch's",
+}
+
+
+def broken_accuracy(found: Sequence[Accuracy], limits: Limits) -> dict[str, str]:
+    """The limit on the task's own metric, where it is broken."""
+    for figure in found:
+        if not figure.pytorch - figure.artifact <= limits.metric_loss:
+            return {
+                "metric_loss": f"{figure.metric} on {figure.reference} {figure.artifact:.2f}, PyTorch's is "
+                f"{figure.pytorch:.2f}, {limits.metric_loss:g} points less are allowed"
+            }
+    return {}

@@ -33,6 +33,7 @@ class SentenceConfig:
     Attributes:
         encoder: The folder with the encoder's weights and tokenizer.
         pooling: How token vectors become one.
+        pools: Whether the files say that they do; a checkpoint of another task has no such files.
         width: Components of the vectors that are pooled; None when the configuration names none.
         max_length: The checkpoint's own limit in tokens; None when it names none.
         lowercase: Whether texts are lower-cased before the tokenizer.
@@ -42,6 +43,7 @@ class SentenceConfig:
 
     encoder: Folder
     pooling: PoolingMode
+    pools: bool = True
     width: int | None = None
     max_length: int | None = None
     lowercase: bool = False
@@ -63,7 +65,9 @@ def read(folder: Folder) -> SentenceConfig:
     """
     modules = _modules(folder)
     if modules is None and not folder.has("1_Pooling/config.json"):
-        return SentenceConfig(folder, "mean", notices=(_ASSUMED_MEAN,))
+        return SentenceConfig(folder, "mean", pools=False, notices=(_ASSUMED_MEAN,))
+    if modules is not None and len(modules) == 1:
+        return _cross_encoder(folder, folder.sub(modules[0]["path"]))
     encoder = folder.sub(modules[0]["path"]) if modules else folder
     pooler = folder.sub(modules[1]["path"] if modules else "1_Pooling")
     sentence, pooling = encoder.object("sentence_bert_config.json"), pooler.object("config.json")
@@ -76,6 +80,21 @@ def read(folder: Folder) -> SentenceConfig:
         lowercase=bool(sentence.get("do_lower_case", False)),
         prompts=prompts,
         notices=notices,
+    )
+
+
+def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
+    """A model whose head is its own: only the settings of its texts are told beside it."""
+    sentence = encoder.object("sentence_bert_config.json")
+    prompts, notices = _prompts(folder)
+    return SentenceConfig(
+        encoder=encoder,
+        pooling="mean",
+        pools=False,
+        max_length=_integer(encoder, sentence, "max_seq_length"),
+        lowercase=bool(sentence.get("do_lower_case", False)),
+        prompts=prompts,
+        notices=(_ASSUMED_MEAN, *notices),
     )
 
 
@@ -93,6 +112,9 @@ def _modules(folder: Folder) -> Sequence[dict[str, str]] | None:
             f"checkpoint {folder.path}: modules.json has a {unknown[0]} module, which cannot be exported; "
             f"supported: {', '.join(_MODULES)}"
         )
+    alone = folder.object("config_sentence_transformers.json").get("model_type") == "CrossEncoder"
+    if kinds == ["Transformer"] and alone:
+        return listed
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise ExportError(
             f"checkpoint {folder.path}: modules.json lists {', '.join(kinds) or 'nothing'}; "

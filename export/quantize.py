@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import onnx
 from onnx import TensorProto
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -13,16 +14,21 @@ from export.quiet import quiet
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from export.optimize import Shape
+
 _MATRICES_BESIDE_ATTENTION = 3
+_MATRICES_OF_WORDS = 2
+_DECISIONS = ("/classifier/", "/qa_outputs/")
+"""Parts of the names of the last matrices: a few columns, which cost nothing and decide everything."""
 
 
-def quantize(fused: Path, quantized: Path, *, layers: int) -> None:
-    """Quantises a fused fp32 graph.
+def quantize(fused: Path, quantized: Path, shape: Shape) -> None:
+    """Quantises a fused fp32 graph, but for the matrices that make the decision.
 
     Args:
         fused: The graph after the fusions; before them attention would not be quantised as one operator.
         quantized: Where to write.
-        layers: Transformer layers of the model.
+        shape: What the graph is made of.
 
     Raises:
         ExportError: Some matrix was not quantised.
@@ -33,12 +39,24 @@ def quantize(fused: Path, quantized: Path, *, layers: int) -> None:
             quantized,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            nodes_to_exclude=_exact(fused),
             # Shape inference does not know the fused operators' outputs; all of them are float32.
             extra_options={"DefaultTensorType": TensorProto.FLOAT},
         )
     expected = {
-        "QAttention": layers,
-        "MatMulInteger": _MATRICES_BESIDE_ATTENTION * layers,
-        "QEmbedLayerNormalization": 1,
+        "QAttention": shape.layers,
+        "MatMulInteger": _MATRICES_BESIDE_ATTENTION * shape.layers
+        + shape.projected
+        + _MATRICES_OF_WORDS * shape.predicts_words,
+        "QEmbedLayerNormalization": int(shape.embedding_fusion),
     }
     check_counts(operators(quantized), expected, "the quantisation")
+
+
+def _exact(fused: Path) -> list[str]:
+    """The matrices of the heads: a `Gemm` works on one vector of each text, and so is one of them."""
+    nodes = onnx.load(fused, load_external_data=False).graph.node
+    products = [node.name for node in nodes if node.op_type == "MatMul"]
+    # The quantiser first turns each Gemm into a MatMul of this name.
+    heads = [f"{node.name}_MatMul" for node in nodes if node.op_type == "Gemm"]
+    return [*heads, *(name for name in products if any(part in name for part in _DECISIONS))]

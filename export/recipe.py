@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, get_args
+
+from serving.manifest import Precision, Target, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-Precision = Literal["fp32", "int8"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
-"""Every precision that can be asked for, in the order in which they are made."""
+@dataclass(slots=True, frozen=True)
+class Form:
+    """A kind of ONNX artifact.
+
+    Attributes:
+        precision: What it computes in.
+        target: What runs it.
+        file: Its name in the bundle.
+    """
+
+    precision: Precision
+    target: Target
+    file: str
+
+
+FORMS = {
+    "fp32": Form("fp32", "cpu", "model.fp32.onnx"),
+    "int8": Form("int8", "cpu", "model.int8.onnx"),
+    "int8-openvino": Form("int8", "openvino", "model.int8.openvino.onnx"),
+    "fp16": Form("fp16", "cuda", "model.fp16.onnx"),
+}
+"""The ONNX artifacts that can be asked for, by their names on the command line, in the order in which they are made.
+
+fp16 is for ONNX Runtime on a GPU; on a CPU it is only proven, since there it is slower than fp32.
+"""
+
+DEFAULT_FORMS = ("fp32", "int8")
+
+TASKS: tuple[Task, ...] = get_args(Task)
 
 MAX_ONNX_BYTES = 2**31
 """A protocol buffer, and so an ONNX file with its weights inside, holds less than 2 GiB."""
@@ -23,37 +52,62 @@ class Limits:
     """What an artifact must keep beside PyTorch, and what makes it batch-invariant.
 
     Attributes:
-        max_abs_difference: Largest difference of any component of any raw vector.
+        max_abs_difference: Largest difference of any number of any raw output.
         cosine_mean: Least mean cosine over the texts.
+        cosine_p01: Least 1st percentile of the cosine.
         cosine_min: Least cosine of any text.
+        agreement: Least share of decisions that are PyTorch's own.
+        metric_loss: Points of the task's own metric that may be lost.
         invariance_difference: Largest difference between a text alone and padded or batched.
         invariance_cosine: Least cosine between a text alone and padded or batched.
     """
 
-    max_abs_difference: float
-    cosine_mean: float
-    cosine_min: float
-    invariance_difference: float
-    invariance_cosine: float
+    max_abs_difference: float = math.inf
+    cosine_mean: float = -1
+    cosine_p01: float = -1
+    cosine_min: float = -1
+    agreement: float = 0
+    metric_loss: float = math.inf
+    invariance_difference: float = math.inf
+    invariance_cosine: float = -1
 
 
-LIMITS: dict[Precision, Limits] = {
-    "fp32": Limits(
-        max_abs_difference=1e-4, cosine_mean=-1, cosine_min=-1, invariance_difference=1e-4, invariance_cosine=-1
-    ),
-    "int8": Limits(
-        max_abs_difference=math.inf,
-        cosine_mean=0.99,
-        cosine_min=0.95,
-        invariance_difference=math.inf,
-        invariance_cosine=0.999,
-    ),
+_EXACT = Limits(max_abs_difference=1e-4, agreement=0.999, metric_loss=0.1, invariance_difference=1e-4)
+_HALF = Limits(cosine_min=0.9999, agreement=0.999, metric_loss=0.2, invariance_cosine=0.999)
+_EIGHT = Limits(metric_loss=0.5, invariance_cosine=0.999)
+# Without a direction to compare, invariance is a matter of differences: this much of a logit changes nothing.
+_UNDIRECTED = {"invariance_difference": 0.05}
+
+LIMITS: dict[Precision, dict[Task, Limits]] = {
+    "fp32": {
+        **dict.fromkeys(TASKS, _EXACT),
+        # Logits of words are sums over the whole width of the model, and as large as 30.
+        "fill_mask": replace(_EXACT, max_abs_difference=1e-3, invariance_difference=1e-3),
+    },
+    "fp16": {
+        **dict.fromkeys(TASKS, _HALF),
+        "rerank": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
+        "fill_mask": replace(_HALF, max_abs_difference=0.1, agreement=0.99, **_UNDIRECTED),
+    },
+    "int8": {
+        "embed": replace(_EIGHT, cosine_mean=0.99, cosine_p01=0.97, cosine_min=0.95),
+        "classify": replace(_EIGHT, agreement=0.95),
+        "rerank": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
+        "answer": replace(_EIGHT, cosine_mean=0.98, metric_loss=1),
+        "tag": replace(_EIGHT, cosine_mean=0.98, agreement=0.97, metric_loss=1),
+        "fill_mask": replace(_EIGHT, agreement=0.8, metric_loss=1, **_UNDIRECTED),
+    },
 }
-"""The limits of each precision; -1 and infinity stand for no limit.
+"""The limits of each precision and task; those of `Limits` itself stand for no limit.
 
-fp32 differs from PyTorch by the order of additions only, so it is held to components. INT8 differs by
-design, so it is held to directions, which is what an embedding is compared by.
+fp32 differs from PyTorch by the order of additions only, so it is held to every number. fp16 is held to
+directions and decisions, and INT8, which differs by design, to what of them a user of the task can see.
 """
+
+LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
+_INVARIANCE_NAMES = tuple(name for name in LIMIT_NAMES if name.startswith("invariance"))
+WAIVABLE = tuple(name for name in LIMIT_NAMES if name not in _INVARIANCE_NAMES)
+"""Limits that an artifact has to keep to be shipped. One that breaks the others is run text by text."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,12 +118,38 @@ class Recipe:
         source: A folder, a hub id, or `demo`.
         out: The model repository to write to.
         name: The model's name there; None takes it from the source.
-        precisions: Which artifacts to make, in the order of `PRECISIONS`.
+        forms: Which ONNX artifacts to make, in the order of `FORMS`.
+        tensorrt: What to build TensorRT engines for.
+        triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
+        task: What to export it for; None takes it from the checkpoint.
+        references: Files of labelled text for the task's own metric.
+        calibration: A file of texts to calibrate with; None takes the built-in texts.
+        calibration_column: Of a table, the column with the texts.
+        limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
+        allowed: Names of limits, in the same two ways, that may be broken.
     """
 
     source: str
     out: Path
     name: str | None = None
-    precisions: tuple[Precision, ...] = PRECISIONS
+    forms: tuple[str, ...] = DEFAULT_FORMS
+    tensorrt: tuple[str, ...] = ()
+    triton: Path | None = None
     max_length: int | None = None
+    task: Task | None = None
+    references: tuple[Path, ...] = ()
+    calibration: Path | None = None
+    calibration_column: str | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    allowed: frozenset[str] = frozenset()
+
+    def limits_of(self, form: str, task: Task) -> Limits:
+        """What an artifact of that form must keep; what is said of one form wins over what is said of all."""
+        asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
+        own = {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
+        return replace(LIMITS[FORMS[form].precision][task], **(asked | own))
+
+    def allows(self, form: str, name: str) -> bool:
+        """Whether that limit may be broken."""
+        return not self.allowed.isdisjoint({name, f"{form}.{name}"})

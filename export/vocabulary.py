@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from export.folder import Folder
 
 TOKENIZER = "tokenizer.json"
-_ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_ROLES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+"""The special tokens, as BERT and as RoBERTa write them where a checkpoint does not say."""
 _REQUIRED_ROLES = ("pad", "cls", "sep")
 
 
@@ -88,13 +95,14 @@ def _special_ids(folder: Folder, tokenizer: Tokenizer, settings: dict[str, Any])
     given = {**folder.object("special_tokens_map.json"), **settings}
     ids = {}
     for role, usual in _ROLES.items():
-        token = given.get(f"{role}_token") or usual
-        token = token.get("content", usual) if isinstance(token, dict) else str(token)
-        identity = tokenizer.token_to_id(token)
-        if identity is not None:
-            ids[role] = identity
+        token = given.get(f"{role}_token")
+        named = token.get("content") if isinstance(token, dict) else token
+        candidates = (str(named),) if named else usual
+        found = [identity for word in candidates if (identity := tokenizer.token_to_id(word)) is not None]
+        if found:
+            ids[role] = found[0]
         elif role in _REQUIRED_ROLES:
-            raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} has no {role} token {token!r}")
+            raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} has no {role} token {candidates[0]!r}")
     return ids
 
 

@@ -30,8 +30,11 @@ Task = Literal["embed", "classify", "rerank", "answer", "tag", "fill_mask"]
 Precision = Literal["fp32", "fp16", "int8"]
 """What an artifact computes in."""
 
-Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm120"]
+Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
+
+GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+"""The targets that are compute capabilities."""
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
 
@@ -41,28 +44,33 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text.
+        cosine_mean: Of the raw outputs, text by text; None, as the next two, for rerank and fill_mask, whose
+            numbers have no direction.
         cosine_p01: The 1st percentile.
         cosine_min: The least.
         agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed.
-        worst: The text with the least cosine.
+        worst: The text with the least cosine, or else the largest difference.
     """
 
     texts: int
     max_abs_difference: float
-    cosine_mean: float
-    cosine_p01: float
-    cosine_min: float
+    cosine_mean: float | None
+    cosine_p01: float | None
+    cosine_min: float | None
     agreement: float | None = None
     worst: str = ""
 
 
 class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to a text alone beside its answers padded and in mixed batches."""
+    """An artifact's answers to a text alone beside its answers padded and in mixed batches.
+
+    Attributes:
+        cosine_min: None for rerank and fill_mask.
+    """
 
     texts: int
     max_abs_difference: float
-    cosine_min: float
+    cosine_min: float | None
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

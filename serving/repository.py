@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
     "ort-cpu": frozenset({"cpu"}),
+    "openvino": frozenset({"openvino"}),
     "fake": frozenset(get_args(Target)),
 }
 """The artifacts that an engine can run, by what they were made for."""

@@ -1,0 +1,151 @@
+"""Raw answers of a graph, text by text: their numbers, and what they decide.
+
+A `Row` here is one text's part of every output without what padding added: outputs of a token each are as long
+as the text, outputs of a mask each have as many entries as the text has masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.manifest import Task
+    from serving.records import Array, EncodedText, Row, TensorSpec
+
+    Numbers = NDArray[np.float64]
+
+LONGEST_SPAN = 30
+"""Tokens of the longest answer that is looked for in a context."""
+
+_CLEARLY = 0.1
+"""Two scores differ clearly when they do by this share of the standard deviation of all."""
+
+_DIRECTED = frozenset({"embed", "classify", "answer", "tag"})
+_OF_MASKS = frozenset({"top_ids", "top_logits", "logsumexp"})
+
+
+@dataclass(slots=True, frozen=True)
+class Judge:
+    """How the raw answers of one model are read.
+
+    Attributes:
+        task: The model's task.
+        outputs: The graph's outputs.
+        special_ids: Ids of the special tokens by role.
+        multi_label: Whether each label is decided for itself.
+    """
+
+    task: Task
+    outputs: Sequence[TensorSpec]
+    special_ids: dict[str, int]
+    multi_label: bool = False
+
+    @property
+    def directed(self) -> bool:
+        """Whether a text's numbers have a direction, so that a cosine says something."""
+        return self.task in _DIRECTED and self.outputs[0].shape[-1] != 1
+
+    def rows(self, arrays: Sequence[Array], texts: Sequence[EncodedText]) -> list[Row]:
+        """An engine's answer to a batch, text by text, without what padding added."""
+        return [
+            tuple(
+                array[index][: self._size(spec, text)] if len(spec.shape) > 1 and spec.shape[1] == -1 else array[index]
+                for spec, array in zip(self.outputs, arrays, strict=True)
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    def sizes(self, spec: TensorSpec, texts: Sequence[EncodedText]) -> list[int]:
+        """How many entries of an output belong to each text."""
+        return [self._size(spec, text) if len(spec.shape) > 1 and spec.shape[1] == -1 else 1 for text in texts]
+
+    def _size(self, spec: TensorSpec, text: EncodedText) -> int:
+        return text.ids.count(self.special_ids["mask"]) if spec.name in _OF_MASKS else len(text.ids)
+
+    def numbers(self, row: Row) -> Numbers:
+        """All floating-point numbers of one text's answer, float64 [n].
+
+        The best logits of a mask are in their order, so two answers that name the same words in another order
+        still lie beside one another.
+        """
+        parts = [array.ravel() for spec, array in zip(self.outputs, row, strict=True) if spec.dtype == "float32"]
+        return np.concatenate(parts).astype(np.float64)
+
+    def agreement(self, found: Sequence[Row], wanted: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
+        """Share of the decisions that are the same; None for embed, which decides nothing.
+
+        classify: the label of a text, or each of its labels. rerank: which of two texts stands first, over all
+        pairs whose scores differ clearly. answer: the best span. tag: the tag of a token. fill_mask: the best word
+        of a mask.
+        """
+        if self.task == "embed":
+            return None
+        if self.task == "rerank":
+            return order_agreement(np.array([row[0][0] for row in found]), np.array([row[0][0] for row in wanted]))
+        pairs = [
+            (self._decisions(one, text), self._decisions(other, text))
+            for one, other, text in zip(found, wanted, texts, strict=True)
+        ]
+        same = np.concatenate([left == right for left, right in pairs])
+        return float(same.mean()) if same.size else 1.0
+
+    def _decisions(self, row: Row, text: EncodedText) -> NDArray[np.int64]:
+        if self.task == "classify":
+            return (row[0] > 0).astype(np.int64) if self.multi_label else np.array([row[0].argmax()])
+        if self.task == "tag":
+            spoken = np.array([token not in self._frame() for token in text.ids])
+            tags: NDArray[np.int64] = row[0].argmax(axis=-1)[spoken]
+            return tags
+        if self.task == "fill_mask":
+            return row[0][:, 0].astype(np.int64)
+        first, last = self.context(text)
+        start, end = best_span(row[0][first:last], row[1][first:last])
+        return np.array([start * len(text.ids) + end])
+
+    def _frame(self) -> set[int]:
+        return {self.special_ids[role] for role in ("cls", "sep", "pad")}
+
+    def context(self, text: EncodedText) -> tuple[int, int]:
+        """Where the second text of a pair stands: its first token, and one past its last."""
+        separator = self.special_ids["sep"]
+        first = text.ids.index(separator) + 1
+        # RoBERTa puts two separators between the texts of a pair.
+        while first < len(text.ids) - 1 and text.ids[first] == separator:
+            first += 1
+        return first, len(text.ids) - 1
+
+
+def best_span(start: Array, end: Array, longest: int = LONGEST_SPAN) -> tuple[int, int]:
+    """The span with the largest sum of its first token's start logit and its last token's end logit.
+
+    Args:
+        start: Start logits of the context's tokens.
+        end: End logits of the same tokens.
+        longest: Tokens that a span may have.
+
+    Returns:
+        Its first and last token; (0, 0) of an empty context.
+    """
+    if not len(start):
+        return 0, 0
+    sums = start[:, None].astype(np.float64) + end[None, :]
+    places = np.arange(len(start))
+    lengths = places[None, :] - places[:, None]
+    sums[(lengths < 0) | (lengths >= longest)] = -np.inf
+    first, last = np.unravel_index(int(sums.argmax()), sums.shape)
+    return int(first), int(last)
+
+
+def order_agreement(found: Array, wanted: Array) -> float:
+    """Share of the pairs of texts that stand in the same order, of those whose wanted scores differ clearly."""
+    difference = wanted[:, None].astype(np.float64) - wanted[None, :]
+    clear = np.triu(np.abs(difference) > _CLEARLY * wanted.std(), 1)
+    same = np.sign(found[:, None] - found[None, :])[clear] == np.sign(difference)[clear]
+    return float(same.mean()) if same.size else 1.0

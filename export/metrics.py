@@ -1,0 +1,99 @@
+"""The metrics of the tasks, each times 100: rank correlation, accuracy, exact match and F1 of answers, entity F1."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Entity = tuple[int, int, str]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = frozenset(string.punctuation)
+
+
+def spearman(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's rank correlation; equal values share the mean of their ranks. NaN where all values are equal."""
+    one, other = _ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64))
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return float("nan")
+    return float(100 * np.corrcoef(one, other)[0, 1])
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    result: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
+    return result
+
+
+def accuracy(found: Sequence[object], wanted: Sequence[object]) -> float:
+    """Share of the answers that are the wanted ones."""
+    return 100 * sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
+
+
+def answers(found: Sequence[str], wanted: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """Exact match and F1 of the words, as SQuAD 1.1 defines them: for each question, the best of its right answers.
+
+    Args:
+        found: One answer for each question.
+        wanted: The right answers for each question, at least one.
+
+    Returns:
+        The means over the questions.
+    """
+    exact, shared = 0.0, 0.0
+    for answer, options in zip(found, wanted, strict=True):
+        exact += max(float(_normal(answer) == _normal(option)) for option in options)
+        shared += max(_word_f1(answer, option) for option in options)
+    return 100 * exact / len(wanted), 100 * shared / len(wanted)
+
+
+def _normal(answer: str) -> str:
+    """Lower case, without punctuation, articles and superfluous spaces."""
+    letters = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", letters).split())
+
+
+def _word_f1(answer: str, option: str) -> float:
+    found, wanted = _normal(answer).split(), _normal(option).split()
+    same = sum((Counter(found) & Counter(wanted)).values())
+    return 2 * same / (len(found) + len(wanted)) if same else 0.0
+
+
+def entity_f1(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> float:
+    """F1 over entities, over all sentences together; an entity counts when its first and last word and type do.
+
+    Args:
+        found: The BIO tag of each word of each sentence.
+        wanted: The right ones.
+    """
+    pairs = [(entities(one), entities(other)) for one, other in zip(found, wanted, strict=True)]
+    same = sum(len(one & other) for one, other in pairs)
+    total = sum(len(one) + len(other) for one, other in pairs)
+    return 200 * same / total if total else 0.0
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """The entities of a sentence in BIO tags, each as (first word, last word, type).
+
+    An I- that continues nothing of its type begins an entity, as the scorer of the CoNLL task has it.
+    """
+    found: set[Entity] = set()
+    begun: tuple[int, str] | None = None
+    for index, tag in enumerate([*tags, "O"]):
+        mark, _, kind = tag.partition("-")
+        continues = mark == "I" and begun is not None and begun[1] == kind
+        if begun is not None and not continues:
+            found.add((begun[0], index - 1, begun[1]))
+        if not continues:
+            begun = None if mark == "O" else (index, kind)
+    return found

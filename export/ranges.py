@@ -1,0 +1,194 @@
+"""How large a transformer's activations can become, whatever its input: proven from the weights alone.
+
+A layer normalisation divides by the standard deviation, so its result has a length of at most √hidden before
+scale and bias, and everything that follows, up to the next normalisation, is bounded by the weights it is
+multiplied with (Cauchy and Schwarz). The bounds hold for every partial sum too, in whatever order and
+precision the products are accumulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+    from onnx import GraphProto, NodeProto
+
+    Array = NDArray[np.float32]
+
+MOVES = frozenset(
+    {"Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
+    | {"Transpose", "Unsqueeze"}
+)
+"""Operators that put numbers elsewhere and change none."""
+
+
+@dataclass(slots=True, frozen=True)
+class Range:
+    """What no element of a tensor exceeds.
+
+    Attributes:
+        peak: Largest magnitude of an element.
+        norm: Largest length of a token's vector.
+        spread: Length of the vector of the largest magnitudes of each component: `norm` for a vector whose
+            components may come from different tokens, as attention mixes them.
+        is_mixture: Whether rows are weights of a mean: not negative, with a sum of 1.
+        is_turned: Whether a token's components lie along the last axis but one.
+    """
+
+    peak: float
+    norm: float = math.inf
+    spread: float = math.inf
+    is_mixture: bool = False
+    is_turned: bool = False
+
+    def scaled(self, factor: float) -> Range:
+        """The range of the tensor times something no larger than `factor`."""
+        return replace(
+            self, peak=self.peak * factor, norm=self.norm * factor, spread=self.spread * factor, is_mixture=False
+        )
+
+
+UNKNOWN = Range(math.inf)
+
+
+def of_constant(array: Array) -> Range:
+    """The range of a weight or of a scalar, which may be repeated any number of times."""
+    size = np.abs(array)
+    peak = float(size.max(initial=0))
+    if array.ndim == 0 or array.shape[-1] == 1:
+        return Range(peak)
+    rows = size.reshape(-1, size.shape[-1])
+    return Range(peak, float(np.linalg.norm(rows, axis=1).max()), float(np.linalg.norm(rows.max(axis=0))))
+
+
+def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Range]:
+    """The ranges of a graph's float tensors; a tensor that is not listed has no known bound.
+
+    Args:
+        graph: In topological order.
+        constants: Its float weights and constants.
+    """
+    found: dict[str, Range] = {}
+    for node in graph.node:
+        inputs = [found.get(name) or _constant(constants, name) for name in node.input]
+        bound = _result(node, inputs, [constants.get(name) for name in node.input])
+        if math.isfinite(bound.peak):
+            found.update(dict.fromkeys(node.output, bound))
+    return found
+
+
+def _constant(constants: Mapping[str, Array], name: str) -> Range:
+    array = constants.get(name)
+    # A matrix is looked at where it is used: as a table, or by its columns.
+    return UNKNOWN if array is None or (array.ndim > 1 and array.size > array.shape[-1]) else of_constant(array)
+
+
+def _result(node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    if node.op_type == "Gather" and arrays[0] is not None:
+        return of_constant(arrays[0])
+    rule = _RULES.get(node.op_type)
+    return UNKNOWN if rule is None else rule(node, inputs, arrays)
+
+
+def _normalised(node: NodeProto, _inputs: list[Range], arrays: list[Array | None]) -> Range:
+    at = _SCALE_OF[node.op_type]
+    scale, bias = (*arrays[at : at + 2], None)[:2]
+    if scale is None:
+        return UNKNOWN
+    length = math.sqrt(scale.size)
+    size, offset = np.abs(scale), np.zeros(1) if bias is None else np.abs(bias)
+    return Range(
+        float((size * length + offset).max()),
+        float(size.max() * length + np.linalg.norm(offset)),
+        float(np.linalg.norm(size) * length + np.linalg.norm(offset)),
+    )
+
+
+def _product(node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    left, right, weight = inputs[0], inputs[1], arrays[1]
+    if weight is not None:
+        is_turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        axis = 1 if is_turned else 0
+        # A length may be unknown, and infinite; `fmin` passes over what 0 times it is.
+        with np.errstate(invalid="ignore"):
+            lengths = np.linalg.norm(weight, axis=axis) * left.norm
+            columns = np.fmin(lengths, np.linalg.norm(weight, ord=1, axis=axis) * left.peak)
+        spread = float(np.linalg.norm(columns))
+        # A fused attention has its bias here too; what it mixes of its values is no larger than they are.
+        return _sum([Range(float(columns.max()), spread, spread), *inputs[2:3]])
+    if left.is_mixture and not right.is_turned:
+        return replace(right, norm=right.spread)
+    return Range(left.norm * right.norm) if right.is_turned and not left.is_turned else UNKNOWN
+
+
+def _moved(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return inputs[0]
+
+
+def _transposed(node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
+    keeps_last = bool(order) and order[-1] == len(order) - 1
+    return inputs[0] if keeps_last else replace(inputs[0], is_turned=not inputs[0].is_turned)
+
+
+def _joined(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return Range(max(bound.peak for bound in inputs))
+
+
+def _added(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return _sum(inputs)
+
+
+def _sum(terms: list[Range]) -> Range:
+    return Range(sum(term.peak for term in terms), sum(term.norm for term in terms), sum(term.spread for term in terms))
+
+
+def _multiplied(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    left, right = inputs
+    return min(left.scaled(right.peak), right.scaled(left.peak), key=lambda bound: bound.norm)
+
+
+def _divided(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    divisor = arrays[1]
+    return UNKNOWN if divisor is None or not divisor.all() else inputs[0].scaled(1 / float(np.abs(divisor).min()))
+
+
+def _raised(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    exponent = arrays[1]
+    is_known = exponent is not None and exponent.size == 1 and exponent.item() >= 0
+    return Range(max(1.0, inputs[0].peak) ** exponent.item()) if exponent is not None and is_known else UNKNOWN
+
+
+def _below_one(_node: NodeProto, _inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return Range(1)
+
+
+def _mixture(_node: NodeProto, _inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return Range(1, 1, is_mixture=True)
+
+
+_SCALE_OF = {"LayerNormalization": 1, "SkipLayerNormalization": 2, "EmbedLayerNormalization": 5}
+"""Where a normalisation's scale stands among its inputs; its bias follows it."""
+
+_RULES: dict[str, Callable[[NodeProto, list[Range], list[Array | None]], Range]] = {
+    **dict.fromkeys(_SCALE_OF, _normalised),
+    **dict.fromkeys(("MatMul", "Gemm", "Attention"), _product),
+    **dict.fromkeys(MOVES, _moved),
+    "Transpose": _transposed,
+    "Concat": _joined,
+    **dict.fromkeys(("Add", "Sub"), _added),
+    # These are nowhere larger than their input, with the bias of those that have one.
+    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu", "Relu"), _added),
+    "Mul": _multiplied,
+    "Div": _divided,
+    "Pow": _raised,
+    **dict.fromkeys(("Erf", "Tanh", "Sigmoid"), _below_one),
+    "Softmax": _mixture,
+}

@@ -1,0 +1,106 @@
+"""ONNX graphs of small random transformers, as the exporter that traces writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+from export.graph import OPSET
+from export.quiet import quiet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+TOKENS = 200
+POSITIONS = 80
+_SIZES = {
+    "vocab_size": TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "max_position_embeddings": POSITIONS,
+}
+_DISTILBERT = {
+    "vocab_size": TOKENS,
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 256,
+    "max_position_embeddings": POSITIONS,
+}
+ARCHITECTURES = {
+    "BertModel": _SIZES,
+    "BertForMaskedLM": _SIZES,
+    "RobertaForSequenceClassification": _SIZES,
+    "ElectraForTokenClassification": {**_SIZES, "embedding_size": 32, "num_labels": 9},
+    "MegatronBertForSequenceClassification": _SIZES,
+    "DistilBertForQuestionAnswering": _DISTILBERT,
+    "BertForSequenceClassification": {**_SIZES, "hidden_act": "gelu_new"},
+}
+"""One of each kind of encoder and of head, the last with another activation; with their sizes."""
+
+_SHARP = ("query", "key", "q_lin", "k_lin", "classifier", "qa_outputs", "embeddings", "predictions", "norm")
+
+
+class _Outputs(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return tuple(value for value in outputs.values() if isinstance(value, torch.Tensor))
+
+
+def write_graph(path: Path, architecture: str, *, scale: float = 1) -> Path:
+    """Writes the graph of a random model.
+
+    Args:
+        path: The ONNX file.
+        architecture: One of `ARCHITECTURES`.
+        scale: What to multiply the weights with, but for those of queries, keys and heads: attention that
+            looks at one token alone, or logits far apart, would make of any rounding another answer.
+    """
+    kind: Any = getattr(transformers, architecture)
+    config = kind.config_class(**ARCHITECTURES[architecture], attn_implementation="eager")
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(config).eval()
+        for name, weight in model.named_parameters():
+            is_scaled = weight.ndim > 1 and not any(word in name.lower() for word in _SHARP)
+            is_gain = weight.ndim == 1 and ("norm" in name.lower() or ".ln." in name) and name.endswith("weight")
+            torch.nn.init.normal_(weight, float(is_gain), 0.1 * (scale if is_scaled else 1))
+        names = [f"output_{at}" for at, _ in enumerate(_Outputs(model)(*_example()))]
+        axes = {0: "batch", 1: "sequence"}
+        torch.onnx.export(
+            _Outputs(model),
+            _example(),
+            path,
+            input_names=["input_ids", "attention_mask"],
+            output_names=names,
+            dynamic_axes={"input_ids": axes, "attention_mask": axes, **{name: {0: "batch"} for name in names}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return path
+
+
+def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
+    """Random texts of different lengths, padded."""
+    generator = np.random.default_rng(0)
+    ids = generator.integers(5, TOKENS, (texts, tokens)).astype(np.int32)
+    mask = np.ones_like(ids)
+    for row in range(texts):
+        mask[row, tokens * (row + 1) // texts :] = 0
+    return {"input_ids": np.where(mask == 1, ids, 1).astype(np.int32), "attention_mask": mask}
+
+
+def _example() -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
+    return torch.arange(16, dtype=torch.int32).reshape(2, 8) + 5, mask
