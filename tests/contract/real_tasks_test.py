@@ -1,0 +1,115 @@
+"""Trained checkpoints, from their folder to the reply: the server answers what PyTorch and transformers answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    TokenClassificationPipeline,
+)
+
+from tests.support.clients import post_json
+from tests.support.models import ROOT
+from tests.support.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARED = ROOT.parent / "shared"
+NAMES = ("minilm-sst2", "minilm-squad", "minilm-wnut17")
+EXAMPLES = 100
+SAME_SCORE = 1e-4
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not (SHARED / "models").is_dir(), reason=f"{SHARED / 'models'} has no checkpoints"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of all of them, as `bertserve export` makes them."""
+    repository = tmp_path_factory.mktemp("real")
+    for name in NAMES:
+        command = [sys.executable, "bertserve.py", "export", str(SHARED / "models" / name), "--precision", "fp32"]
+        subprocess.run([*command, "--out", str(repository)], cwd=ROOT, capture_output=True, check=True)
+    with Server(repository) as running:
+        yield running
+
+
+def ask(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply to a request."""
+    reply = post_json(server.http, path, json.dumps(message).encode(), {"X-Request-Timeout-Ms": "60000"})
+    assert reply.status == 200, reply.body
+    return reply.json()
+
+
+def loaded(kind: Any, name: str) -> tuple[Any, Any]:
+    """A checkpoint's tokenizer and model in fp32, as transformers reads them."""
+    path = SHARED / "models" / name
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return AutoTokenizer.from_pretrained(path), model.eval()
+
+
+def test_sentiment(server: Server) -> None:
+    """Each sentence of SST-2 gets PyTorch's probabilities."""
+    tokenizer, model = loaded(AutoModelForSequenceClassification, "minilm-sst2")
+    lines = (SHARED / "data" / "sst2-test.tsv").read_text(encoding="utf-8").splitlines()
+    for line in lines[:EXAMPLES]:
+        text = line.split("\t")[0]
+        with torch.inference_mode():
+            expected = torch.softmax(model(**tokenizer(text, return_tensors="pt")).logits[0], -1).tolist()
+        found = {entry["label"]: entry["score"] for entry in ask(server, "/predict", inputs=text)}
+        assert [found[name] for name in ("negative", "positive")] == pytest.approx(expected, abs=SAME_SCORE)
+
+
+def test_entities(server: Server) -> None:
+    """Each sentence of WNUT-17 gets the entities of transformers' pipeline, at the same characters."""
+    tokenizer, model = loaded(AutoModelForTokenClassification, "minilm-wnut17")
+    pipeline = TokenClassificationPipeline(model=model, tokenizer=tokenizer)
+    blocks = (SHARED / "data" / "wnut17-test.conll").read_text(encoding="utf-8").strip().split("\n\n")
+    for block in blocks[:EXAMPLES]:
+        text = " ".join(line.split("\t")[0] for line in block.splitlines())
+        expected = pipeline(text, aggregation_strategy="first")
+        found = ask(server, "/tag", inputs=text)
+        keys = ("entity_group", "start", "end")
+        assert [[entity[key] for key in keys] for entity in found] == [
+            [entity[key] for key in keys] for entity in expected
+        ]
+        scores = [entity["score"] for entity in expected]
+        assert [entity["score"] for entity in found] == pytest.approx(scores, abs=SAME_SCORE)
+
+
+def test_questions(server: Server) -> None:
+    """Each question of XQuAD gets the span of its paragraph that PyTorch's logits make likeliest."""
+    tokenizer, model = loaded(AutoModelForQuestionAnswering, "minilm-squad")
+    data = json.loads((SHARED / "data" / "xquad-heldout.json").read_text(encoding="utf-8"))["data"]
+    asked = [
+        (entry["question"], part["context"]) for item in data for part in item["paragraphs"] for entry in part["qas"]
+    ]
+    for question, context in asked[:EXAMPLES]:
+        encoded = tokenizer(question, context, return_tensors="pt")
+        if encoded["input_ids"].shape[1] > 512:
+            continue
+        inside = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
+        with torch.inference_mode():
+            answer = model(**encoded)
+        starts, ends = (torch.softmax(side[0][inside], -1) for side in (answer.start_logits, answer.end_logits))
+        allowed = torch.ones(len(inside), len(inside)).triu().tril(29)
+        scores = starts[:, None] * ends[None, :] * allowed
+        place = int(scores.argmax())
+        words = [encoded.token_to_word(inside[side]) for side in divmod(place, len(inside))]
+        first, last = (encoded.word_to_chars(word, sequence_index=1) for word in words)
+        start, end = first.start, last.end
+        found = ask(server, "/answer", inputs={"question": question, "context": context})
+        assert (found["start"], found["end"], found["answer"]) == (start, end, context[start:end])
+        assert found["score"] == pytest.approx(float(scores.flatten()[place]), abs=SAME_SCORE)
