@@ -153,7 +153,7 @@ class TextTokenizer:
             truncate: Cut a first part that has more than half of the model's tokens instead of refusing it.
 
         Raises:
-            InvalidRequest: A first part is too long.
+            InvalidRequest: A first part is too long, or the model too short for any second.
         """
         parts = self._tokenizer.encode_batch([part for pair in pairs for part in pair], add_special_tokens=False)
         return [
@@ -176,6 +176,8 @@ class TextTokenizer:
         inside = [place for place, part in enumerate(frame.sequence_ids) if part == 1]
         head, tail = inside[0], len(frame) - inside[-1] - 1
         room = self.max_length - head - tail
+        if room < 1:
+            raise InvalidRequest(f"the model's {self.max_length} tokens leave no room for a context")
         step = room - min(overlap, room // 2)
         ids, (spans, words) = second.ids, _alignment(second)
         spans = _of_words(spans, words)
@@ -194,7 +196,7 @@ class TextTokenizer:
 
     def _cut_first(self, source: int, first: Encoding, *, truncate: bool) -> int:
         """Leaves half of the model's tokens to the second part; answers how many of the first went."""
-        most = self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        most = max(0, self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
         surplus = len(first) - most
         if surplus <= 0:
             return 0
@@ -207,17 +209,16 @@ class TextTokenizer:
         return surplus
 
     def _fitted(self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: bool) -> EncodedText:
-        surplus = self._surplus(index, encoding, truncate=truncate)
+        # The common case costs no further call.
+        surplus = 0 if len(encoding) <= self.max_length else self._surplus(index, encoding, truncate=truncate)
         whole = self._truncated(value, surplus) if surplus else encoding
         types = None if isinstance(value, str) else array("i", whole.type_ids)
         return EncodedText(array("i", whole.ids), types, surplus)
 
     def _surplus(self, index: int, encoding: Encoding, *, truncate: bool) -> int:
         """How many tokens must go; 0 for an input that fits."""
-        surplus = len(encoding) - self.max_length
-        if surplus <= 0:
-            return 0
-        if not truncate:
+        surplus = max(0, len(encoding) - self.max_length)
+        if surplus and not truncate:
             raise InvalidRequest(
                 f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
                 " shorten it or allow truncation"

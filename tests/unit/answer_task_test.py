@@ -183,6 +183,19 @@ def test_a_long_question_is_cut_or_refused(tokenizer: TextTokenizer) -> None:
         tokenizer.encode_windows([pair], overlap=0, truncate=False)
 
 
+def test_a_model_too_short_for_questions() -> None:
+    """Where not one token of a context fits, the request is refused; where one fits, it is read."""
+    for length in range(3, 9):
+        short = TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), length, len(vocabulary()))
+        if length == 3:
+            with pytest.raises(InvalidRequest, match="no room for a context"):
+                short.encode_windows([("the server", "a text")], overlap=4, truncate=True)
+        else:
+            windows = short.encode_windows([("the server", "a text")], overlap=4, truncate=True)
+            assert max(len(window.ids) for window in windows) <= length
+            assert windows[0].truncated == 2 - min(2, max(0, length // 2 - 3))
+
+
 def test_the_size_of_a_context_is_limited(tokenizer: TextTokenizer) -> None:
     """A context may be far longer than a text, but not endless; a question is a text."""
     assert tokenizer.windows_size_bytes([("a", "x" * CONTEXT_LIMIT_BYTES)]) == CONTEXT_LIMIT_BYTES + 1
