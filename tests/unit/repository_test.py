@@ -1,0 +1,105 @@
+"""Which form of a model is served, and which model a request means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from serving.bundle import Bundle, BundleError, open_bundle
+from serving.errors import InvalidRequest, ModelNotFound, WrongTask
+from serving.manifest import Artifact, Parity
+from serving.repository import Repository, _artifact
+from tests.support.tasks import tiny_model, write_bundle
+
+PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Two models for tags and one for questions."""
+    root = tmp_path_factory.mktemp("models")
+    tagger = tiny_model("tag")
+    for name in ("tag-a", "tag-b"):
+        write_bundle(root, tagger, name)
+    write_bundle(root, tiny_model("answer"))
+    return Repository.open(root)
+
+
+def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
+    """A bundle with artifacts of these precisions, targets and proofs."""
+    bundle = open_bundle(repository.models[0].path)
+    (real,) = bundle.manifest.artifacts
+    artifacts: list[Artifact] = [
+        msgspec.structs.replace(real, precision=precision, target=target, parity=PROOF if proven else None)
+        for precision, target, proven in forms
+    ]
+    return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)))
+
+
+ALL = (("fp32", "cpu", True), ("fp16", "cpu", True), ("int8", "cpu", True), ("fp16", "sm75", True))
+UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
+
+
+@pytest.mark.parametrize(
+    ("forms", "precision", "engine", "unproven", "expected"),
+    [
+        (ALL, "auto", "ort-cpu", False, ("int8", "cpu")),
+        (ALL[:2], "auto", "ort-cpu", False, ("fp32", "cpu")),
+        (ALL[1:2], "auto", "ort-cpu", False, ("fp16", "cpu")),
+        (ALL, "fp16", "ort-cpu", False, ("fp16", "cpu")),
+        (ALL[3:], "auto", "fake", False, ("fp16", "sm75")),
+        (UNPROVEN, "auto", "ort-cpu", False, ("fp32", "cpu")),
+        (UNPROVEN, "auto", "ort-cpu", True, ("fp32", "cpu")),
+        (UNPROVEN, "int8", "ort-cpu", True, ("int8", "cpu")),
+    ],
+)
+def test_the_form_that_is_served(
+    repository: Repository,
+    forms: tuple[tuple[str, str, bool], ...],
+    precision: str,
+    engine: str,
+    unproven: bool,  # noqa: FBT001  a column of it
+    expected: tuple[str, str],
+) -> None:
+    """What the engine can run, proven before unproven, then the fastest, unless a precision is asked for."""
+    found = _artifact(offering(repository, *forms), precision, engine, unproven=unproven)
+    assert (found.precision, found.target) == expected
+
+
+@pytest.mark.parametrize(
+    ("forms", "precision", "says"),
+    [
+        (ALL[3:], "auto", "nothing that the engine ort-cpu runs .it is for sm75"),
+        (ALL[:1], "int8", "no artifact of precision int8 for ort-cpu .it has fp32"),
+        (UNPROVEN[1:], "auto", "nobody has compared .* with PyTorch.*--allow-unproven"),
+        (UNPROVEN, "int8", "nobody has compared .* with PyTorch.*--allow-unproven"),
+    ],
+)
+def test_what_is_not_served(
+    repository: Repository, forms: tuple[tuple[str, str, bool], ...], precision: str, says: str
+) -> None:
+    """Artifacts for other hardware, of another precision or without proof: one sentence says which there are."""
+    with pytest.raises(BundleError, match=says):
+        _artifact(offering(repository, *forms), precision, "ort-cpu", unproven=False)
+
+
+def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:
+    """Other tasks' models do not stand in its way; several of the task do."""
+    assert repository.find(None, task="answer").name == "answer"
+    with pytest.raises(InvalidRequest, match="2 models are served for tag; name one"):
+        repository.find(None, task="tag")
+    with pytest.raises(WrongTask, match="no model of the task embed"):
+        repository.find(None, task="embed")
+
+
+def test_a_name_means_one_model(repository: Repository) -> None:
+    """By its exact name, in the version that is served, for the task that it has."""
+    assert repository.find("tag-b", "1", "tag").name == "tag-b"
+    with pytest.raises(ModelNotFound):
+        repository.find("tag", task="tag")
+    with pytest.raises(ModelNotFound):
+        repository.find("tag-a", "2", "tag")
+    with pytest.raises(WrongTask, match="model 'tag-a' is for the task tag, not for answer"):
+        repository.find("tag-a", task="answer")
