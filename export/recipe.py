@@ -124,8 +124,6 @@ class Recipe:
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
         references: Files of labelled text for the task's own metric.
-        calibration: A file of texts to calibrate with; None takes the built-in texts.
-        calibration_column: Of a table, the column with the texts.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
     """
@@ -139,8 +137,6 @@ class Recipe:
     max_length: int | None = None
     task: Task | None = None
     references: tuple[Path, ...] = ()
-    calibration: Path | None = None
-    calibration_column: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
 
