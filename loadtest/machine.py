@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("bertserve", "onnxruntime", "onnxruntime-gpu", "grpcio", "uvicorn", "tokenizers", "numpy")
+_PACKAGES = ("bertserve", "onnxruntime", "onnxruntime-gpu", "grpcio", "httptools", "tokenizers", "numpy")
 _CGROUP = Path("/sys/fs/cgroup")
 
 

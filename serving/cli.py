@@ -29,7 +29,9 @@ def _serve(argv: list[str]) -> int:
     settings = Settings.load(argv)
     from serving.repository import Repository  # noqa: PLC0415
 
-    repository = Repository.open(settings.models, settings.precision)
+    repository = Repository.open(
+        settings.models, settings.precision, engine=settings.backend, allow_unproven=settings.allow_unproven
+    )
     from serving.transport.ports import Ports  # noqa: PLC0415
 
     ports = Ports.open(settings)

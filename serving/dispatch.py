@@ -64,7 +64,7 @@ class Dispatcher:
         self._policy = policy
         self._observe_batch = observe_batch
         self._engine: Engine | None = None
-        self._busy: list[bool] = []
+        self._load: list[int] = []
         self._pumping = False
         self._tickets: set[Ticket] = set()
         self._alarms = Alarms()
@@ -107,7 +107,7 @@ class Dispatcher:
     def engine_up(self, engine: Engine) -> None:
         """An engine takes batches from now on."""
         self._engine = engine
-        self._busy = [False] * len(engine.lanes)
+        self._load = [0] * len(engine.lanes)
         self._pump()
 
     def engine_down(self, error: BertserveError) -> None:
@@ -131,7 +131,7 @@ class Dispatcher:
             return
         self._pumping = True
         try:
-            while self._engine is not None and (assignment := choose(self.queue, self._busy, self._policy)):
+            while self._engine is not None and (assignment := choose(self.queue, self._load, self._policy)):
                 self._start(self._engine, assignment)
         finally:
             self._pumping = False
@@ -140,17 +140,18 @@ class Dispatcher:
         now = time.perf_counter()
         items = assignment.items
         self.queue.remove(items)
-        self._busy[assignment.lane] = True
+        tokens = assignment.tokens
+        self._load[assignment.lane] += tokens
         self._observe_batch(len(items))
         for item in items:
             ticket = _ticket(item)
             ticket.queue_us = max(ticket.queue_us, (now - ticket.submitted) * 1e6)
         batch = Batch(items[0].model, [item.text for item in items])
-        engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, outcome))
+        engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, tokens, outcome))
 
-    def _done(self, engine: Engine, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
+    def _done(self, engine: Engine, assignment: Assignment, tokens: int, outcome: BatchOutput | BertserveError) -> None:
         if engine is self._engine:
-            self._busy[assignment.lane] = False
+            self._load[assignment.lane] -= tokens
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:

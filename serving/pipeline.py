@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serving.errors import BertserveError, EmptyInput, InvalidRequest
 from serving.records import Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
-from serving.tasks import embed
+from serving.tasks import TASKS
+from serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.dispatch import Dispatcher
     from serving.lifecycle import Lifecycle
-    from serving.records import EncodedText, InferRequest, TextInput
+    from serving.records import A, EncodedText, InferRequest, TextInput
     from serving.repository import Repository, ServedModel
     from serving.scheduling.admission import Admission
     from serving.scheduling.cost import CostTable
     from serving.settings import Settings
+    from serving.tasks.base import Task
     from serving.telemetry.metrics import Metrics
 
 _INLINE_BYTES = 2048
 """Texts up to this size are tokenised on the event loop (about a millisecond); a thread hop costs more."""
+
+_INLINE_TOKENS = 1024
+"""A task that looks at every token finishes so many of them on the event loop (about a millisecond)."""
 
 _DEADLINE_COST_FACTOR = 3.0
 
@@ -51,29 +56,34 @@ class Pipeline:
         self._tokenizers = asyncio.Semaphore(1)
         self.costs: Sequence[CostTable] = ()
 
-    async def infer(self, request: InferRequest) -> Outcome:
+    async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         """Answers a request, or raises the one error that its client gets.
 
         Raises:
             BertserveError: See `errors`; the request holds nothing any more.
         """
         self._lifecycle.check_accepting()
-        model = self._repository.find(request.model, request.version)
+        task: Task[Any, A] = TASKS[type(request.options)]
+        model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
-        embed.check(request.options, model.manifest.hidden_size)
+        task.check(request.options, model.manifest)
         inputs = _with_prompt(request, model)
-        size = model.tokenizer.size_bytes(inputs)
+        size = task.size_bytes(model.tokenizer, inputs)
         with self._admission.acquire(estimate_tokens(size, len(inputs))) as permit:
             started = time.perf_counter()
-            texts = await self._encode(model, inputs, size, truncate=request.truncate)
+            texts = await self._encode(task, request, model, inputs, size)
             tokenize_us = (time.perf_counter() - started) * 1e6
             tokens = sum(len(text.ids) for text in texts)
             permit.resize(tokens)
             ticket = await self._dispatcher.run(model.index, texts, self._deadline(request, model, texts))
-        vectors = embed.finish(ticket.result(), request.options)
+            work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
+            if task.token_outputs and tokens > _INLINE_TOKENS:
+                answer = await asyncio.to_thread(task.finish, work)
+            else:
+                answer = task.finish(work)
         total_us = (time.perf_counter() - request.arrival) * 1e6
         outcome = Outcome(
-            vectors=vectors,
+            answer=answer,
             model=model.name,
             version=model.version,
             timings=Timings(tokenize_us, ticket.queue_us, ticket.compute_us, total_us),
@@ -89,15 +99,15 @@ class Pipeline:
         self._metrics.refused(error.reason)
 
     async def _encode(
-        self, model: ServedModel, inputs: Sequence[TextInput], size: int, *, truncate: bool | None
-    ) -> list[EncodedText]:
-        cut = self._settings.auto_truncate if truncate is None else truncate
+        self, task: Task[Any, A], request: InferRequest[A], model: ServedModel, inputs: Sequence[TextInput], size: int
+    ) -> Sequence[EncodedText]:
+        cut = self._settings.auto_truncate if request.truncate is None else request.truncate
         if size <= _INLINE_BYTES:
-            return model.tokenizer.encode(inputs, truncate=cut)
+            return task.encode(model.tokenizer, inputs, request.options, truncate=cut)
         async with self._tokenizers:
-            return await asyncio.to_thread(model.tokenizer.encode, inputs, truncate=cut)
+            return await asyncio.to_thread(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
 
-    def _deadline(self, request: InferRequest, model: ServedModel, texts: Sequence[EncodedText]) -> float:
+    def _deadline(self, request: InferRequest[A], model: ServedModel, texts: Sequence[EncodedText]) -> float:
         timeout_ms = request.timeout_ms
         if timeout_ms is None:
             cost = self.costs[model.index] if self.costs else None
@@ -107,14 +117,14 @@ class Pipeline:
         return asyncio.get_running_loop().time() - elapsed_s + min(timeout_ms, self._settings.max_timeout_ms) / 1e3
 
 
-def _check_count(request: InferRequest) -> None:
+def _check_count(request: InferRequest[A]) -> None:
     if not request.inputs:
         raise EmptyInput("the list of inputs is empty; send at least one")
     if len(request.inputs) > request.max_inputs:
         raise InvalidRequest(f"{len(request.inputs)} inputs in one request; at most {request.max_inputs} are taken")
 
 
-def _with_prompt(request: InferRequest, model: ServedModel) -> Sequence[TextInput]:
+def _with_prompt(request: InferRequest[A], model: ServedModel) -> Sequence[TextInput]:
     if request.prompt_name is None:
         return request.inputs
     prompt = model.manifest.prompts.get(request.prompt_name)

@@ -1,23 +1,26 @@
-"""The records that layers hand to one another. Plain data; nothing of the project is imported here."""
+"""The records that layers hand to one another. Plain data; nothing of the project is imported here.
+
+They are `msgspec.Struct`s: a request makes a dozen of them, and each is made in C, where a dataclass runs a
+Python function. While a model's weights sweep the caches between any two requests, that is 4 us apiece.
+"""
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NewType, TypeAlias
+from collections.abc import Sequence, Sized
+from typing import Generic, Literal, NewType, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+A = TypeVar("A", bound=Sized)
+"""What a task answers: one element for each input."""
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-Array: TypeAlias = "NDArray[np.float32] | NDArray[np.int32]"
+Array: TypeAlias = NDArray[np.float32] | NDArray[np.int32]
 """One output of a graph."""
 
-Row: TypeAlias = "tuple[Array, ...]"
+Row: TypeAlias = tuple[Array, ...]
 """One text's part of every output; outputs of a token each are as long as the batch was padded."""
 
 TokenIds = array
@@ -38,9 +41,12 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class EmbedOptions:
-    """What a request may change about an embedding.
+class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
+    """What a request may change about its answer; the class of the options says which task is asked for."""
+
+
+class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
+    """The answer is float32 [inputs, dimensions].
 
     Attributes:
         normalize: Scale each vector to length 1.
@@ -51,15 +57,133 @@ class EmbedOptions:
     dimensions: int | None = None
 
 
-@dataclass(slots=True)
-class InferRequest:
+class LabelScore(msgspec.Struct, frozen=True):
+    """A class and how likely it is, or its raw score."""
+
+    label: str
+    score: float
+
+
+class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
+    """The answer is, for each input, its classes with the best first.
+
+    Attributes:
+        function: What makes scores of logits; `none` leaves them as they are. None means the model's own:
+            `softmax`, or `sigmoid` where classes are independent of one another or there is only one.
+        top_k: Keep only the best so many classes; None keeps all.
+    """
+
+    function: Literal["softmax", "sigmoid", "none"] | None = None
+    top_k: int | None = None
+
+
+class RerankOptions(TaskOptions[list[float]], frozen=True):
+    """The answer is one score for each pair of query and text, in the order of the pairs.
+
+    Attributes:
+        raw_scores: The logit itself; otherwise its sigmoid, between 0 and 1.
+    """
+
+    raw_scores: bool = False
+
+
+class AnswerSpan(msgspec.Struct, frozen=True):
+    """A part of a context that answers a question; an empty one says that the context holds no answer.
+
+    Attributes:
+        answer: The characters of the context.
+        score: Probability that the answer starts and ends there.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
+    """The answer is, for each pair of question and context, its answers with the best first.
+
+    Attributes:
+        top_k: Answers wanted; a short context has fewer.
+        max_answer_tokens: Tokens of the longest answer.
+        no_answer: Let "the context holds no answer" compete with the answers.
+        overlap_tokens: Tokens that neighbouring windows of a long context share.
+    """
+
+    top_k: int = 1
+    max_answer_tokens: int = 30
+    no_answer: bool = False
+    overlap_tokens: int = 128
+
+
+class Entity(msgspec.Struct, frozen=True):
+    """A part of a text that has a tag.
+
+    Attributes:
+        entity_group: The tag, without the prefix that says where an entity begins.
+        score: Mean probability of the tag over the entity's words.
+        word: The characters of the text.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class TagOptions(TaskOptions[list[list[Entity]]], frozen=True):
+    """The answer is, for each text, its entities in the order of the text.
+
+    Attributes:
+        aggregation: `first` lets the first token of a word decide the word's tag, as models are trained;
+            `simple` lets each token have its own.
+        ignore_labels: Tags that are no entities.
+    """
+
+    aggregation: Literal["first", "simple"] = "first"
+    ignore_labels: tuple[str, ...] = ("O",)
+
+
+class FilledMask(msgspec.Struct, frozen=True):
+    """A token for a mask.
+
+    Attributes:
+        score: Its probability over the whole vocabulary.
+        token: Its id.
+        token_str: Its text.
+        sequence: The input with the mask filled, as the tokenizer writes it.
+    """
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
+    """The answer is, for each text and each of its masks, the best tokens.
+
+    Attributes:
+        top_k: Tokens wanted for each mask.
+    """
+
+    top_k: int = 5
+
+
+class InferRequest(msgspec.Struct, Generic[A]):
     """One client request, stripped of its protocol.
 
     Attributes:
+        inputs: One or more inputs; all are answered or none.
+        options: What is asked for, and how.
         model: Name of the model; None means the only model of the task.
         version: Version asked for; None means the newest.
-        inputs: One or more inputs; all are answered or none.
-        options: Task options.
         truncate: Cut inputs that are too long; None means the server's default.
         prompt_name: Key of the model's prompts to put before each text.
         max_inputs: The limit of the route on `len(inputs)`.
@@ -69,19 +193,18 @@ class InferRequest:
     """
 
     inputs: Sequence[TextInput]
+    options: TaskOptions[A]
     arrival: float
     request_id: str
     max_inputs: int
     model: str | None = None
     version: str | None = None
-    options: EmbedOptions = field(default_factory=EmbedOptions)
     truncate: bool | None = None
     prompt_name: str | None = None
     timeout_ms: float | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class EncodedText:
+class EncodedText(msgspec.Struct, frozen=True):
     """One input as token ids, special tokens included.
 
     Attributes:
@@ -95,8 +218,22 @@ class EncodedText:
     truncated: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Batch:
+class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
+    """An input, or a window of one, whose tokens are traced back to its text (of a pair: to the second part).
+
+    Attributes:
+        source: Position of the input in the request.
+        spans: int32 [tokens, 2], the characters [start, end) that each token stands for.
+        words: int32 [tokens], the number of the word that each token belongs to; -1 for tokens that are not
+            of the text.
+    """
+
+    source: int
+    spans: NDArray[np.int32]
+    words: NDArray[np.int32]
+
+
+class Batch(msgspec.Struct, frozen=True):
     """What an engine runs at once.
 
     Attributes:
@@ -113,8 +250,7 @@ class Batch:
         return max(len(text.ids) for text in self.texts)
 
 
-@dataclass(slots=True, frozen=True)
-class BatchOutput:
+class BatchOutput(msgspec.Struct, frozen=True):
     """What an engine answers.
 
     Attributes:
@@ -128,8 +264,7 @@ class BatchOutput:
     compute_us: float
 
 
-@dataclass(slots=True)
-class Timings:
+class Timings(msgspec.Struct):
     """Where a request's time went, in microseconds.
 
     Of a request with several inputs, `queue` and `compute` are the longest of its inputs.
@@ -141,12 +276,11 @@ class Timings:
     total_us: float = 0.0
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, Generic[A], frozen=True):
     """The answer to an `InferRequest`.
 
     Attributes:
-        vectors: For the task embed, float32 [inputs, dimensions].
+        answer: As the request's options say.
         model: Name of the model that answered.
         version: Its version.
         timings: Where the time went.
@@ -154,7 +288,7 @@ class Outcome:
         truncated_tokens: Tokens cut off, over all inputs.
     """
 
-    vectors: NDArray[np.float32]
+    answer: A
     model: str
     version: str
     timings: Timings

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from serving.bundle import BundleError, open_bundle, versions
 from serving.engine.base import ModelSpec
-from serving.errors import InvalidRequest, ModelNotFound, StartupError
-from serving.manifest import MODEL_NAME
+from serving.errors import InvalidRequest, ModelNotFound, StartupError, WrongTask
+from serving.manifest import MODEL_NAME, Target
 from serving.records import ModelIndex
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from serving.manifest import Artifact, Manifest
+    from serving.bundle import Bundle
+    from serving.manifest import Artifact, Manifest, Precision, Task
+
+_TARGETS: Mapping[str, frozenset[Target]] = {
+    "ort-cpu": frozenset({"cpu"}),
+    "fake": frozenset(get_args(Target)),
+}
+"""The artifacts that an engine can run, by what they were made for."""
+
+_FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
+"""What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,17 +79,24 @@ class Repository:
     def __init__(self, models: list[ServedModel]) -> None:
         self.models = models
         self._by_name = {model.name: model for model in models}
+        self._by_task: dict[Task, list[ServedModel]] = {}
+        for model in models:
+            self._by_task.setdefault(model.manifest.task, []).append(model)
 
     @classmethod
-    def open(cls, root: Path, precision: str) -> Repository:
+    def open(
+        cls, root: Path, precision: str = "auto", *, engine: str = "ort-cpu", allow_unproven: bool = False
+    ) -> Repository:
         """Verifies and opens the newest version of every model below `root`.
 
         Args:
             root: `<root>/<model>/<version>/`.
-            precision: `fp32`, `int8`, or `auto` for the fastest there is on a CPU.
+            precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
+            engine: What will run the models; it decides which artifacts can be served.
+            allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
 
         Raises:
-            StartupError: There is no model, or one of them must not be served.
+            StartupError: There is no model, or one of them must not or cannot be served.
         """
         if not root.is_dir():
             raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
@@ -88,41 +106,77 @@ class Repository:
         if not newest:
             raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
         try:
-            return cls([_open_model(ModelIndex(index), path, precision) for index, path in enumerate(newest)])
+            bundles = [open_bundle(path) for path in newest]
+            return cls(
+                [
+                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, unproven=allow_unproven))
+                    for index, bundle in enumerate(bundles)
+                ]
+            )
         except BundleError as error:
             raise StartupError(str(error)) from error
         except OSError as error:
             raise StartupError(f"model repository {root}: {error}") from error
 
-    def find(self, name: str | None, version: str | None = None) -> ServedModel:
+    def of_task(self, task: Task) -> Sequence[ServedModel]:
+        """The models of a task."""
+        return self._by_task.get(task, ())
+
+    def find(self, name: str | None, version: str | None = None, task: Task | None = None) -> ServedModel:
         """The model of that name and version.
 
         Args:
-            name: Exact name; None for the only model.
+            name: Exact name; None for the only model of the task, or the only one of all.
             version: Exact version; None or "" for the one being served.
+            task: What it must do; None for anything.
 
         Raises:
             ModelNotFound: Nothing of that name and version is served.
+            WrongTask: It does something else, or no model does this.
             InvalidRequest: No name, and several models to choose from.
         """
         if name is None:
-            if len(self.models) == 1:
-                return self.models[0]
-            raise InvalidRequest(f"{len(self.models)} models are served; name one")
+            return self._only(task)
         model = self._by_name.get(name)
         if model is None:
             raise ModelNotFound("no model of that name is served")
         if version and version != model.version:
             raise ModelNotFound(f"model {model.name!r} is served in version {model.version} only")
+        if task is not None and model.manifest.task != task:
+            raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}")
         return model
 
+    def _only(self, task: Task | None) -> ServedModel:
+        models = self.models if task is None else self.of_task(task)
+        if len(models) == 1:
+            return models[0]
+        if not models:
+            raise WrongTask(f"no model of the task {task} is served here")
+        raise InvalidRequest(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
 
-def _open_model(index: ModelIndex, path: Path, precision: str) -> ServedModel:
-    bundle = open_bundle(path)
-    wanted = ("int8", "fp32") if precision == "auto" else (precision,)
-    artifact = next((found for name in wanted if (found := bundle.artifact(name))), None)
-    if artifact is None:
-        offered = ", ".join(entry.precision for entry in bundle.manifest.artifacts)
-        raise BundleError(f"bundle {path}: holds no artifact of precision {precision} (it has {offered})")
-    tokenizer = TextTokenizer.open(path, bundle.manifest)
-    return ServedModel(index, path, bundle.manifest, artifact, tokenizer)
+
+def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) -> Artifact:
+    """The form of a model that an engine shall run: proven before unproven, then the fastest first."""
+    runnable = [artifact for artifact in bundle.manifest.artifacts if artifact.target in _TARGETS[engine]]
+    if not runnable:
+        targets = ", ".join(sorted({artifact.target for artifact in bundle.manifest.artifacts}))
+        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {engine} runs (it is for {targets})")
+    wanted = _FASTEST_FIRST if precision == "auto" else (precision,)
+    fitting = [artifact for artifact in runnable if artifact.precision in wanted]
+    if not fitting:
+        offered = ", ".join(artifact.precision for artifact in runnable)
+        raise BundleError(
+            f"bundle {bundle.path}: holds no artifact of precision {precision} for {engine} (it has {offered})"
+        )
+    best = min(fitting, key=lambda artifact: (not artifact.proven, wanted.index(artifact.precision)))
+    if not best.proven and not unproven:
+        raise BundleError(
+            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it with `bertserve verify`,"
+            " or serve it as it is with --allow-unproven true"
+        )
+    return best
+
+
+def _served(index: ModelIndex, bundle: Bundle, artifact: Artifact) -> ServedModel:
+    tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
+    return ServedModel(index, bundle.path, bundle.manifest, artifact, tokenizer)

@@ -44,8 +44,12 @@ class Settings(BaseModel):
     engine: Literal["auto", "ort-cpu", "openvino", "fake"] = Field(
         "auto", description="What runs the model. `fake` answers made-up vectors, for tests of what is around it."
     )
-    precision: Literal["auto", "fp32", "int8"] = Field(
+    precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU."
+    )
+    allow_unproven: bool = Field(
+        False,
+        description="Serve what nobody compared with PyTorch where a bundle has nothing else, and say `degraded`.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
@@ -96,6 +100,11 @@ class Settings(BaseModel):
         if value and not all(_FAULT.fullmatch(word) for word in value.split(",")):
             raise ValueError("must look like 2053:nan,7592:exit")
         return value
+
+    @property
+    def backend(self) -> Literal["ort-cpu", "fake"]:
+        """`engine` with `auto` resolved."""
+        return "ort-cpu" if self.engine == "auto" else self.engine
 
     def faults(self) -> dict[int, str]:
         """`fake_faults` as token id to fault."""

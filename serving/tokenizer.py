@@ -5,17 +5,19 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from serving.bundle import BundleError
 from serving.errors import InvalidRequest
 from serving.manifest import TOKENIZER
-from serving.records import EncodedText
+from serving.records import AlignedText, EncodedText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from tokenizers import Encoding
 
     from serving.manifest import Manifest
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 32
 """A text may have this many characters for each token that the model takes."""
 
+CONTEXT_LIMIT_BYTES = 1_000_000
+"""Of a context that is read in windows."""
+
 
 class TextTokenizer:
     """The tokenizer of one model.
@@ -31,13 +36,17 @@ class TextTokenizer:
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
         max_characters: Characters of the longest text that is tokenised at all.
+        mask_id: Id of the mask token; None where the model has none.
+        mask_token: The mask token as it stands in a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.max_length = max_length
         self.max_characters = CHARACTERS_PER_TOKEN * max_length
+        self.mask_id = mask_id
+        self.mask_token = ("" if mask_id is None else tokenizer.id_to_token(mask_id)) or ""
 
     @classmethod
     def open(cls, bundle: Path, manifest: Manifest) -> TextTokenizer:
@@ -58,7 +67,7 @@ class TextTokenizer:
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
             raise BundleError(f"bundle {bundle}: {TOKENIZER} has {size} tokens, the model {manifest.vocab_size}")
-        return cls(tokenizer, manifest.max_length, manifest.vocab_size)
+        return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
 
     def size_bytes(self, inputs: Sequence[TextInput]) -> int:
         """Size of the inputs, after checking that each is short enough to be tokenised.
@@ -91,6 +100,8 @@ class TextTokenizer:
             InvalidRequest: An input is too long, or its ids are not the model's.
         """
         # One call for all: it holds neither the interpreter's lock nor, as `encode` does, character offsets.
+        if len(inputs) == 1 and isinstance(inputs[0], str):
+            return [self._fitted(0, inputs[0], self._tokenizer.encode_batch_fast(inputs)[0], truncate=truncate)]
         encodings = iter(self._tokenizer.encode_batch_fast([value for value in inputs if not isinstance(value, list)]))
         return [
             self._check_ids(index, value)
@@ -99,18 +110,121 @@ class TextTokenizer:
             for index, value in enumerate(inputs)
         ]
 
+    def encode_aligned(self, texts: Sequence[str], *, truncate: bool) -> list[AlignedText]:
+        """Token ids of each text, with the characters and the word that each token stands for.
+
+        Raises:
+            InvalidRequest: A text is too long.
+        """
+        aligned = []
+        for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
+            surplus = self._surplus(source, encoding, truncate=truncate)
+            whole = self._truncated(text, surplus) if surplus else encoding
+            spans, words = _alignment(whole)
+            aligned.append(
+                AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
+            )
+        return aligned
+
+    def windows_size_bytes(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """Size of pairs whose second parts are read in windows, after checking that each is short enough.
+
+        Raises:
+            InvalidRequest: A first part has more than `max_characters`, or a second more than its limit.
+        """
+        total = self.size_bytes([first for first, _ in pairs])
+        for index, (_, second) in enumerate(pairs):
+            size = len(second.encode())
+            if size > CONTEXT_LIMIT_BYTES:
+                raise InvalidRequest(
+                    f"the context of input {index} has {size} bytes; at most {CONTEXT_LIMIT_BYTES} are read"
+                )
+            total += size
+        return total
+
+    def encode_windows(self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: bool) -> list[AlignedText]:
+        """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
+
+        A window's `spans` are those of whole words, and point into the second part.
+
+        Args:
+            pairs: A first part, which every window repeats, and a second.
+            overlap: Tokens that neighbouring windows share; half of their room at most.
+            truncate: Cut a first part that has more than half of the model's tokens instead of refusing it.
+
+        Raises:
+            InvalidRequest: A first part is too long.
+        """
+        parts = self._tokenizer.encode_batch([part for pair in pairs for part in pair], add_special_tokens=False)
+        return [
+            window
+            for source, (first, second) in enumerate(zip(parts[::2], parts[1::2], strict=True))
+            for window in self._windows(source, first, second, overlap, truncate=truncate)
+        ]
+
+    def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
+        """The text of token ids; `bare` leaves out special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=bare)
+        return text
+
+    def _windows(
+        self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: bool
+    ) -> Iterator[AlignedText]:
+        cut = self._cut_first(source, first, truncate=truncate)
+        # What stands around the second part is the same in every window: it is read off around any text.
+        frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
+        inside = [place for place, part in enumerate(frame.sequence_ids) if part == 1]
+        head, tail = inside[0], len(frame) - inside[-1] - 1
+        room = self.max_length - head - tail
+        step = room - min(overlap, room // 2)
+        ids, (spans, words) = second.ids, _alignment(second)
+        spans = _of_words(spans, words)
+        for start in range(0, max(1, len(ids) - room + step), step):
+            own = slice(start, start + room)
+            size = len(ids[own])
+            types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
+            yield AlignedText(
+                ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
+                type_ids=array("i", types),
+                truncated=cut if start == 0 else 0,
+                source=source,
+                spans=np.pad(spans[own], ((head, tail), (0, 0))),
+                words=np.pad(words[own], (head, tail), constant_values=-1),
+            )
+
+    def _cut_first(self, source: int, first: Encoding, *, truncate: bool) -> int:
+        """Leaves half of the model's tokens to the second part; answers how many of the first went."""
+        most = self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        surplus = len(first) - most
+        if surplus <= 0:
+            return 0
+        if not truncate:
+            raise InvalidRequest(
+                f"the question of input {source} has {len(first)} tokens; the model takes {most}:"
+                " shorten it or allow truncation"
+            )
+        first.truncate(most)
+        return surplus
+
     def _fitted(self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: bool) -> EncodedText:
+        surplus = self._surplus(index, encoding, truncate=truncate)
+        whole = self._truncated(value, surplus) if surplus else encoding
+        types = None if isinstance(value, str) else array("i", whole.type_ids)
+        return EncodedText(array("i", whole.ids), types, surplus)
+
+    def _surplus(self, index: int, encoding: Encoding, *, truncate: bool) -> int:
+        """How many tokens must go; 0 for an input that fits."""
         surplus = len(encoding) - self.max_length
         if surplus <= 0:
-            return _encoded(encoding, paired=not isinstance(value, str), truncated=0)
+            return 0
         if not truncate:
             raise InvalidRequest(
                 f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
                 " shorten it or allow truncation"
             )
-        return self._truncated(value, surplus)
+        return surplus
 
-    def _truncated(self, value: str | tuple[str, str], surplus: int) -> EncodedText:
+    def _truncated(self, value: str | tuple[str, str], surplus: int) -> Encoding:
         """Cuts the longer part first, as BERT was trained on pairs, and keeps every special token."""
         parts = (value,) if isinstance(value, str) else value
         encodings = [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
@@ -119,8 +233,7 @@ class TextTokenizer:
             lengths[lengths.index(max(lengths))] -= 1
         for encoding, length in zip(encodings, lengths, strict=True):
             encoding.truncate(length)
-        whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
-        return _encoded(whole, paired=len(parts) > 1, truncated=surplus)
+        return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
 
     def _check_ids(self, index: int, ids: list[int]) -> EncodedText:
         if not 0 < len(ids) <= self.max_length:
@@ -130,5 +243,17 @@ class TextTokenizer:
         return EncodedText(array("i", ids))
 
 
-def _encoded(encoding: Encoding, *, paired: bool, truncated: int) -> EncodedText:
-    return EncodedText(array("i", encoding.ids), array("i", encoding.type_ids) if paired else None, truncated)
+def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Characters [tokens, 2] and word [tokens] of each token; the word is -1 for what the text does not hold."""
+    words = [-1 if word is None else word for word in encoding.word_ids]
+    return np.array(encoding.offsets, np.int32).reshape(-1, 2), np.array(words, np.int32)
+
+
+def _of_words(spans: NDArray[np.int32], words: NDArray[np.int32]) -> NDArray[np.int32]:
+    """For each token, the characters of its whole word."""
+    if not len(words):
+        return spans
+    begins = np.flatnonzero(np.diff(words, prepend=-2))
+    ends = np.append(begins[1:], len(words)) - 1
+    sizes = ends - begins + 1
+    return np.repeat(np.stack([spans[begins, 0], spans[ends, 1]], axis=1), sizes, axis=0)

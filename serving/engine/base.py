@@ -87,4 +87,4 @@ class Engine(Protocol):
     lanes: Sequence[LaneKind]
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Runs a batch on a lane that is idle; `done` is called once, on the caller's thread."""
+        """Runs a batch on a lane, after those it was given before; `done` is called once, on the caller's thread."""

@@ -78,12 +78,13 @@ def _places(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
 def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
     """For each text, whether all its numbers in all outputs are finite.
 
-    A sum is finite only if every number is (infinities of both signs make NaN), so one sum settles the
-    common case; a sum that overflows is looked at number by number.
+    A sum of squares is finite only if every number is, so one product settles the common case; a sum that
+    overflows is looked at number by number.
     """
+    numbers = [array.reshape(-1) for array in arrays if array.dtype == np.float32]
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = [array.sum() for array in arrays]
-    if all(map(math.isfinite, sums)):
+        finite = all(math.isfinite(row.dot(row)) for row in numbers)
+    if finite:
         return [True] * texts
     rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
     return [bool(row) for row in np.logical_and.reduce(rows)]

@@ -56,13 +56,13 @@ class Slot(Protocol):
 
 
 class _Lane(asyncio.Protocol):
-    """One lane's socket: at most one batch under way."""
+    """One lane's socket: batches go out one after another, and their answers come back in that order."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
         self._frames = FrameReader()
         self._number = 0
-        self._done: Done | None = None
+        self._pending: deque[tuple[int, float, Done]] = deque()
         self._watchdog: Alarm | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,9 +70,14 @@ class _Lane(asyncio.Protocol):
 
     def submit(self, batch: Batch, done: Done, patience_s: float) -> None:
         self._number += 1
-        self._done = done
-        self._watchdog = self._engine.alarms.at(asyncio.get_running_loop().time() + patience_s, self._overdue)
+        self._pending.append((self._number, patience_s, done))
+        if len(self._pending) == 1:
+            self._watch(patience_s)
         self.transport.write(pack_run(self._number, batch))
+
+    def _watch(self, patience_s: float) -> None:
+        """The lane has begun a batch, or has long been given it: it should answer within that time."""
+        self._watchdog = self._engine.alarms.at(asyncio.get_running_loop().time() + patience_s, self._overdue)
 
     def _overdue(self) -> None:
         """A batch takes far too long, or this loop was stalled itself: look again a little later, then act."""
@@ -82,20 +87,21 @@ class _Lane(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):
-            if number == self._number and self._done is not None:
+            if self._pending and number == self._pending[0][0]:
                 self._finish(_result(kind, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._engine.ended()
-        if self._done is not None:
+        while self._pending:
             self._finish(EngineLost("the engine ended while it worked on this request; try again", retry_after_s=1))
 
     def _finish(self, outcome: BatchOutput | BertserveError) -> None:
-        done, self._done = self._done, None
+        _, _, done = self._pending.popleft()
         if self._watchdog is not None:
             self._watchdog.cancel()
-        if done is not None:
-            done(outcome)
+        if self._pending:
+            self._watch(self._pending[0][1])
+        done(outcome)
 
 
 def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
@@ -200,7 +206,7 @@ class RemoteEngine:
         return self._process.pid
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Sends a batch to a lane that is idle; `done` is called from the event loop, also if the engine dies."""
+        """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
         if self._gone.is_set():
             done(EngineLost("the engine has just ended; try again", retry_after_s=1))
             return

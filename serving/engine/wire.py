@@ -47,6 +47,9 @@ class Kind(IntEnum):
     REFUSED = 6
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Load(msgspec.Struct, frozen=True):
     """The order to an engine process: what to load and how.
 
@@ -167,7 +170,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._buffer = bytearray(1 << 16)
+        self._buffer = memoryview(bytearray(1 << 16))
         self._filled = 0
         self._start = 0
 
@@ -178,16 +181,17 @@ class Channel:
             EOFError: The other end closed the socket between frames.
             WireError: It closed it inside one, or sent nonsense.
         """
-        self._buffer[: self._filled - self._start] = self._buffer[self._start : self._filled]
-        self._filled -= self._start
-        self._start = 0
+        left = self._filled - self._start
+        if left:
+            self._buffer[:left] = bytes(self._buffer[self._start : self._filled])
+        self._start, self._filled = 0, left
         self._fill(HEADER.size)
         length, kind, model, batch = HEADER.unpack_from(self._buffer)
         if length > FRAME_LIMIT_BYTES:
             raise WireError("a frame is longer than frames may be")
         self._start = HEADER.size + length
         self._fill(self._start)
-        return Kind(kind), model, batch, memoryview(self._buffer)[HEADER.size : self._start]
+        return Kind(kind), model, batch, self._buffer[HEADER.size : self._start]
 
     def send(self, frame: bytes) -> None:
         """Sends a whole frame."""
@@ -195,12 +199,11 @@ class Channel:
 
     def _fill(self, wanted: int) -> None:
         if len(self._buffer) < wanted:
-            grown = bytearray(max(wanted, 2 * len(self._buffer)))
+            grown = memoryview(bytearray(max(wanted, 2 * len(self._buffer))))
             grown[: self._filled] = self._buffer[: self._filled]
             self._buffer = grown
         while self._filled < wanted:
-            with memoryview(self._buffer) as view:
-                received = self._socket.recv_into(view[self._filled :])
+            received = self._socket.recv_into(self._buffer[self._filled :])
             if received == 0:
                 if self._filled:
                     raise WireError("the socket closed inside a frame")
@@ -224,7 +227,7 @@ class FrameReader:
             end = at + HEADER.size + length
             if end > len(buffer):
                 break
-            frames.append((Kind(kind), batch, buffer[at + HEADER.size : end]))
+            frames.append((_KINDS[kind], batch, buffer[at + HEADER.size : end]))
             at = end
         self._buffer = buffer[at:]
         return frames

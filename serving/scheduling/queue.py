@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from serving.scheduling.buckets import bucket_for
 
@@ -19,8 +20,7 @@ BucketKey = tuple[int, int]
 """Model and sequence bucket."""
 
 
-@dataclass(slots=True, eq=False)
-class WorkItem:
+class WorkItem(msgspec.Struct, eq=False):
     """One text in the queue.
 
     Attributes:

@@ -1,1 +1,31 @@
 """One file a task: what goes into the graph and what its outputs mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.records import (
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    FillMaskOptions,
+    RerankOptions,
+    TagOptions,
+)
+from serving.tasks import answer, classify, embed, fill_mask, rerank, tag
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.records import TaskOptions
+    from serving.tasks.base import Task
+
+TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
+    EmbedOptions: embed.TASK,
+    ClassifyOptions: classify.TASK,
+    RerankOptions: rerank.TASK,
+    AnswerOptions: answer.TASK,
+    TagOptions: tag.TASK,
+    FillMaskOptions: fill_mask.TASK,
+}
+"""The task that a request's options ask for."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from serving.lifecycle import State
+from serving.telemetry.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ class Metrics:
         self._ok = self._requests.labels("ok")
         self._tokenize, self._queue, self._compute, self._request = self._stages.values()
 
-    def answered(self, outcome: Outcome) -> None:
+    def answered(self, outcome: Outcome[Any]) -> None:
         """Records a request that got its answer."""
         timings = outcome.timings
         self._ok.inc()
@@ -57,7 +58,7 @@ class Metrics:
         self._queue.observe(timings.queue_us / 1e6)
         self._compute.observe(timings.compute_us / 1e6)
         self._request.observe(timings.total_us / 1e6)
-        self._texts.inc(len(outcome.vectors))
+        self._texts.inc(len(outcome.answer))
         self._tokens.inc(outcome.tokens)
         if outcome.truncated_tokens:
             self._truncated.inc(outcome.truncated_tokens)

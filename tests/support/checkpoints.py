@@ -175,6 +175,11 @@ def _write_sentence_files(folder: Path, hidden_size: int, pooling: str) -> None:
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **flags})
 
 
+def stripped_tokenizer() -> str:
+    """The tokenizer as bundles hold it: lengths belong to the manifest."""
+    return json.dumps({**_tokenizer(), "truncation": None, "padding": None})
+
+
 def _tokenizer() -> dict[str, Any]:
     ids = vocabulary()
 

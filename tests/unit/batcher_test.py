@@ -125,6 +125,30 @@ def test_a_text_waits_while_every_narrow_lane_is_busy() -> None:
     assert choose(queue, [False, True, True], POLICY) is None
 
 
+PREFETCH = Policy(max_batch_tokens=64, batch_invariant=[True, False], prefetch_tokens=20)
+
+
+@pytest.mark.parametrize(("load", "lane"), [([0, 8, 0], 2), ([0, 8, 5], 2), ([0, 5, 8], 1), ([0, 19, 40], 1)])
+def test_a_narrow_lane_near_its_end_gets_its_next_text(load: list[int], lane: int) -> None:
+    """So that it never waits for the loop; the lane with the least to do first."""
+    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
+    assert choose(queue, load, PREFETCH) == Assignment(lane, items[:1])
+
+
+@pytest.mark.parametrize("load", [[0, 20, 20], [0, 500, 21], [1, 0, 0]])
+def test_a_lane_with_enough_to_do_gets_nothing_more(load: list[int]) -> None:
+    """What waits in the queue can still be cancelled, and goes to whichever lane is free first."""
+    queue, _ = queued(4, 4, model=TEXT_BY_TEXT)
+    assert choose(queue, load, PREFETCH) is None
+
+
+def test_batches_are_never_sent_ahead() -> None:
+    """A batch that is formed later is larger."""
+    queue, _ = queued(4, 4)
+    assert choose(queue, [4, 0, 0], PREFETCH) is None
+    assert choose(queue, [0, 4, 0], PREFETCH) is None
+
+
 def test_without_narrow_lanes_texts_run_one_by_one_on_the_wide_lane() -> None:
     """As on a machine with one core."""
     queue, items = queued(4, 4, model=TEXT_BY_TEXT)

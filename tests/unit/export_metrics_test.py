@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,10 +16,14 @@ from export.checkpoint import open_checkpoint
 from export.decisions import Judge, best_span, order_agreement
 from export.errors import ExportError
 from export.source import find
-from export.vocabulary import Vocabulary
 from serving.manifest import Task, graph_outputs
 from serving.records import EncodedText, Row
 from tests.support.checkpoints import write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from export.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize(

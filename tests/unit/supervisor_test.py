@@ -131,6 +131,37 @@ async def test_lanes_answer_independently() -> None:
 
 
 @asynchronous
+async def test_a_lane_takes_batches_ahead() -> None:
+    """They are answered in their order, each with its own answer; one that fails leaves the others alone."""
+    async with Engine() as engine:
+        outcomes = [submit(engine, [token]) for token in (1, RAISE, 3, 4)]
+        assert right(await soon(outcomes[3]), [4])
+        assert right(outcomes[0].result(), [1])
+        assert isinstance(outcomes[1].result(), EngineFault)
+        assert right(outcomes[2].result(), [3])
+
+
+@asynchronous
+async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None:
+    """Nothing that lay in its socket is left waiting."""
+    async with Engine() as engine:
+        outcomes = [submit(engine, [token]) for token in (1, EXIT, 3, 4)]
+        assert isinstance(await soon(outcomes[3]), EngineLost)
+        assert right(outcomes[0].result(), [1])
+        assert [type(outcome.result()) for outcome in outcomes[1:]] == [EngineLost] * 3
+
+
+@asynchronous
+async def test_a_batch_sent_ahead_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog counts from when the batch before it was answered, and still sees a hang."""
+    monkeypatch.setattr(supervisor, "_HANG_FLOOR_S", 0.4)
+    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=250, fake_faults=FAULTS)) as engine:
+        outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
+        assert right(await soon(outcomes[2]), [3])
+        assert isinstance(await soon(outcomes[3]), EngineLost)
+
+
+@asynchronous
 async def test_a_batch_that_raises_costs_that_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The caller gets a bare sentence, the log gets the engine's own, and the next batch is right."""
     async with Engine() as engine:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from serving.errors import InvalidRequest, ModelNotFound
-from serving.records import InferRequest
+from serving.records import EmbedOptions, InferRequest
 from serving.transport import oip
 from serving.transport.grpc import inference_pb2 as pb
 from serving.transport.grpc.guard import guarded
@@ -74,7 +74,7 @@ class InferenceService:
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, _: object) -> pb.ModelMetadataResponse:
         """What a model takes and gives."""
-        model = self._repository.find(request.name, request.version)
+        model = self._repository.find(request.name, request.version, "embed")
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -92,6 +92,7 @@ class InferenceService:
         outcome = await self._pipeline.infer(
             InferRequest(
                 inputs=_texts(request),
+                options=EmbedOptions(),
                 arrival=arrival,
                 request_id=request.id,
                 max_inputs=self._settings.max_v2_batch_size,
@@ -107,8 +108,8 @@ class InferenceService:
             model_name=outcome.model,
             model_version=outcome.version,
             id=request.id,
-            outputs=[tensor(name=oip.OUTPUT, datatype=oip.FP32, shape=outcome.vectors.shape)],
-            raw_output_contents=[outcome.vectors.astype("<f4", copy=False).tobytes()],
+            outputs=[tensor(name=oip.OUTPUT, datatype=oip.FP32, shape=outcome.answer.shape)],
+            raw_output_contents=[outcome.answer.astype("<f4", copy=False).tobytes()],
         )
 
 
@@ -155,7 +156,7 @@ def _timeout_ms(request: pb.ModelInferRequest, context: ServicerContext[bytes, b
     return min(limits, default=None)
 
 
-def _trailers(outcome: Outcome) -> tuple[tuple[str, str], ...]:
+def _trailers(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
     times = outcome.timings
     return (
         ("bertserve-tokenize-us", str(round(times.tokenize_us))),

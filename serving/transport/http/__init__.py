@@ -1,1 +1,1 @@
-"""HTTP/1.1 by uvicorn's protocol with limits, and one router per protocol."""
+"""HTTP/1.1 by a protocol of our own on httptools, and one router per protocol."""

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
     from serving.transport.http.exchange import HttpRequest
 
+UNLISTED = ""
+"""The tag of operations that the document leaves out: pages, and routes that no model here answers."""
+
 _ERRORS = (400, 404, 405, 408, 413, 415, 422, 429, 431, 500, 503, 504)
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
 
 def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
+    operations = [op for op in operations if op.tag != UNLISTED]
     types = [kind for op in operations for kind in (op.request, op.reply) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip([repr(kind) for kind in types], schemas, strict=True))
@@ -77,10 +81,10 @@ def docs_operations(openapi: dict[str, Any]) -> list[Operation]:
         async def serve(_: HttpRequest) -> HttpReply:
             return HttpReply((folder / name).read_bytes(), content_type=kind)
 
-        return Operation("GET", f"/docs/{name}", serve, "An asset of the page.", "")
+        return Operation("GET", f"/docs/{name}", serve, "An asset of the page.", UNLISTED)
 
     return [
-        Operation("GET", "/docs", docs, "This documentation.", ""),
-        Operation("GET", "/openapi.json", schema, "The OpenAPI document.", ""),
+        Operation("GET", "/docs", docs, "This documentation.", UNLISTED),
+        Operation("GET", "/openapi.json", schema, "The OpenAPI document.", UNLISTED),
         *[asset(name, kind) for name, kind in _ASSETS.items()],
     ]

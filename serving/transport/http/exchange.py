@@ -1,7 +1,7 @@
 """One HTTP exchange: the request as handlers see it, their reply, and the boundary around them.
 
-A handler is a function from `HttpRequest` to `HttpReply` that raises `BertserveError`; `Endpoint` makes an
-ASGI application of it. This is HTTP's boundary: nothing but a listed error leaves it.
+A handler is a function from `HttpRequest` to `HttpReply` that raises `BertserveError`. `answer` is HTTP's
+boundary: nothing but a listed error leaves it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 import math
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from serving.errors import (
     BertserveError,
@@ -28,16 +29,11 @@ from serving.errors import (
 from serving.transport.http.faults import error_body, status_of
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from serving.records import Outcome
 
 log = logging.getLogger("bertserve.http")
 
 JSON = b"application/json"
-
-REPLY = "bertserve.reply"
-"""Extension of the ASGI scope: a coroutine function (status, headers, body) that sends a whole reply."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
@@ -54,30 +50,34 @@ def request_id(given: bytes | None) -> str:
     return f"{_process}-{next(_serial):x}"
 
 
-@dataclass(slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct):
     """A request whose body has been read whole.
 
     Attributes:
-        scope: ASGI's connection scope.
+        method: In capitals.
+        path: Decoded, without the query.
+        headers: By lower-case name; of several lines of one name, the first.
         body: The body.
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
+        parameters: The parts of the path that its route names.
     """
 
-    scope: Scope
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
     body: bytes
     request_id: str
     arrival: float
+    parameters: dict[str, str] = {}
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""
-        return next((value for key, value in self.scope["headers"] if key == name), None)
+        return self.headers.get(name)
 
     def path_parameter(self, name: str) -> str | None:
         """A part of the path."""
-        value = self.scope["path_params"].get(name)
-        return None if value is None else str(value)
+        return self.parameters.get(name)
 
     def timeout_ms(self) -> float | None:
         """`X-Request-Timeout-Ms`.
@@ -112,14 +112,13 @@ class HttpRequest:
             raise UnsupportedMediaType("the Content-Type must be application/json")
 
 
-@dataclass(slots=True)
-class HttpReply:
+class HttpReply(msgspec.Struct):
     """What goes back: a whole body, never a stream."""
 
     body: bytes
     status: int = 200
     content_type: bytes = JSON
-    headers: Headers = field(default_factory=list)
+    headers: Headers = []
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
@@ -145,7 +144,7 @@ class Operation:
     example: Any = None
 
 
-def outcome_headers(outcome: Outcome) -> Headers:
+def outcome_headers(outcome: Outcome[Any]) -> Headers:
     """The stage times (Server-Timing: milliseconds with three decimals) and the token counts."""
     times = outcome.timings
     timing = (
@@ -169,66 +168,30 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     return HttpReply(error_body(path, error, identity), status_of(path, error), headers=headers)
 
 
-class Endpoint:
-    """A handler as an ASGI application."""
+async def answer(
+    request: HttpRequest, find: Callable[[HttpRequest], Handler], record_error: Callable[[BertserveError], None]
+) -> HttpReply | None:
+    """Runs the handler of a request; None where its client has gone.
 
-    def __init__(self, handler: Handler, record_error: Callable[[BertserveError], None]) -> None:
-        self._handler = handler
-        self._record_error = record_error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reads the body, runs the handler, sends its reply or its error."""
-        headers = scope["headers"]
-        identity = request_id(next((value for name, value in headers if name == b"x-request-id"), None))
-        try:
-            body = await _read(receive)
-            if body is None:
-                return
-            request = HttpRequest(scope, body, identity, time.perf_counter())
-            if body:
-                request.refuse_encoding()
-            reply = await self._handler(request)
-        except BertserveError as error:
-            self._record_error(error)
-            reply = error_reply(scope["path"], error, identity)
-        except asyncio.CancelledError:
-            # Only the end of the client's connection cancels an exchange: there is nobody to answer.
-            self._record_error(ClientGone("the client closed the connection"))
-            return
-        except Exception:  # the HTTP boundary
-            log.exception("request %s failed", identity)
-            failure = InternalError("internal error; the server's log has the details under this request id")
-            self._record_error(failure)
-            reply = error_reply(scope["path"], failure, identity)
-        await _send(scope, send, reply, identity)
-
-
-async def _read(receive: Receive) -> bytes | None:
-    message = await receive()
-    if message["type"] != "http.request":
+    Args:
+        request: The request.
+        find: Gives its handler, or raises.
+        record_error: Told of each error.
+    """
+    error: BertserveError
+    try:
+        handler = find(request)
+        if request.body:
+            request.refuse_encoding()
+        return await handler(request)
+    except BertserveError as refusal:
+        error = refusal
+    except asyncio.CancelledError:
+        # Only the end of the client's connection cancels an exchange: there is nobody to answer.
+        record_error(ClientGone("the client closed the connection"))
         return None
-    body: bytes = message["body"]
-    if not message["more_body"]:
-        return body
-    parts = [body]
-    while message["more_body"]:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message["body"])
-    return b"".join(parts)
-
-
-async def _send(scope: Scope, send: Send, reply: HttpReply, identity: str) -> None:
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"content-length", b"%d" % len(reply.body)),
-        (b"x-request-id", identity.encode()),
-        *reply.headers,
-    ]
-    whole = scope.get("extensions", {}).get(REPLY)
-    if whole is not None:
-        await whole(reply.status, headers, reply.body)
-        return
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    except Exception:  # the HTTP boundary
+        log.exception("request %s failed", request.request_id)
+        error = InternalError("internal error; the server's log has the details under this request id")
+    record_error(error)
+    return error_reply(request.path, error, request.request_id)

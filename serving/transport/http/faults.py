@@ -25,7 +25,7 @@ from serving.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TEI_PATHS = frozenset({"/embed"})
+TEI_PATHS = frozenset({"/embed", "/predict", "/rerank"})
 
 _SCHEMA = 422
 _BAD_REQUEST = 400

@@ -10,10 +10,14 @@ import orjson
 
 from serving.records import EmbedOptions, InferRequest
 from serving.transport.http.decoding import JsonDecoder
+from serving.transport.http.documentation import UNLISTED
 from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
 from serving.transport.http.tei import text_inputs
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from serving.pipeline import Pipeline
     from serving.records import Outcome
     from serving.repository import Repository
@@ -66,6 +70,8 @@ class EmbeddingsReply(msgspec.Struct):
 def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
     """The routes of this protocol."""
     decoder = JsonDecoder(EmbeddingsRequest)
+    names = [model.name for model in repository.models if model.manifest.task == "embed"]
+    several = len(names) > 1
 
     async def embeddings(http: HttpRequest) -> HttpReply:
         http.require_json()
@@ -77,7 +83,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 request_id=http.request_id,
                 max_inputs=settings.max_openai_batch_size,
                 # Clients of this API must send a name and often send another server's.
-                model=message.model if len(repository.models) > 1 else None,
+                model=message.model if several else None,
                 options=EmbedOptions(normalize=True, dimensions=message.dimensions),
                 timeout_ms=http.timeout_ms(),
             )
@@ -91,16 +97,16 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
             "/v1/embeddings",
             embeddings,
             "Embed texts, in OpenAI's shape.",
-            "OpenAI",
+            "OpenAI" if names else UNLISTED,
             EmbeddingsRequest,
             EmbeddingsReply,
-            {"model": repository.models[0].name, "input": "What is a T4?"},
+            {"model": names[0] if names else "", "input": "What is a T4?"},
         )
     ]
 
 
-def _reply(outcome: Outcome, encoding: str) -> dict[str, Any]:
-    rows = [base64.b64encode(row.tobytes()).decode() if encoding == "base64" else row for row in outcome.vectors]
+def _reply(outcome: Outcome[NDArray[np.float32]], encoding: str) -> dict[str, Any]:
+    rows = [base64.b64encode(row.tobytes()).decode() if encoding == "base64" else row for row in outcome.answer]
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],

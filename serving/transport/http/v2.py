@@ -9,12 +9,14 @@ import numpy as np
 import orjson
 
 from serving.errors import InvalidRequest, MalformedRequest, ModelNotFound
-from serving.records import InferRequest
+from serving.records import EmbedOptions, InferRequest
 from serving.transport import oip
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
     from serving.records import Outcome
@@ -120,7 +122,7 @@ def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle,
         return HttpReply(orjson.dumps({"name": name, "ready": lifecycle.ready}), status)
 
     async def model(http: HttpRequest) -> HttpReply:
-        found = repository.find(http.path_parameter("model"), http.path_parameter("version"))
+        found = repository.find(http.path_parameter("model"), http.path_parameter("version"), "embed")
         return _json(
             ModelMetadata(
                 name=found.name,
@@ -136,6 +138,7 @@ def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle,
         outcome = await pipeline.infer(
             InferRequest(
                 inputs=_texts(message, tail),
+                options=EmbedOptions(),
                 arrival=http.arrival,
                 request_id=http.request_id,
                 max_inputs=settings.max_v2_batch_size,
@@ -215,8 +218,8 @@ def _timeout_ms(parameters: dict[str, Any]) -> float | None:
     return value / _US_PER_MS or None
 
 
-def _reply(message: InferMessage, outcome: Outcome) -> HttpReply:
-    tensor: dict[str, Any] = {"name": oip.OUTPUT, "datatype": oip.FP32, "shape": outcome.vectors.shape}
+def _reply(message: InferMessage, outcome: Outcome[NDArray[np.float32]]) -> HttpReply:
+    tensor: dict[str, Any] = {"name": oip.OUTPUT, "datatype": oip.FP32, "shape": outcome.answer.shape}
     reply = {"model_name": outcome.model, "model_version": outcome.version, "outputs": [tensor]}
     if message.id is not None:
         reply["id"] = message.id
@@ -226,9 +229,9 @@ def _reply(message: InferMessage, outcome: Outcome) -> HttpReply:
         own = _flag(output.parameters, "binary_data")
         binary = binary if own is None else own
     if not binary:
-        tensor["data"] = np.ravel(outcome.vectors)
+        tensor["data"] = np.ravel(outcome.answer)
         return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
-    blob = outcome.vectors.astype("<f4", copy=False).tobytes()
+    blob = outcome.answer.astype("<f4", copy=False).tobytes()
     tensor["parameters"] = {"binary_data_size": len(blob)}
     head = orjson.dumps(reply)
     headers.append((_LENGTH_HEADER, b"%d" % len(head)))

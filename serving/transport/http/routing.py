@@ -1,0 +1,71 @@
+"""Which handler answers a path: fixed paths in a table, the others by FastAPI's router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.routing import Match, Route
+
+from serving.errors import MethodNotAllowed, RouteNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from serving.transport.http.exchange import Handler, HttpRequest, Operation
+
+
+class _Endpoint:
+    """Lets the router hold a handler; it is asked which route matches and never runs one."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class Routes:
+    """The operations of one port."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        """Builds the table.
+
+        Args:
+            operations: What is served; where two paths match, the first wins.
+        """
+        self._router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None).router
+        self._router.routes[:] = [Route(op.path, _Endpoint(op.handler), methods=[op.method]) for op in operations]
+        self._fixed: dict[tuple[str, str], Handler] = {
+            (method, route.path): route.app.handler
+            for route in reversed(self._router.routes)
+            if isinstance(route, Route) and isinstance(route.app, _Endpoint) and "{" not in route.path
+            for method in route.methods or ()
+        }
+
+    def find(self, request: HttpRequest) -> Handler:
+        """The handler of a request's method and path; what its path carries goes into `request.parameters`.
+
+        Raises:
+            RouteNotFound: No such path.
+            MethodNotAllowed: The path takes other methods.
+        """
+        return self._fixed.get((request.method, request.path)) or self._search(request)
+
+    def _search(self, request: HttpRequest) -> Handler:
+        scope: dict[str, Any] = {"type": "http", "method": request.method, "path": request.path}
+        allowed: set[str] = set()
+        # The router's patterns end in `$`, which a line's end satisfies too.
+        for route in self._router.routes if request.path.isprintable() else ():
+            match, found = route.matches(scope)
+            if match is Match.FULL and isinstance(found["endpoint"], _Endpoint):
+                request.parameters = found["path_params"]
+                return found["endpoint"].handler
+            if match is Match.PARTIAL and isinstance(route, Route):
+                allowed |= route.methods or set()
+        if allowed:
+            methods = ", ".join(sorted(allowed))
+            raise MethodNotAllowed(f"the path takes {methods}; /docs lists what each does", allowed=methods)
+        raise RouteNotFound("no such path; /docs lists them")

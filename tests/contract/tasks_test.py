@@ -1,0 +1,344 @@
+"""Every task over HTTP: a small random model of each, one server, and PyTorch's own answers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import InferenceClient
+from transformers import FillMaskPipeline, TextClassificationPipeline, TokenClassificationPipeline
+
+from tests.support.clients import V2Json, get, http_call, metric, post_json
+from tests.support.server import Server
+from tests.support.tasks import LABELS, MAX_LENGTH, TASKS, TinyModel, tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clients import HttpReply
+
+TEXTS = ["the server", "It is a text, and not on the server.", "Paris é 12!", "a"]
+CONTEXT = "It is a text. The server is in the text, and that is not on it for a server with text."
+QUESTION = "what is in the text"
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, TinyModel]:
+    """The models as PyTorch has them."""
+    return {task: tiny_model(task) for task in TASKS}
+
+
+@pytest.fixture(scope="module")
+def server(tiny: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of all of them."""
+    repository: Path = tmp_path_factory.mktemp("tasks")
+    for model in tiny.values():
+        write_bundle(repository, model)
+    with Server(repository) as running:
+        yield running
+
+
+def ask(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply to a request."""
+    reply = post_json(server.http, path, json.dumps(message).encode())
+    assert reply.status == 200, reply.body
+    assert reply.headers["server-timing"].startswith("tokenize;dur=")
+    return reply.json()
+
+
+def refused(server: Server, path: str, **message: Any) -> HttpReply:
+    """The reply to a request that breaks a rule."""
+    return post_json(server.http, path, json.dumps(message).encode())
+
+
+def logits(model: TinyModel, *parts: str) -> torch.Tensor:
+    """PyTorch's answer to one text or pair."""
+    with torch.inference_mode():
+        return model.model(**model.tokenizer(*parts, return_tensors="pt")).logits[0]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], *keys: str) -> None:
+    """Checks that two lists of results agree, their scores within what float32 allows."""
+    assert [[entry[key] for key in keys] for entry in found] == [[entry[key] for key in keys] for entry in expected]
+    np.testing.assert_allclose([e["score"] for e in found], [e["score"] for e in expected], rtol=CLOSE, atol=1e-6)
+
+
+def test_predict_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """`/predict` gives the labels and scores of the text-classification pipeline, best first."""
+    pipeline = TextClassificationPipeline(model=tiny["classify"].model, tokenizer=tiny["classify"].tokenizer)
+    for text in TEXTS:
+        same(ask(server, "/predict", inputs=text), pipeline(text, top_k=None), "label")
+
+
+def test_predict_takes_pairs_and_batches(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """A list of two texts is one pair; a list of lists is a batch, answered in its order."""
+    pair = ["the server", "a text"]
+    expected = torch.softmax(logits(tiny["classify"], *pair), -1)
+    found = {entry["label"]: entry["score"] for entry in ask(server, "/predict", inputs=pair)}
+    np.testing.assert_allclose([found[label] for label in LABELS["classify"]], expected, rtol=CLOSE)
+    alone = ask(server, "/predict", inputs="the server")
+    same(ask(server, "/predict", inputs=[["the server"]])[0], alone, "label")
+    first, second = ask(server, "/predict", inputs=[["the server"], pair])
+    same(first, alone, "label")
+    assert {entry["label"]: pytest.approx(entry["score"], rel=CLOSE) for entry in second} == found
+
+
+def test_predict_raw_scores(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """The logits themselves, where asked."""
+    found = {e["label"]: e["score"] for e in ask(server, "/predict", inputs="the server", raw_scores=True)}
+    expected = logits(tiny["classify"], "the server")
+    np.testing.assert_allclose([found[label] for label in LABELS["classify"]], expected, rtol=CLOSE, atol=CLOSE)
+
+
+def test_rerank_orders_texts_by_the_models_score(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """Each text has PyTorch's score beside the query, the best comes first, and `index` leads back."""
+    exact = [float(logits(tiny["rerank"], QUESTION, text)[0]) for text in TEXTS]
+    order = sorted(range(len(TEXTS)), key=lambda index: -exact[index])
+    raw = ask(server, "/rerank", query=QUESTION, texts=TEXTS, raw_scores=True, return_text=True)
+    assert [(entry["index"], entry["text"]) for entry in raw] == [(index, TEXTS[index]) for index in order]
+    np.testing.assert_allclose([entry["score"] for entry in raw], [exact[i] for i in order], rtol=CLOSE, atol=CLOSE)
+    plain = ask(server, "/rerank", query=QUESTION, texts=TEXTS)
+    assert all(entry.keys() == {"index", "score"} for entry in plain)
+    expected = [1 / (1 + np.exp(-exact[i])) for i in order]
+    np.testing.assert_allclose([entry["score"] for entry in plain], expected, rtol=CLOSE)
+
+
+def best_span(model: TinyModel, longest: int = 30) -> tuple[str, float]:
+    """PyTorch's best answer to the question, by trying every span of tokens in the context, and its score."""
+    encoded = model.tokenizer(QUESTION, CONTEXT, return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    inside = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
+    with torch.inference_mode():
+        answer = model.model(**encoded)
+    starts, ends = (torch.softmax(side[0][inside], -1).numpy() for side in (answer.start_logits, answer.end_logits))
+    pairs = [(i, j) for i in range(len(inside)) for j in range(i, min(len(inside), i + longest))]
+    i, j = max(pairs, key=lambda pair: starts[pair[0]] * ends[pair[1]])
+    words = encoded.word_ids()
+    first = min(place for place in inside if words[place] == words[inside[i]])
+    last = max(place for place in inside if words[place] == words[inside[j]])
+    return CONTEXT[offsets[first][0] : offsets[last][1]], float(starts[i] * ends[j])
+
+
+def test_answer_is_pytorchs_best_span(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """The answer stands in the context where it says, and is the one that PyTorch's logits make likeliest."""
+    found = ask(server, "/answer", inputs={"question": QUESTION, "context": CONTEXT})
+    text, score = best_span(tiny["answer"])
+    assert (found["answer"], CONTEXT[found["start"] : found["end"]]) == (text, text)
+    assert found["score"] == pytest.approx(score, rel=CLOSE)
+
+
+def test_answer_shapes(server: Server) -> None:
+    """One question is answered by an object, or by a list where several answers are wanted; a list by a list."""
+    question = {"question": QUESTION, "context": CONTEXT}
+    one = ask(server, "/answer", inputs=question)
+    several = ask(server, "/answer", inputs=question, parameters={"top_k": 3})
+    assert one.keys() == {"answer", "score", "start", "end"}
+    assert len(several) == 3
+    assert several[0] == one
+    assert ask(server, "/answer", inputs=[question, question]) == [one, one]
+
+
+def test_a_long_context_is_read_to_its_end(server: Server) -> None:
+    """What a short context answers is still found behind more than the model reads at once; nothing is cut."""
+    filler = "a of and " * MAX_LENGTH
+    for context in (CONTEXT + filler, filler + CONTEXT):
+        message = {"inputs": {"question": QUESTION, "context": context}, "parameters": {"top_k": 100}}
+        reply = refused(server, "/answer", **message)
+        assert reply.status == 200
+        assert int(reply.headers["x-compute-tokens"]) > 3 * MAX_LENGTH
+        assert reply.headers["x-truncated-tokens"] == "0"
+        spans = reply.json()
+        assert all(context[span["start"] : span["end"]] == span["answer"] for span in spans)
+    assert max(span["end"] for span in spans) > len(filler)
+
+
+def test_no_answer(server: Server) -> None:
+    """An empty context has no answer, and with the parameter the server says how sure it is of that."""
+    message = {"question": QUESTION, "context": ""}
+    assert ask(server, "/answer", inputs=message) == {"answer": "", "score": 0.0, "start": 0, "end": 0}
+    sure = ask(server, "/answer", inputs=message, parameters={"handle_impossible_answer": True})
+    assert sure == {"answer": "", "score": 1.0, "start": 0, "end": 0}
+
+
+@pytest.mark.parametrize("strategy", ["first", "simple"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tag_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel], strategy: str) -> None:
+    """`/tag` finds the entities of the token-classification pipeline, in the text's own characters."""
+    pipeline = TokenClassificationPipeline(model=tiny["tag"].model, tokenizer=tiny["tag"].tokenizer)
+    for text in (*TEXTS, CONTEXT):
+        found = ask(server, "/tag", inputs=text, parameters={"aggregation_strategy": strategy})
+        same(found, pipeline(text, aggregation_strategy=strategy), "entity_group", "start", "end")
+        assert all(text[entity["start"] : entity["end"]] == entity["word"] for entity in found)
+
+
+def test_fill_mask_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """`/fill-mask` gives the tokens, texts and probabilities of the fill-mask pipeline, for one mask and several."""
+    pipeline = FillMaskPipeline(model=tiny["fill_mask"].model, tokenizer=tiny["fill_mask"].tokenizer)
+    keys = ("token", "token_str", "sequence")
+    same(ask(server, "/fill-mask", inputs="the [MASK] is on"), pipeline("the [MASK] is on"), *keys)
+    several = "[MASK] is [MASK], it"
+    found = ask(server, "/fill-mask", inputs=several, parameters={"top_k": 2})
+    for row, expected in zip(found, pipeline(several, top_k=2), strict=True):
+        same(row, expected, *keys)
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        ("/classify", TEXTS),
+        ("/tag", [*TEXTS, CONTEXT]),
+        ("/fill-mask", ["[MASK]", "the [MASK] is on", "[MASK] and [MASK] on [MASK]"]),
+        ("/answer", [{"question": QUESTION, "context": context} for context in ("it is on", CONTEXT, CONTEXT * 4)]),
+    ],
+)
+def test_a_batch_is_answered_as_each_input_alone(server: Server, path: str, inputs: list[Any]) -> None:
+    """Neighbours of other lengths change nothing, and results stand in the order of the inputs."""
+    together = json.dumps(ask(server, path, inputs=inputs), sort_keys=True)
+    alone = [ask(server, path, inputs=value) for value in inputs]
+    if path == "/classify":
+        alone = [result[0] for result in alone]
+    assert json.loads(together) == _approximately(alone)
+
+
+def _approximately(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _approximately(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_approximately(part) for part in value]
+    return pytest.approx(value, rel=CLOSE, abs=1e-6) if isinstance(value, float) else value
+
+
+def test_hugging_faces_client_works_unmodified(server: Server) -> None:
+    """The client of Hugging Face's inference API asks each task's route and understands what it answers."""
+
+    def client(path: str) -> InferenceClient:
+        return InferenceClient(model=f"http://{server.http}{path}")
+
+    (best,) = client("/classify").text_classification("the server", top_k=1)
+    assert best.label == ask(server, "/predict", inputs="the server")[0]["label"]
+    answer = client("/answer").question_answering(question=QUESTION, context=CONTEXT, max_answer_len=5, doc_stride=16)
+    assert CONTEXT[answer.start : answer.end] == answer.answer
+    entities = client("/tag").token_classification("the server of Paris", aggregation_strategy="simple")
+    assert [entity.word for entity in entities] == [
+        e["word"]
+        for e in ask(server, "/tag", inputs="the server of Paris", parameters={"aggregation_strategy": "simple"})
+    ]
+    tokens = client("/fill-mask").fill_mask("the [MASK] is on", top_k=2)
+    assert [token.token_str for token in tokens] == [
+        e["token_str"] for e in ask(server, "/fill-mask", inputs="the [MASK] is on")
+    ][:2]
+
+
+WRONG = {
+    "no such class": ("/classify", {"inputs": "x", "parameters": {"top_k": 4}}, 422),
+    "no class at all": ("/classify", {"inputs": "x", "parameters": {"top_k": 0}}, 422),
+    "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
+    "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"nothing": 1}}, 422),
+    "no inputs": ("/tag", {"inputs": []}, 422),
+    "too many inputs": ("/tag", {"inputs": ["x"] * 33}, 422),
+    "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
+    "no mask": ("/fill-mask", {"inputs": "x"}, 422),
+    "more tokens than there are": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 1000}}, 422),
+    "no context": ("/answer", {"inputs": {"question": "x"}}, 422),
+    "too many answers": ("/answer", {"inputs": {"question": "x", "context": "y"}, "parameters": {"top_k": 101}}, 422),
+    "an answer of nothing": (
+        "/answer",
+        {"inputs": {"question": "x", "context": "y"}, "parameters": {"max_answer_len": 0}},
+        422,
+    ),
+    "a negative overlap": (
+        "/answer",
+        {"inputs": {"question": "x", "context": "y"}, "parameters": {"doc_stride": -1}},
+        422,
+    ),
+    "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, 422),
+    "texts and lists": ("/predict", {"inputs": ["a", ["b"]]}, 422),
+    "an empty pair": ("/predict", {"inputs": [[]]}, 422),
+    "nothing to classify": ("/predict", {"inputs": []}, 400),
+    "no texts": ("/rerank", {"query": "x", "texts": []}, 400),
+    "no query": ("/rerank", {"texts": ["x"]}, 422),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_requests(server: Server, case: str) -> None:
+    """What breaks the schema or a limit is refused in the error body of its protocol, and the next is answered."""
+    path, message, status = WRONG[case]
+    reply = refused(server, path, **message)
+    assert reply.status == status, reply.body
+    error = reply.json()["error"]
+    if path in {"/predict", "/rerank"}:
+        assert reply.json()["error_type"] == ("Empty" if status == 400 else "Validation")
+    else:
+        assert error["reason"] in {"invalid_request", "empty_input"}
+    ask(server, "/predict", inputs="the server")
+
+
+@pytest.mark.parametrize("path", ["/classify", "/answer", "/tag", "/fill-mask", "/predict", "/rerank"])
+def test_requests_must_be_json(server: Server, path: str) -> None:
+    """As everywhere: another Content-Type is 415, truncated JSON 400."""
+    assert http_call(server.http, "POST", path, b"{}", {"Content-Type": "text/plain"}).status == 415
+    assert post_json(server.http, path, b"{").status == 400
+
+
+def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
+    """Where no model does what is asked the reply says so, in each protocol's own way."""
+    reply = refused(fake_server, "/tag", inputs="x")
+    assert (reply.status, reply.json()["error"]["reason"]) == (400, "wrong_task")
+    reply = refused(fake_server, "/rerank", query="x", texts=["y"])
+    assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    assert refused(server, "/v2/models/tag/infer", inputs=[tensor]).status == 400
+    assert get(server.http, "/v2/models/tag").status == 400
+
+
+def test_embeddings_beside_other_tasks(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """The routes for vectors find the only model that makes them; its name still works."""
+    with torch.inference_mode():
+        encoded = tiny["embed"].tokenizer("the server", return_tensors="pt")
+        vector = torch.nn.functional.normalize(tiny["embed"].model(**encoded).last_hidden_state[:, 0])[0]
+    found = [
+        ask(server, "/embed", inputs="the server")[0],
+        ask(server, "/v1/embeddings", input="the server", model="any name")["data"][0]["embedding"],
+        ask(
+            server,
+            f"{V2Json.path.replace('minilm', 'embed')}",
+            inputs=[{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["the server"]}],
+        )["outputs"][0]["data"],
+    ]
+    for numbers in found:
+        np.testing.assert_allclose(numbers, vector, atol=1e-5)
+
+
+def test_every_documented_example_of_a_task_works(server: Server, fake_server: Server) -> None:
+    """The document shows the routes that some model here answers, with examples that run, and no others."""
+    paths = get(server.http, "/openapi.json").json()["paths"]
+    for path in ("/predict", "/rerank", "/classify", "/answer", "/tag", "/fill-mask"):
+        example = paths[path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        ask(server, path, **example)
+        assert path not in get(fake_server.http, "/openapi.json").json()["paths"]
+
+
+def test_metrics_count_tasks_as_requests(server: Server) -> None:
+    """A question is one text, however many windows its context has."""
+    before = metric(server, "bertserve_texts_total")
+    ask(server, "/answer", inputs={"question": QUESTION, "context": CONTEXT * 10})
+    assert metric(server, "bertserve_texts_total") == before + 1
+    assert metric(server, "bertserve_admitted_tokens") == 0
+
+
+def test_an_unproven_model_is_served_only_when_told_so(tiny: dict[str, TinyModel], tmp_path: Path) -> None:
+    """Without the setting the server does not start and says what to do; with it, it says that it is degraded."""
+    write_bundle(tmp_path, tiny["tag"], proven=False)
+    with pytest.raises(AssertionError, match=r"nobody has compared model\.fp32\.onnx with PyTorch.*allow-unproven"):
+        Server(tmp_path).__enter__()
+    with Server(tmp_path, "--allow-unproven", "true") as server:
+        assert get(server.http, "/readyz").json() == {"state": "degraded"}
+        assert get(server.http, "/readyz").status == 200
+        assert metric(server, "bertserve_state", state="degraded") == 1
+        ask(server, "/tag", inputs="the server")

@@ -1,0 +1,212 @@
+"""A small random model of every task: the PyTorch model, and a bundle of it for a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.models.bert import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+
+from export.quiet import quiet
+from serving.bundle import BundleWriter, file_entry
+from serving.manifest import (
+    IDS,
+    MASK,
+    POSITIONS,
+    SCHEMA_VERSION,
+    TYPES,
+    Artifact,
+    Invariance,
+    Manifest,
+    Parity,
+    Source,
+    graph_inputs,
+    graph_outputs,
+)
+from tests.support.checkpoints import stripped_tokenizer, vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.manifest import Task
+
+MAX_LENGTH = 64
+HIDDEN_SIZE = 32
+CANDIDATES = 8
+LABELS: dict[Task, tuple[str, ...]] = {
+    "classify": ("calm", "glad", "sad"),
+    "tag": ("O", "B-place", "I-place", "B-thing", "I-thing"),
+}
+TASKS: tuple[Task, ...] = ("embed", "classify", "rerank", "answer", "tag", "fill_mask")
+_OPSET = 17
+_HEADS: dict[Task, Any] = {
+    "embed": BertModel,
+    "classify": BertForSequenceClassification,
+    "rerank": BertForSequenceClassification,
+    "answer": BertForQuestionAnswering,
+    "tag": BertForTokenClassification,
+    "fill_mask": BertForMaskedLM,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model as its author has it.
+
+    Attributes:
+        model: The transformers model.
+        tokenizer: Its tokenizer, as transformers uses it.
+    """
+
+    task: Task
+    model: Any
+    tokenizer: PreTrainedTokenizerFast
+
+
+def tiny_model(task: Task, seed: int = 0) -> TinyModel:
+    """A random BERT with the task's head."""
+    # Of the other heads only the one for questions reads the number of labels: start and end.
+    labels = LABELS.get(task, ("score",) if task == "rerank" else ("start", "end"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = BertConfig(
+            vocab_size=len(vocabulary()),
+            hidden_size=HIDDEN_SIZE,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=MAX_LENGTH,
+            initializer_range=0.4,  # wide, so that answers differ from input to input
+            id2label=dict(enumerate(labels)),
+            label2id={label: index for index, label in enumerate(labels)},
+            attn_implementation="eager",
+        )
+        model = _HEADS[task](config).eval()
+        for tensor in model.parameters():
+            if tensor.ndim == 1:
+                tensor.data.add_(torch.randn_like(tensor) * 0.1)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(stripped_tokenizer()),
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")},
+    )
+    return TinyModel(task, model, tokenizer)
+
+
+def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, proven: bool = True) -> Path:
+    """Writes the model as a bundle that a server opens, called after its task.
+
+    Args:
+        repository: Where.
+        tiny: The model.
+        name: Of the model; None calls it after its task.
+        proven: Claim that it was compared with PyTorch.
+    """
+    task, labels = tiny.task, LABELS.get(tiny.task, ())
+    sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
+    inputs, outputs = graph_inputs(task, segments=True), graph_outputs(task, **sizes)
+    with BundleWriter(repository, name or task) as writer:
+        graph = writer.path / "model.fp32.onnx"
+        _write_graph(tiny, graph)
+        (writer.path / "tokenizer.json").write_text(stripped_tokenizer())
+        entry = file_entry(graph)
+        artifact = Artifact(
+            file=entry.file,
+            kind="onnx",
+            precision="fp32",
+            target="cpu",
+            sha256=entry.sha256,
+            size_bytes=entry.size_bytes,
+            batch_invariant=True,
+            parity=Parity(1, 0.0, 1.0, 1.0, 1.0) if proven else None,
+            invariance=Invariance(1, 0.0, 1.0),
+            operators={},
+        )
+        special = {role: vocabulary()[f"[{role.upper()}]"] for role in ("pad", "unk", "cls", "sep", "mask")}
+        return writer.publish(
+            Manifest(
+                schema_version=SCHEMA_VERSION,
+                model=name or task,
+                version=1,
+                task=task,
+                hidden_size=HIDDEN_SIZE,
+                vocab_size=len(vocabulary()),
+                max_length=MAX_LENGTH,
+                special_ids=special,
+                inputs=inputs,
+                outputs=outputs,
+                artifacts=(artifact,),
+                files=(file_entry(writer.path / "tokenizer.json"),),
+                source=Source(name=task, architecture=type(tiny.model).__name__, sha256="0" * 64),
+                tools={},
+                created="2026-01-01T00:00:00Z",
+                pooling="cls" if task == "embed" else None,
+                labels=labels,
+                candidates=CANDIDATES if task == "fill_mask" else 0,
+            )
+        ).path
+
+
+class _Graph(torch.nn.Module):
+    """The model with the outputs that manifests promise."""
+
+    def __init__(self, tiny: TinyModel) -> None:
+        super().__init__()
+        self.task = tiny.task
+        self.model = tiny.model
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor,
+        positions: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """The task's outputs."""
+        answer = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
+        if self.task == "embed":
+            return (answer.last_hidden_state[:, 0],)
+        if self.task == "answer":
+            return answer.start_logits, answer.end_logits
+        if positions is None:
+            return (answer.logits,)
+        wanted = positions.long().unsqueeze(-1).expand(-1, -1, answer.logits.shape[-1])
+        logits = answer.logits.gather(1, wanted)
+        best = logits.topk(CANDIDATES, dim=-1)
+        # The exporter forgets how many `topk` gives; manifests say it.
+        ids, values = (part.reshape(*positions.shape, CANDIDATES) for part in (best.indices.int(), best.values))
+        return ids, values, logits.logsumexp(-1)
+
+
+def _write_graph(tiny: TinyModel, path: Path) -> None:
+    inputs = [tensor.name for tensor in graph_inputs(tiny.task, segments=True)]
+    labels = len(LABELS.get(tiny.task, ()))
+    outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=labels, candidates=CANDIDATES)
+    ids = torch.arange(16, dtype=torch.int32).reshape(2, 8)
+    example = {IDS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), POSITIONS: ids[:, :3] % 8}
+    axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}
+    for spec in outputs:
+        varying = {1: "masks" if tiny.task == "fill_mask" else "sequence"} if spec.shape[1:2] == (-1,) else {}
+        axes[spec.name] = {0: "batch", **varying}
+    with quiet():
+        torch.onnx.export(
+            _Graph(tiny).eval(),
+            tuple(example[name] for name in inputs),
+            path,
+            input_names=inputs,
+            output_names=[spec.name for spec in outputs],
+            dynamic_axes=axes,
+            opset_version=_OPSET,
+            dynamo=False,
+        )
