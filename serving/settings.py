@@ -102,7 +102,7 @@ class Settings(BaseModel):
         return value
 
     @property
-    def backend(self) -> Literal["ort-cpu", "fake"]:
+    def backend(self) -> Literal["ort-cpu", "openvino", "fake"]:
         """`engine` with `auto` resolved."""
         return "ort-cpu" if self.engine == "auto" else self.engine
 
