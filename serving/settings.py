@@ -41,7 +41,7 @@ class Settings(BaseModel):
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
 
-    engine: Literal["auto", "ort-cpu", "fake"] = Field(
+    engine: Literal["auto", "ort-cpu", "openvino", "fake"] = Field(
         "auto", description="What runs the model. `fake` answers made-up vectors, for tests of what is around it."
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
@@ -102,7 +102,7 @@ class Settings(BaseModel):
         return value
 
     @property
-    def backend(self) -> Literal["ort-cpu", "fake"]:
+    def backend(self) -> Literal["ort-cpu", "openvino", "fake"]:
         """`engine` with `auto` resolved."""
         return "ort-cpu" if self.engine == "auto" else self.engine
 

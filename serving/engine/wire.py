@@ -60,7 +60,7 @@ class Load(msgspec.Struct, frozen=True):
         fake_faults: Token id to fault, for the fake engine.
     """
 
-    engine: Literal["ort-cpu", "fake"]
+    engine: Literal["ort-cpu", "openvino", "fake"]
     models: list[ModelSpec]
     threads: int
     fake_ms: float = 0.0

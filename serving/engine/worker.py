@@ -94,12 +94,22 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
     if load.engine == "fake":
         faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
         backend, version = FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
+    elif load.engine == "openvino":
+        backend, version = _openvino(load)
     else:
         from serving.engine.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
 
         backend, version = OrtCpuBackend(load.models, load.threads), VERSION
     points = warm_up(backend, load.models)
     return backend, Ready(backend.name, list(backend.lanes()), load.threads, version, points)
+
+
+def _openvino(load: Load) -> tuple[Backend, str]:
+    try:
+        from serving.engine.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  needs its library
+    except ModuleNotFoundError:
+        raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
+    return OpenVinoBackend(load.models, load.threads), VERSION
 
 
 def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
