@@ -8,18 +8,18 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.bundle import BundleError, digest
-from serving.engine.base import LaneKind, ModelSpec
+from serving.bundle import BundleError
+from serving.engine.base import LaneKind
 from serving.engine.ort import OrtCpuBackend
 from serving.errors import EngineFault
 from serving.records import Batch, ModelIndex
 from serving.repository import Repository
 from tests.support.expected import cosines
+from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
-from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from serving.records import EncodedText
@@ -86,14 +86,6 @@ def test_a_batched_model_has_no_session_on_narrow_lanes(backend: OrtCpuBackend, 
         backend.runner(1).run(Batch(FP32, encoded[:1]))
 
 
-def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE, **changes: object) -> ModelSpec:
-    """Writes a model of `TINY_SIZE` components and describes it."""
-    path = folder / "model.onnx"
-    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-    fields = {"path": str(path), "sha256": digest(path), "vocab_size": 100, "max_length": 16, **changes}
-    return model_spec("tiny", size=size, **fields)
-
-
 def test_a_small_honest_model_is_taken(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:
     """The refusals below are of what is wrong with theirs."""
     output = OrtCpuBackend([model_at(tmp_path, tiny_model())], 1).runner(0).run(Batch(FP32, encoded[:1]))
@@ -105,53 +97,6 @@ def test_bytes_that_changed_since_the_check_are_not_loaded(tmp_path: Path) -> No
     spec = model_at(tmp_path, tiny_model(), sha256="0" * 64)
     with pytest.raises(BundleError, match="SHA-256"):
         OrtCpuBackend([spec], 1)
-
-
-def renamed_input() -> onnx.ModelProto:
-    """A model that asks for something else."""
-    model = tiny_model()
-    model.graph.input[0].name = model.graph.node[0].input[0] = "tokens"
-    return model
-
-
-def more_inputs() -> onnx.ModelProto:
-    """A model that asks for one thing more."""
-    model = tiny_model()
-    model.graph.input.add().CopyFrom(onnx.helper.make_tensor_value_info("more", onnx.TensorProto.INT32, ["B"]))
-    return model
-
-
-def long_inputs() -> onnx.ModelProto:
-    """A model that takes numbers of 64 bits."""
-    model = tiny_model()
-    for tensor in model.graph.input:
-        tensor.type.tensor_type.elem_type = onnx.TensorProto.INT64
-    return model
-
-
-def renamed_output() -> onnx.ModelProto:
-    """A model that calls its answer something else."""
-    model = tiny_model()
-    model.graph.output[0].name = model.graph.node[-1].output[0] = "logits"
-    return model
-
-
-def more_outputs() -> onnx.ModelProto:
-    """A model that answers one thing more."""
-    model = tiny_model()
-    model.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["B", 1]))
-    return model
-
-
-MISFITS: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
-    "another-input": (renamed_input, "inputs"),
-    "one-more-input": (more_inputs, "inputs"),
-    "inputs-of-64-bits": (long_inputs, "inputs"),
-    "another-output": (renamed_output, "outputs"),
-    "one-more-output": (more_outputs, "outputs"),
-    "unknown-operator": (lambda: tiny_model(before=[onnx.helper.make_node("NoSuch", [], ["x"])]), "cannot load"),
-    "no-model": (lambda: b"not a model", "cannot load"),
-}
 
 
 @pytest.mark.parametrize("case", MISFITS)
