@@ -86,12 +86,13 @@ LIMITS: dict[Precision, dict[Task, Limits]] = {
     },
     "fp16": {
         **dict.fromkeys(TASKS, _HALF),
+        "classify": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
         "rerank": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
         "fill_mask": replace(_HALF, max_abs_difference=0.1, agreement=0.99, **_UNDIRECTED),
     },
     "int8": {
         "embed": replace(_EIGHT, cosine_mean=0.99, cosine_p01=0.97, cosine_min=0.95),
-        "classify": replace(_EIGHT, agreement=0.95),
+        "classify": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
         "rerank": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
         "answer": replace(_EIGHT, cosine_mean=0.98, metric_loss=1),
         "tag": replace(_EIGHT, cosine_mean=0.98, agreement=0.97, metric_loss=1),

@@ -231,13 +231,7 @@ def fused(folder: Path, **sizes: Any) -> Path:
     """The graph of a small checkpoint after the fusions."""
     checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", **sizes))), None, [].append)
     graph.write(graph.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(
-        folder / "raw.onnx",
-        folder / "fused.onnx",
-        layers=checkpoint.layers,
-        heads=checkpoint.heads,
-        hidden_size=checkpoint.hidden_size,
-    )
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 
 
