@@ -103,6 +103,7 @@ class Server:
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
+            hang_s=settings.engine_hang_s,
         )
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE)
         api = [

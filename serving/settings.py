@@ -92,6 +92,13 @@ class Settings(BaseModel):
         3, ge=1, le=100_000, description="Deaths of the engine within `engine_crash_window_s` that end the server."
     )
     engine_crash_window_s: float = Field(60.0, gt=0, le=86_400, description="See `engine_crash_limit`.")
+    engine_hang_s: float = Field(
+        2.0,
+        ge=1,
+        le=3600,
+        description="A batch without an answer after so long, and after ten times its predicted cost, is taken for "
+        "a hang: the engine is killed and started again.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
 
     @field_validator("fake_faults")

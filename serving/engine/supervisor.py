@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.engine")
 
-_HANG_FLOOR_S = 1.5
 _SECOND_LOOK_S = 0.5
 _HANG_FACTOR = 10.0
 
@@ -132,8 +131,9 @@ class _Control(asyncio.Protocol):
 class RemoteEngine:
     """One engine process; implements `Engine` over its sockets."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
         self._process = process
+        self._hang_s = hang_s
         self._gone = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
         self.alarms = Alarms()
@@ -144,8 +144,12 @@ class RemoteEngine:
         self.ready: Ready | None = None
 
     @classmethod
-    async def start(cls, load: Load) -> RemoteEngine:
+    async def start(cls, load: Load, hang_s: float = 2.0) -> RemoteEngine:
         """Starts a process and waits until its models are warm.
+
+        Args:
+            load: What it loads.
+            hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
 
         Raises:
             EngineFailed: It refused to load; the message is for the operator.
@@ -164,7 +168,7 @@ class RemoteEngine:
             )
             # The transports work on copies, so that every socket made here is closed here.
             ends = [pair[0].dup() for pair in pairs]
-        engine = cls(process)
+        engine = cls(process, hang_s)
         try:
             await engine._connect(ends, load)
         except BaseException:
@@ -211,7 +215,7 @@ class RemoteEngine:
             done(EngineLost("the engine has just ended; try again", retry_after_s=1))
             return
         predicted_s = self.costs[batch.model].alone_us(batch.padded_length) * len(batch.texts) / 1e6
-        self._lanes[lane].submit(batch, done, max(_HANG_FLOOR_S, _HANG_FACTOR * predicted_s))
+        self._lanes[lane].submit(batch, done, max(self._hang_s - _SECOND_LOOK_S, _HANG_FACTOR * predicted_s))
 
     def kill(self, why: str) -> None:
         """Ends the process at once; its requests fail and the supervisor takes over."""
@@ -249,8 +253,11 @@ class Supervisor:
         restarts: How often a new process was started after the first.
     """
 
-    def __init__(self, load: Load, slot: Slot, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
+    def __init__(
+        self, load: Load, slot: Slot, *, crash_limit: int = 3, crash_window_s: float = 60.0, hang_s: float = 2.0
+    ) -> None:
         self._load = load
+        self._hang_s = hang_s
         self._slot = slot
         self._crash_limit = crash_limit
         self._crash_window_s = crash_window_s
@@ -262,7 +269,7 @@ class Supervisor:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
         while True:
             try:
-                self.engine = await RemoteEngine.start(self._load)
+                self.engine = await RemoteEngine.start(self._load, self._hang_s)
             except EngineFailed as refused:
                 self._slot.engine_failed(str(refused))
                 return

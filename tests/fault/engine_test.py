@@ -42,11 +42,23 @@ def fake_faults(models: Path) -> str:
     return ",".join(f"{ids[word]}:{fault}" for word, fault in FAULTS.items())
 
 
+def faulty(models: Path, *options: str) -> Server:
+    """A server with a fake engine that fails on some words."""
+    fixed = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000", "--engine-crash-limit", "100")
+    return Server(models, *fixed, "--fake-faults", fake_faults(models), *options)
+
+
 @pytest.fixture(scope="module")
 def faulty_server(models: Path) -> Iterator[Server]:
-    """A fake engine that fails on some words."""
-    options = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
-    with Server(models, *options, "--fake-faults", fake_faults(models), "--engine-crash-limit", "100") as server:
+    """One that soon takes a batch for a hang."""
+    with faulty(models) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def patient_server(models: Path) -> Iterator[Server]:
+    """One whose engine may be stopped for a while, however busy the machine is."""
+    with faulty(models, "--engine-hang-s", "60") as server:
         yield server
 
 
@@ -75,7 +87,7 @@ def outcomes(transport: type[Transport], server: Server, texts: Sequence[str]) -
 
 
 class Busy:
-    """Holds a server's only lane with one batch while the block runs, for less than the 2 s that count as a hang."""
+    """Holds a server's only lane with one batch while the block runs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -112,42 +124,42 @@ def http_request_bytes(text: str) -> bytes:
     )
 
 
-def test_row_13_http_client_vanishes_while_queued(faulty_server: Server) -> None:
+def test_row_13_http_client_vanishes_while_queued(patient_server: Server) -> None:
     """A closed connection takes its request out of the queue: the engine never sees it and its permit is free."""
-    before = batched_texts(faulty_server)
-    with Busy(faulty_server):
-        connections = [RawConnection(faulty_server.http) for _ in range(5)]
+    before = batched_texts(patient_server)
+    with Busy(patient_server):
+        connections = [RawConnection(patient_server.http) for _ in range(5)]
         for connection in connections:
             connection.send(http_request_bytes("abandoned"))
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 5, "five queued texts")
         for connection in connections:
             connection.socket.close()
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 0, "an empty queue")
-    wait_for(lambda: idle(faulty_server), "an idle server")
-    assert batched_texts(faulty_server) == before + 1
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 0, "an empty queue")
+    wait_for(lambda: idle(patient_server), "an idle server")
+    assert batched_texts(patient_server) == before + 1
 
 
-def test_row_13_grpc_call_is_cancelled_while_queued(faulty_server: Server) -> None:
+def test_row_13_grpc_call_is_cancelled_while_queued(patient_server: Server) -> None:
     """The same of a cancelled gRPC call, which ends with CANCELLED."""
-    before = batched_texts(faulty_server)
-    with Grpc(faulty_server) as client, Busy(faulty_server):
+    before = batched_texts(patient_server)
+    with Grpc(patient_server) as client, Busy(patient_server):
         calls = [client.infer.future(client.request(["abandoned"])) for _ in range(5)]
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 5, "five queued texts")
         for call in calls:
             call.cancel()
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 0, "an empty queue")
-    wait_for(lambda: idle(faulty_server), "an idle server")
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 0, "an empty queue")
+    wait_for(lambda: idle(patient_server), "an idle server")
     assert [call.code() for call in calls] == [grpc.StatusCode.CANCELLED] * 5
-    assert batched_texts(faulty_server) == before + 1
+    assert batched_texts(patient_server) == before + 1
 
 
-def test_row_13_neighbours_of_a_vanished_client(faulty_server: Server, models: Path) -> None:
+def test_row_13_neighbours_of_a_vanished_client(patient_server: Server, models: Path) -> None:
     """Those who wait beside a client that vanishes get their answers."""
     texts = [f"patient {number}" for number in range(4)]
-    with ThreadPoolExecutor(1) as pool, Busy(faulty_server), RawConnection(faulty_server.http) as leaver:
+    with ThreadPoolExecutor(1) as pool, Busy(patient_server), RawConnection(patient_server.http) as leaver:
         leaver.send(http_request_bytes("abandoned"))
-        found = pool.submit(outcomes, Tei, faulty_server, texts)
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == 5, "five queued texts")
+        found = pool.submit(outcomes, Tei, patient_server, texts)
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 5, "five queued texts")
         leaver.socket.close()
     np.testing.assert_allclose(found.result(), fake_answers(models, texts), atol=1e-5)
 
@@ -184,35 +196,35 @@ def test_row_35_queue_full(serve: Callable[..., Server], transport: type[Transpo
 
 
 @both
-def test_row_37_deadline_passes_in_the_queue(faulty_server: Server, transport: type[Transport]) -> None:
+def test_row_37_deadline_passes_in_the_queue(patient_server: Server, transport: type[Transport]) -> None:
     """A request whose deadline passes while it waits is answered so, and never computed."""
-    before = batched_texts(faulty_server)
-    with Busy(faulty_server), transport(faulty_server) as client, pytest.raises(Refused) as refused:
+    before = batched_texts(patient_server)
+    with Busy(patient_server), transport(patient_server) as client, pytest.raises(Refused) as refused:
         client.embed(["too late"], timeout_ms=50)
     assert refused.value.status == STATUS["too late"][client.family]
-    wait_for(lambda: idle(faulty_server), "an idle server")
-    assert batched_texts(faulty_server) == before + 1
+    wait_for(lambda: idle(patient_server), "an idle server")
+    assert batched_texts(patient_server) == before + 1
 
 
 @both
 @pytest.mark.parametrize("word", ["banana", "elephant"])
 def test_row_43_one_bad_item_in_a_batch(
-    faulty_server: Server, models: Path, transport: type[Transport], word: str
+    patient_server: Server, models: Path, transport: type[Transport], word: str
 ) -> None:
     """A text on which the engine fails, or answers NaN, fails its own request and none of its batch's others."""
     texts = [f"good text number {number}" for number in range(7)]
     texts.insert(3, f"a {word} in between")
-    started = batches(faulty_server)
-    with ThreadPoolExecutor(1) as pool, Busy(faulty_server):
-        found = pool.submit(outcomes, transport, faulty_server, texts)
-        wait_for(lambda: metric(faulty_server, "bertserve_queue_texts") == len(texts), "all texts in the queue")
+    started = batches(patient_server)
+    with ThreadPoolExecutor(1) as pool, Busy(patient_server):
+        found = pool.submit(outcomes, transport, patient_server, texts)
+        wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == len(texts), "all texts in the queue")
     results = found.result()
     bad = results.pop(3)
     del texts[3]
     assert isinstance(bad, Refused)
     assert bad.status == STATUS["internal"][transport.family]
     np.testing.assert_allclose(results, fake_answers(models, texts), atol=1e-5)
-    assert started + 2 <= batches(faulty_server) <= started + 2 + 8, "they shared one batch, then ran alone at most"
+    assert started + 2 <= batches(patient_server) <= started + 2 + 8, "they shared one batch, then ran alone at most"
 
 
 @both

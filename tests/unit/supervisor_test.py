@@ -40,12 +40,6 @@ TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
 LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine is taken for one that hangs, unless a test says so, however busy the machine is."""
-    monkeypatch.setattr(supervisor, "_HANG_FLOOR_S", LIMIT_S)
-
-
 def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Runs an asynchronous test on a loop of its own."""
 
@@ -82,11 +76,11 @@ def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
 class Engine:
     """An engine process for the length of an `async with` block."""
 
-    def __init__(self, load: Load = LOAD) -> None:
-        self._load = load
+    def __init__(self, load: Load = LOAD, hang_s: float = LIMIT_S) -> None:
+        self._load, self._hang_s = load, hang_s
 
     async def __aenter__(self) -> RemoteEngine:
-        self._engine = await soon(RemoteEngine.start(self._load))
+        self._engine = await soon(RemoteEngine.start(self._load, self._hang_s))
         return self._engine
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,10 +146,9 @@ async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None
 
 
 @asynchronous
-async def test_a_batch_sent_ahead_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_sent_ahead_has_its_own_time() -> None:
     """The watchdog counts from when the batch before it was answered, and still sees a hang."""
-    monkeypatch.setattr(supervisor, "_HANG_FLOOR_S", 0.4)
-    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=250, fake_faults=FAULTS)) as engine:
+    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=250, fake_faults=FAULTS), hang_s=0.9) as engine:
         outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
         assert right(await soon(outcomes[2]), [3])
         assert isinstance(await soon(outcomes[3]), EngineLost)
@@ -219,10 +212,9 @@ async def test_an_engine_that_crashes_tells_its_status() -> None:
 
 
 @asynchronous
-async def test_an_engine_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_hangs_is_killed() -> None:
     """After a multiple of what the batch was predicted to take, but not before the floor."""
-    monkeypatch.setattr(supervisor, "_HANG_FLOOR_S", 0.2)
-    async with Engine() as engine:
+    async with Engine(hang_s=0.7) as engine:
         assert isinstance(await soon(submit(engine, [HANG])), EngineLost)
         assert await soon(engine.wait()) == -signal.SIGKILL
 
