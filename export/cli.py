@@ -87,8 +87,6 @@ def _recipe(argv: list[str]) -> Recipe:
         max_length=given.max_length,
         task=given.task,
         references=tuple(given.reference),
-        calibration=given.calibration,
-        calibration_column=given.calibration_column,
         limits=dict(given.limit),
         allowed=frozenset(given.allow),
     )
@@ -138,13 +136,6 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="labelled text to judge PyTorch and every artifact by the task's own metric; may be given more than once",
     )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="texts to calibrate with: one a line, .jsonl, or a column of .csv or .tsv (default: built-in texts)",
-    )
-    parser.add_argument("--calibration-column", metavar="COLUMN", help="its number, or its name (default: 1)")
     parser.add_argument(
         "--limit",
         action="append",

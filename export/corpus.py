@@ -1,4 +1,4 @@
-"""The texts that artifacts are compared on, in the form that each task takes; and texts to calibrate with."""
+"""The texts that artifacts are compared on, in the form that each task takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from serving.records import EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from serving.manifest import Task
 
@@ -27,7 +26,6 @@ _PARTNER_STRIDE = 101
 _PARTNER_CHARACTERS = 600
 _MASK_EVERY = 7
 _SHOWN_CHARACTERS = 120
-_MOST_CALIBRATION_TEXTS = 512
 
 
 def read() -> list[Text]:
@@ -70,54 +68,12 @@ def shown(text: Text) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
-def calibration(path: Path, column: str | None = None) -> list[Text]:
-    """Texts to calibrate with, at most 512, spread over the file.
-
-    Args:
-        path: One text a line; `.jsonl` an object a line, with `text` and maybe `pair`; `.csv` and `.tsv` a table.
-        column: Of a table: its number, from 1, or its name in the first line; None takes the first.
-
-    Raises:
-        ExportError: The file cannot be read, or holds no text.
-    """
-    try:
-        texts = list(_calibration_texts(path, column))
-    except OSError as error:
-        raise ExportError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ExportError(f"{path}: not a file of texts: {error!r}") from error
-    texts = [text for text in texts if text and not (isinstance(text, str) and text.isspace())]
-    if not texts:
-        raise ExportError(f"{path}: holds no text to calibrate with")
-    return texts[:: -(-len(texts) // _MOST_CALIBRATION_TEXTS)]
-
-
-def _calibration_texts(path: Path, column: str | None) -> Iterable[Text]:
-    content = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".jsonl":
-        return [_text(json.loads(line)) for line in content.splitlines() if line.strip()]
-    if path.suffix in {".csv", ".tsv"}:
-        return _column(table(content, path.suffix), column or "1")
-    if column is not None:
-        raise ValueError("only .csv and .tsv files have columns")
-    return content.splitlines()
-
-
 def table(content: str, suffix: str) -> list[list[str]]:
     """The rows of a table: CSV, or TSV in which a quotation mark is a character like others."""
     lines = content.splitlines(keepends=True)
     if suffix == ".csv":
         return [row for row in csv.reader(lines) if row]
     return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
-
-
-def _column(rows: list[list[str]], column: str) -> list[str]:
-    if column.isdigit():
-        return [row[int(column) - 1] for row in rows if len(row) >= int(column)]
-    if not rows or column not in rows[0]:
-        raise ValueError(f"no column is called {column!r}")
-    place = rows[0].index(column)
-    return [row[place] for row in rows[1:] if len(row) > place]
 
 
 def _text(entry: dict[str, Any]) -> Text:

@@ -27,7 +27,7 @@ LONGEST_SPAN = 30
 _CLEARLY = 0.1
 """Two scores differ clearly when they do by this share of the standard deviation of all."""
 
-_DIRECTED = frozenset({"embed", "classify", "answer", "tag"})
+_DIRECTED = frozenset({"embed", "answer", "tag"})
 _OF_MASKS = frozenset({"top_ids", "top_logits", "logsumexp"})
 
 
@@ -50,7 +50,7 @@ class Judge:
     @property
     def directed(self) -> bool:
         """Whether a text's numbers have a direction, so that a cosine says something."""
-        return self.task in _DIRECTED and self.outputs[0].shape[-1] != 1
+        return self.task in _DIRECTED
 
     def rows(self, arrays: Sequence[Array], texts: Sequence[EncodedText]) -> list[Row]:
         """An engine's answer to a batch, text by text, without what padding added."""

@@ -189,13 +189,16 @@ def _differences(found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray
 def _cosines(judge: Judge, found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray[np.float64] | None:
     if not judge.directed:
         return None
-    return np.array([cosine(one, other) for one, other in zip(found, wanted, strict=True)])
+    return np.array([float(cosine(one, other)) for one, other in zip(found, wanted, strict=True)])
 
 
-def cosine(left: Numbers, right: Numbers) -> float:
-    """The cosine of two vectors; 0 where one has no length."""
-    lengths = float(np.linalg.norm(left) * np.linalg.norm(right))
-    return float(left @ right) / lengths if lengths else 0.0
+def cosine(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The cosines of vectors, which lie along the last axis; 0 where one has no length."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    products = np.asarray((a * b).sum(axis=-1))
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    result: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0)
+    return result
 
 
 def _is_invariant(found: Invariance, limits: Limits) -> bool:

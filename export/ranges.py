@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
 
 MOVES = frozenset(
-    {"Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
+    {
+        "Concat",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+    }
     | {"Transpose", "Unsqueeze"}
 )
 """Operators that put numbers elsewhere and change none."""

@@ -86,12 +86,13 @@ LIMITS: dict[Precision, dict[Task, Limits]] = {
     },
     "fp16": {
         **dict.fromkeys(TASKS, _HALF),
+        "classify": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
         "rerank": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
         "fill_mask": replace(_HALF, max_abs_difference=0.1, agreement=0.99, **_UNDIRECTED),
     },
     "int8": {
         "embed": replace(_EIGHT, cosine_mean=0.99, cosine_p01=0.97, cosine_min=0.95),
-        "classify": replace(_EIGHT, agreement=0.95),
+        "classify": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
         "rerank": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
         "answer": replace(_EIGHT, cosine_mean=0.98, metric_loss=1),
         "tag": replace(_EIGHT, cosine_mean=0.98, agreement=0.97, metric_loss=1),
@@ -124,8 +125,6 @@ class Recipe:
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
         references: Files of labelled text for the task's own metric.
-        calibration: A file of texts to calibrate with; None takes the built-in texts.
-        calibration_column: Of a table, the column with the texts.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
     """
@@ -139,8 +138,6 @@ class Recipe:
     max_length: int | None = None
     task: Task | None = None
     references: tuple[Path, ...] = ()
-    calibration: Path | None = None
-    calibration_column: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
 

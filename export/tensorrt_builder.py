@@ -28,6 +28,9 @@ Native = Any
 
 Shape = tuple[int, int]
 
+MAX_MASKS = 16
+"""Masks of a text that a fill-mask engine takes: each costs the logits of a whole vocabulary."""
+
 _DRIVER = "libcuda.so.1"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """Numbers of the CUDA driver's device attributes."""
@@ -66,6 +69,15 @@ class Profile(msgspec.Struct, frozen=True):
     minimum: Shape
     optimum: Shape
     maximum: Shape
+
+    def shapes(self, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
+        """The three shapes of an input with these free dimensions; None if it can have none."""
+        if dimensions == ["batch", "sequence"]:
+            return self.minimum, self.optimum, self.maximum
+        if dimensions == ["batch", "masks"]:
+            most = min(MAX_MASKS, self.maximum[1])
+            return (self.minimum[0], 1), (self.optimum[0], 1), (self.maximum[0], most)
+        return None
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -229,9 +241,10 @@ class _Builder:
         for at in range(network.num_inputs):
             tensor = network.get_input(at)
             free = [tensor.get_dimension_name(axis) for axis, size in enumerate(tensor.shape) if size < 0]
-            if free != ["batch", "sequence"]:
+            triple = profile.shapes(free)
+            if triple is None:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
-            shapes.set_shape(tensor.name, profile.minimum, profile.optimum, profile.maximum)
+            shapes.set_shape(tensor.name, *triple)
         if config.add_optimization_profile(shapes) < 0:
             raise BuilderError(_reason(self._logger.errors))
 

@@ -44,8 +44,8 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text; None, as the next two, for rerank and fill_mask, whose
-            numbers have no direction.
+        cosine_mean: Of the raw outputs, text by text; None, as the next two, for classify, rerank and fill_mask,
+            whose few numbers have no direction.
         cosine_p01: The 1st percentile.
         cosine_min: The least.
         agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed.
@@ -65,7 +65,7 @@ class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An artifact's answers to a text alone beside its answers padded and in mixed batches.
 
     Attributes:
-        cosine_min: None for rerank and fill_mask.
+        cosine_min: None for classify, rerank and fill_mask.
     """
 
     texts: int

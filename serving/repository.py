@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
     "ort-cpu": frozenset({"cpu"}),
+    # The graphs for ONNX Runtime are fused into operators of its own.
     "openvino": frozenset({"openvino"}),
     "fake": frozenset(get_args(Target)),
 }

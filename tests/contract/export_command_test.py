@@ -78,6 +78,7 @@ def test_an_export_makes_a_bundle(folder: Path, tmp_path: Path, capsys: pytest.C
         "manifest.json",
         "model.fp32.onnx",
         "model.int8.onnx",
+        "reference.safetensors",
         "tokenizer.json",
     ]
     assert (manifest.pooling, manifest.hidden_size, manifest.max_length) == ("mean", 32, 64)
@@ -122,11 +123,22 @@ def test_an_artifact_beyond_its_limit_stops_the_export(
     error = capsys.readouterr().err
     assert re.fullmatch(
         r"bertserve export: model\.int8\.onnx does not answer as PyTorch does: "
-        r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed\n",
+        r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed "
+        r"\(--allow int8\.cosine_mean lets it pass\)\n",
         error,
     )
     assert not (tmp_path / "models").exists()
     assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+
+
+def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
+    """An artifact over its limits is shipped when each of them is waived, and the manifest names them."""
+    edit_weights(folder, poison_quantisation)
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8"]
+    words = [word for name in ("cosine_mean", "int8.cosine_p01", "cosine_min") for word in ("--allow", name)]
+    assert main([*common, *words]) == 0
+    (artifact,) = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts
+    assert artifact.waived == ("cosine_mean", "cosine_p01", "cosine_min")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +161,18 @@ def test_a_failure_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["demo"], ["demo", "--out", "x", "--precision", "fp64"], ["demo", "--out", "x", "--max-length", "0"]]
+    "words",
+    [
+        [],
+        ["demo"],
+        ["demo", "--out", "x", "--precision", "fp64"],
+        ["demo", "--out", "x", "--max-length", "0"],
+        ["demo", "--out", "x", "--task", "translate"],
+        ["demo", "--out", "x", "--limit", "beauty=1"],
+        ["demo", "--out", "x", "--limit", "cosine_min=most"],
+        ["demo", "--out", "x", "--allow", "invariance_cosine"],
+        ["demo", "--out", "x", "--tensorrt", "sm60"],
+    ],
 )
 def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A command line that is not understood gives the usage and exit code 2."""

@@ -1,4 +1,4 @@
-"""Small random BERT checkpoints, in the layout of Sentence Transformers."""
+"""Small random checkpoints: BERT in the layout of Sentence Transformers, and every architecture with every head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import string
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.models.bert import BertConfig, BertModel
 
 if TYPE_CHECKING:
@@ -71,6 +73,71 @@ def write_checkpoint(
     if pooling is not None:
         _write_sentence_files(folder, hidden_size, pooling)
     return folder
+
+
+STEMS = {
+    "bert": "Bert",
+    "distilbert": "DistilBert",
+    "roberta": "Roberta",
+    "electra": "Electra",
+    "megatron-bert": "MegatronBert",
+}
+HEADS = {
+    "embed": "Model",
+    "classify": "ForSequenceClassification",
+    "rerank": "ForSequenceClassification",
+    "answer": "ForQuestionAnswering",
+    "tag": "ForTokenClassification",
+    "fill_mask": "ForMaskedLM",
+}
+LABELS = {"classify": ("bad", "fair", "good"), "rerank": ("relevance",), "tag": ("O", "B-x", "I-x", "B-y", "I-y")}
+BYTE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected: bool = False) -> Path:
+    """Writes a checkpoint of any architecture and task, saved by Transformers itself, with random weights.
+
+    Args:
+        folder: Where; made if need be.
+        model_type: A key of `STEMS`.
+        task: A key of `HEADS`.
+        projected: ELECTRA only: embeddings narrower than the layers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    bytes_level = model_type == "roberta"
+    tokenizer = byte_tokenizer() if bytes_level else Tokenizer.from_str(json.dumps(_tokenizer()))
+    named = dict(enumerate(LABELS.get(task, ("a", "b"))))
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66 if bytes_level else 64}
+    if model_type == "distilbert":
+        sizes |= {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
+    else:
+        sizes |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    if model_type == "roberta":
+        sizes |= {"type_vocab_size": 1, "pad_token_id": 1}
+    if model_type == "electra":
+        sizes |= {"embedding_size": 16 if projected else 32}
+    kind = getattr(transformers, STEMS[model_type] + HEADS[task])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(kind.config_class(**sizes, id2label=named, initializer_range=0.1))
+        for name, tensor in model.named_parameters():
+            if tensor.ndim == 1:
+                tensor.data.normal_(mean=float("orm.weight" in name or "ln.weight" in name), std=0.1)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer in the form of RoBERTa's, without merges."""
+    tokens = [*BYTE_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    ids = {token: identity for identity, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.add_special_tokens(list(BYTE_SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]))
+    return tokenizer
 
 
 def edit_json(path: Path, **changes: object) -> None:

@@ -91,6 +91,43 @@ def write_graph(path: Path, architecture: str, *, scale: float = 1) -> Path:
     return path
 
 
+class _Fills(torch.nn.Module):
+    def __init__(self, model: transformers.BertForMaskedLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, mask_positions: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        hidden = self.model.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        index = mask_positions.to(torch.int64).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+        logits = self.model.cls(hidden.gather(1, index))
+        best, ids = torch.topk(logits, 5)
+        return ids.to(torch.int32), best, torch.logsumexp(logits, -1)
+
+
+def write_fill_mask_graph(path: Path) -> Path:
+    """Writes the graph of a random BERT that fills masks: its head runs at their places alone."""
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(**_SIZES, attn_implementation="eager")
+        masks = {0: "batch", 1: "masks"}
+        torch.onnx.export(
+            _Fills(transformers.BertForMaskedLM(config).eval()),
+            (*_example(), torch.tensor([[1, 3], [2, 0]], dtype=torch.int32)),
+            path,
+            input_names=["input_ids", "attention_mask", "mask_positions"],
+            output_names=["top_ids", "top_logits", "logsumexp"],
+            dynamic_axes={
+                **{name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")},
+                **dict.fromkeys(("mask_positions", "top_ids", "top_logits", "logsumexp"), masks),
+            },
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return path
+
+
 def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
     """Random texts of different lengths, padded."""
     generator = np.random.default_rng(0)

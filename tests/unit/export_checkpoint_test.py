@@ -180,10 +180,10 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (no_frame, "does not put its cls and sep tokens around a text"),
     (add_dense, "modules.json has a Dense module.*supported: Transformer, Pooling, Normalize"),
     (lead_outside, r"'../elsewhere' leads outside"),
-    (lambda folder: edit_json(folder / "config.json", model_type="distilbert"), "'distilbert'.*supported: 'bert'"),
+    (lambda folder: edit_json(folder / "config.json", model_type="albert"), "'albert'.*supported: bert, distilbert"),
     (
-        lambda folder: edit_json(folder / "config.json", architectures=["BertForSequenceClassification"]),
-        "BertForSequenceClassification cannot be exported; supported: BertModel",
+        lambda folder: edit_json(folder / "config.json", architectures=["BertForMultipleChoice"]),
+        "BertForMultipleChoice cannot be exported; supported: BertModel",
     ),
     (lambda folder: edit_json(folder / "config.json", hidden_act="relu"), "hidden_act 'relu'.*supported: 'gelu'"),
     (
@@ -243,7 +243,7 @@ def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
 
 def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
     """Weights in two files, in half precision, with the names of the first BERT, are the same weights."""
-    expected = graph.load(opened(folder)).bert.state_dict()
+    expected = graph.load(opened(folder)).model.state_dict()
     whole: dict[str, torch.Tensor] = {}
     edit_weights(folder, whole.update)
     (folder / "model.safetensors").unlink()
@@ -257,7 +257,7 @@ def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
         save_file({name: renamed[name] for name in part}, folder / file)
     index = {name: file for file, part in files.items() for name in part}
     write_json(folder / "model.safetensors.index.json", {"weight_map": index})
-    found = graph.load(opened(folder)).bert.state_dict()
+    found = graph.load(opened(folder)).model.state_dict()
     assert all(torch.equal(found[name], tensor.half().float()) for name, tensor in expected.items())
 
 

@@ -27,16 +27,10 @@ def opened(folder: Path) -> Checkpoint:
     return open_checkpoint(find(str(folder)), None, [].append)
 
 
-def fused(checkpoint: Checkpoint, folder: Path, layers: int = 2) -> Path:
+def fused(checkpoint: Checkpoint, folder: Path) -> Path:
     """Exports and fuses a checkpoint's graph."""
     graph.write(graph.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(
-        folder / "raw.onnx",
-        folder / "fused.onnx",
-        layers=layers,
-        heads=checkpoint.heads,
-        hidden_size=checkpoint.hidden_size,
-    )
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 
 
@@ -82,14 +76,15 @@ def test_the_graphs_interface(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_every_layer_is_fused_and_quantised(tmp_path: Path, layers: int) -> None:
     """Per layer: one attention, two skip layer normalisations, one bias with GELU, and no float matrix left."""
-    path = fused(opened(write_checkpoint(tmp_path / "small", layers=layers)), tmp_path, layers)
+    checkpoint = opened(write_checkpoint(tmp_path / "small", layers=layers))
+    path = fused(checkpoint, tmp_path)
     assert optimize.operators(path) == {
         "Attention": layers,
         "BiasGelu": layers,
         "EmbedLayerNormalization": 1,
         "SkipLayerNormalization": 2 * layers,
     }
-    quantize.quantize(path, tmp_path / "int8.onnx", layers=layers)
+    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint))
     found = optimize.operators(tmp_path / "int8.onnx")
     assert (found["QAttention"], found["MatMulInteger"]) == (layers, 3 * layers)
     assert "MatMul" not in {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
@@ -102,7 +97,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         path = fused(checkpoint, tmp_path / name)
-        quantize.quantize(path, tmp_path / name / "int8.onnx", layers=2)
+        quantize.quantize(path, tmp_path / name / "int8.onnx", optimize.shape_of(checkpoint))
         made.append((path.read_bytes(), (tmp_path / name / "int8.onnx").read_bytes()))
     assert made[0] == made[1]
 
@@ -117,7 +112,7 @@ def test_a_graph_that_does_not_fuse_is_refused(tmp_path: Path) -> None:
     first.op_type = "Tanh"
     onnx.save(model, raw)
     with pytest.raises(ExportError, match="1 BiasGelu, 2 expected"):
-        optimize.fuse(raw, tmp_path / "fused.onnx", layers=2, heads=4, hidden_size=32)
+        optimize.fuse(raw, tmp_path / "fused.onnx", optimize.shape_of(checkpoint))
 
 
 def test_the_gate_counts_each_operator() -> None:
@@ -140,10 +135,11 @@ def test_an_encoder_beyond_two_gib_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_pytorch_answers_each_text_alone(tmp_path: Path) -> None:
     """Answers come in the order of the texts, the same however many run at once, and each is counted."""
     checkpoint = opened(write_checkpoint(tmp_path / "small"))
-    embedder = graph.load(checkpoint)
+    model = graph.load(checkpoint)
     texts = checkpoint.vocabulary.encode(TEXTS * 5, 64)
     counts: list[tuple[int, int]] = []
-    together = graph.answers(embedder, texts, threads=3, count=lambda done, total: counts.append((done, total)))
+    rows = graph.answers(model, texts, threads=3, count=lambda done, total: counts.append((done, total)))
+    together = np.stack([row[0] for row in rows])
     assert counts == [(done, 20) for done in range(1, 21)]
     np.testing.assert_array_equal(together[:4], together[16:])
-    np.testing.assert_allclose(together, [embedder.embed(text) for text in texts], atol=1e-6)
+    np.testing.assert_allclose(together, [model.answer(text)[0] for text in texts], atol=1e-6)

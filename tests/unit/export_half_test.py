@@ -17,7 +17,7 @@ from export.errors import ExportError
 from export.parity import cosine
 from export.source import find
 from tests.support.checkpoints import write_checkpoint
-from tests.support.graphs import ARCHITECTURES, batch, write_graph
+from tests.support.graphs import ARCHITECTURES, batch, write_fill_mask_graph, write_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +155,16 @@ def test_a_text_of_padding_alone_stays_finite(model: Callable[..., Path]) -> Non
             assert np.abs(numpy_helper.to_array(tensor)).max() <= half.LARGEST, tensor.name
 
 
+def test_the_best_words_stay_the_same(tmp_path: Path) -> None:
+    """A head that runs at the masks alone: the same words, best first, with close logits, integers kept."""
+    path = write_fill_mask_graph(tmp_path / "model.onnx")
+    inputs = {**batch(tokens=24), "mask_positions": np.array([[1, 2]] * 6, np.int32)}
+    exact, rounded = answers(path, inputs), answers(twin(halved(path)), inputs)
+    np.testing.assert_array_equal(exact[0], rounded[0])
+    for left, right in zip(exact[1:], rounded[1:], strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-3)
+
+
 def test_the_twin_rounds_where_onnx_runtime_does_not(tmp_path: Path) -> None:
     """Two products in a row: the twin's answer is that of NumPy with every result rounded to fp16."""
     generator = np.random.default_rng(0)
@@ -221,13 +231,7 @@ def fused(folder: Path, **sizes: Any) -> Path:
     """The graph of a small checkpoint after the fusions."""
     checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", **sizes))), None, [].append)
     graph.write(graph.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(
-        folder / "raw.onnx",
-        folder / "fused.onnx",
-        layers=checkpoint.layers,
-        heads=checkpoint.heads,
-        hidden_size=checkpoint.hidden_size,
-    )
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 
 

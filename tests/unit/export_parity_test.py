@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,19 +10,16 @@ import pytest
 from onnx import numpy_helper
 
 from export import corpus, graph, optimize, parity
+from export.build import judge_of
 from export.checkpoint import open_checkpoint
-from export.recipe import LIMITS
+from export.engines import open_engine
+from export.recipe import LIMITS, Recipe
 from export.source import find
 from serving.bundle import digest
-from serving.manifest import Invariance, Parity
+from serving.manifest import Accuracy, Invariance, Parity
 from serving.records import EncodedText
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import model_spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 def text(length: int) -> EncodedText:
@@ -30,17 +27,23 @@ def text(length: int) -> EncodedText:
     return EncodedText(array("i", [2, *range(10, 8 + length), 3]))
 
 
-def parity_of(**figures: float) -> Parity:
+def parity_of(**figures: float | None) -> Parity:
     """Perfect figures but for the given ones."""
     good = {"max_abs_difference": 0.0, "cosine_mean": 1.0, "cosine_p01": 1.0, "cosine_min": 1.0}
     return Parity(texts=1, **{**good, **figures})
 
 
-def test_cosine() -> None:
-    """Rows are compared by direction; a vector of zeros is like nothing."""
-    left = np.array([[1, 0], [1, 1], [0, 0]], np.float32)
-    right = np.array([[9, 0], [-2, -2], [1, 1]], np.float32)
-    np.testing.assert_allclose(parity.cosine(left, right), [1, -1, 0], atol=1e-12)
+def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
+    """The limits that these figures break."""
+    return parity._broken(parity_of(**figures), LIMITS[precision][task])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"), [([1, 0], [9, 0], 1), ([1, 1], [-2, -2], -1), ([0, 0], [1, 1], 0)]
+)
+def test_cosine(left: list[float], right: list[float], expected: float) -> None:
+    """Vectors are compared by direction; a vector of zeros is like nothing."""
+    assert parity.cosine(np.array(left, float), np.array(right, float)) == pytest.approx(expected)
 
 
 def test_every_text_is_run_in_every_plan() -> None:
@@ -57,26 +60,53 @@ def test_every_text_is_run_in_every_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "figures", "words"),
+    ("precision", "task", "figures", "name", "words"),
     [
-        ("fp32", {"max_abs_difference": 2e-4}, "0.0002, allowed 0.0001"),
-        ("fp32", {"max_abs_difference": math.nan}, "nan, allowed 0.0001"),
-        ("int8", {"cosine_mean": 0.98}, "0.9800, at least 0.99"),
-        ("int8", {"cosine_min": 0.94}, "0.9400, at least 0.95"),
-        ("int8", {"cosine_mean": math.nan}, "nan, at least 0.99"),
+        ("fp32", "embed", {"max_abs_difference": 2e-4}, "max_abs_difference", "0.0002, allowed 0.0001"),
+        ("fp32", "tag", {"max_abs_difference": math.nan}, "max_abs_difference", "nan, allowed 0.0001"),
+        ("fp32", "tag", {"agreement": 0.9}, "agreement", "0.9000, at least 0.999"),
+        ("fp16", "embed", {"cosine_min": 0.9998}, "cosine_min", "0.9998, at least 0.9999"),
+        ("int8", "embed", {"cosine_mean": 0.98}, "cosine_mean", "0.9800, at least 0.99"),
+        ("int8", "embed", {"cosine_min": 0.94}, "cosine_min", "0.9400, at least 0.95"),
+        ("int8", "answer", {"cosine_mean": math.nan}, "cosine_mean", "nan, at least 0.98"),
+        ("int8", "classify", {"agreement": 0.94}, "agreement", "0.9400, at least 0.95"),
     ],
 )
-def test_a_broken_limit_is_named_with_its_figure(precision: str, figures: dict[str, float], words: str) -> None:
+def test_a_broken_limit_is_named_with_its_figure(
+    precision: str, task: str, figures: dict[str, float], name: str, words: str
+) -> None:
     """The sentence gives what was found and what is allowed; a figure that is not a number fails."""
-    failure = parity._failure(parity_of(**figures), LIMITS[precision])
-    assert failure is not None
-    assert words in failure
+    found = broken(precision, task, **figures)
+    assert list(found) == [name]
+    assert words in found[name]
 
 
 def test_figures_at_the_limit_pass() -> None:
-    """The limits themselves are allowed, and what a precision is not held to does not count."""
-    assert parity._failure(parity_of(max_abs_difference=1e-4, cosine_mean=0.0), LIMITS["fp32"]) is None
-    assert parity._failure(parity_of(max_abs_difference=9, cosine_mean=0.99, cosine_min=0.95), LIMITS["int8"]) is None
+    """The limits themselves are allowed; what a precision is not held to, and what is not measured, does not count."""
+    assert broken("fp32", max_abs_difference=1e-4, cosine_mean=0.0) == {}
+    assert broken("int8", max_abs_difference=9, cosine_mean=0.99, cosine_p01=0.97, cosine_min=0.95) == {}
+    assert broken("fp16", "rerank", cosine_mean=None, cosine_p01=None, cosine_min=None) == {}
+
+
+@pytest.mark.parametrize(("artifact", "breaks"), [(81.6, False), (81.4, True), (math.nan, True), (90.0, False)])
+def test_points_lost_are_limited(artifact: float, *, breaks: bool) -> None:
+    """The task's own metric may fall by half a point in INT8; rising is no fault, and no number is none."""
+    figure = Accuracy("spearman", "file.csv", 100, 82.0, artifact)
+    assert bool(parity.broken_accuracy([figure], LIMITS["int8"]["embed"])) is breaks
+
+
+@pytest.mark.parametrize(
+    ("limits", "form", "expected"),
+    [
+        ({}, "int8", 0.95),
+        ({"cosine_min": 0.5}, "int8", 0.5),
+        ({"cosine_min": 0.5, "int8.cosine_min": 0.6}, "int8", 0.6),
+        ({"int8.cosine_min": 0.6}, "int8-openvino", 0.95),
+    ],
+)
+def test_limits_are_set_by_the_recipe(limits: dict[str, float], form: str, expected: float) -> None:
+    """For every artifact, or for one of them, which wins."""
+    assert Recipe("x", Path(), limits=limits).limits_of(form, "embed").cosine_min == expected
 
 
 @pytest.mark.parametrize(
@@ -91,63 +121,81 @@ def test_figures_at_the_limit_pass() -> None:
 )
 def test_batch_invariance(precision: str, difference: float, cosine: float, *, expected: bool) -> None:
     """fp32 is judged by the largest difference, INT8 by the least cosine."""
-    assert parity._is_invariant(Invariance(8, difference, cosine), LIMITS[precision]) is expected
+    assert parity._is_invariant(Invariance(8, difference, cosine), LIMITS[precision]["embed"]) is expected
+
+
+class Small:
+    """A fused graph, texts, and PyTorch's answers to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small"))), None, [].append)
+        model = graph.load(self.checkpoint)
+        graph.write(model, folder / "raw.onnx")
+        self.path = folder / "model.onnx"
+        optimize.fuse(folder / "raw.onnx", self.path, optimize.shape_of(self.checkpoint))
+        texts = corpus.read()[:40]
+        encoded = self.checkpoint.vocabulary.encode(texts, 64)
+        rows = graph.answers(model, encoded, threads=2, count=lambda _done, _total: None)
+        self.reference = parity.Reference(texts, encoded, rows)
+
+    def verdict(self, path: Path) -> parity.Verdict:
+        """Compares an artifact under the limits of fp32."""
+        spec = model_spec(
+            path.name,
+            size=32,
+            path=str(path),
+            sha256=digest(path),
+            vocab_size=200,
+            max_length=64,
+            special_ids={"pad": 0},
+        )
+        return parity.verify(
+            open_engine(spec, "cpu", 1),
+            judge_of(self.checkpoint),
+            self.reference,
+            LIMITS["fp32"]["embed"],
+            max_length=64,
+            count=lambda _done, _total: None,
+        )
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[EncodedText], NDArray[np.float32]]:
-    """A fused graph, texts, and PyTorch's answers to them."""
-    folder = tmp_path_factory.mktemp("parity")
-    checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small"))), None, [].append)
-    embedder = graph.load(checkpoint)
-    graph.write(embedder, folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "model.onnx", layers=2, heads=4, hidden_size=32)
-    texts = checkpoint.vocabulary.encode(corpus.read()[:40], 64)
-    return folder / "model.onnx", texts, graph.answers(embedder, texts, threads=2, count=lambda _done, _total: None)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A small model and its graph."""
+    return Small(tmp_path_factory.mktemp("parity"))
 
 
-def verdict(path: Path, texts: list[EncodedText], reference: NDArray[np.float32]) -> parity.Verdict:
-    """Compares an artifact under the limits of fp32."""
-    spec = model_spec(
-        path.name, size=32, path=str(path), sha256=digest(path), vocab_size=200, max_length=64, special_ids={"pad": 0}
-    )
-    return parity.verify(spec, texts, reference, LIMITS["fp32"], threads=1, count=lambda _done, _total: None)
-
-
-def test_a_faithful_artifact_passes(small: tuple[Path, list[EncodedText], NDArray[np.float32]]) -> None:
+def test_a_faithful_artifact_passes(small: Small) -> None:
     """The fused graph answers as PyTorch does, alone, padded and batched."""
-    found = verdict(*small)
-    assert found.failure is None
+    found = small.verdict(small.path)
+    assert found.broken == {}
+    assert found.parity.agreement is None
+    assert found.parity.worst
     assert found.batch_invariant
     assert 0 < found.parity.max_abs_difference < 1e-5
     assert found.parity.texts == found.invariance.texts == 40
 
 
-def test_a_damaged_artifact_fails(small: tuple[Path, list[EncodedText], NDArray[np.float32]], tmp_path: Path) -> None:
+def test_a_damaged_artifact_fails(small: Small, tmp_path: Path) -> None:
     """One number of one weight, changed by a little, is found."""
-    path, texts, reference = small
-    model = onnx.load(path)
+    model = onnx.load(small.path)
     weight = next(t for t in model.graph.initializer if t.name.endswith("layer.1.output.LayerNorm.bias"))
     values = numpy_helper.to_array(weight).copy()
     values[3] += 3e-4
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     onnx.save(model, tmp_path / "damaged.onnx")
-    failure = verdict(tmp_path / "damaged.onnx", texts, reference).failure
-    assert failure is not None
-    assert failure.startswith("largest difference from PyTorch 0.0003, allowed 0.0001")
+    broken = small.verdict(tmp_path / "damaged.onnx").broken
+    assert broken["max_abs_difference"].startswith("largest difference from PyTorch 0.0003, allowed 0.0001")
 
 
-def test_numbers_that_are_not_finite_fail(
-    small: tuple[Path, list[EncodedText], NDArray[np.float32]], tmp_path: Path
-) -> None:
+def test_numbers_that_are_not_finite_fail(small: Small, tmp_path: Path) -> None:
     """An artifact that answers NaN passes nothing."""
-    path, texts, reference = small
-    model = onnx.load(path)
+    model = onnx.load(small.path)
     weight = next(t for t in model.graph.initializer if t.name.endswith("layer.1.output.LayerNorm.bias"))
     weight.CopyFrom(numpy_helper.from_array(np.full(32, np.nan, np.float32), weight.name))
     onnx.save(model, tmp_path / "nan.onnx")
-    found = verdict(tmp_path / "nan.onnx", texts, reference)
-    assert found.failure is not None
+    found = small.verdict(tmp_path / "nan.onnx")
+    assert found.broken
     assert not found.batch_invariant
 
 

@@ -19,7 +19,7 @@ from export.errors import ExportError
 from export.quiet import quiet
 from export.source import find
 from export.tensorrt_builder import Build, BuilderError, Profile
-from tests.support.graphs import ARCHITECTURES, write_graph
+from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
 
 SHORT = 16
 OTHERS = ("sm80", "sm86", "sm89")
@@ -92,6 +92,13 @@ def test_every_architecture_builds_for_a_t4(tmp_path: Path, architecture: str) -
     half.convert(write_graph(tmp_path / "model.onnx", architecture), tmp_path / "fp16.onnx")
     made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
     assert made.size_bytes > 0
+
+
+def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
+    """The places of masks are an input of their own, up to 16 a text."""
+    half.convert(write_fill_mask_graph(tmp_path / "model.onnx"), tmp_path / "fp16.onnx")
+    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    assert made.profiles[0].shapes(["batch", "masks"]) == ((1, 1), (4, 1), (32, 16))
 
 
 def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
