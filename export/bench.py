@@ -1,7 +1,6 @@
 """What artifacts are worth and what an export costs: runs real exports and writes the page of their figures.
 
-    python -m export.bench --out docs/benchmarks/accuracy.md \\
-        demo=stsb-test.csv minilm-sst2=sst2-test.tsv --random base
+    python -m export.bench --out accuracy.md demo=stsb-test.csv minilm-sst2=sst2-test.tsv --random base
 
 Each export is `bertserve export` in a process of its own, with every artifact that this machine can run and
 every limit waived, so that a figure beyond its limit stands on the page with the limit's name instead of
@@ -25,7 +24,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
@@ -38,12 +37,26 @@ if TYPE_CHECKING:
 
     from serving.manifest import Artifact, Manifest
 
-_RANDOM = {"base": {}, "large": {"hidden_size": 1024, "layers": 24, "heads": 16, "intermediate": 4096}}
+_RANDOM = {
+    "base": {},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+"""Where the sizes differ from those that Transformers takes by itself."""
 _RANDOM_FORMS = ("fp32", "int8", "fp16")
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _STAGE = re.compile(r" {2}(?P<title>\S.*?) +(?P<seconds>\d+\.\d) s\n")
 _SAMPLE_S = 0.1
 _MIB, _GB = 1 << 20, 1e9
+
+_METRICS = """\
+Times 100, over public test sets; no artifact has seen any of their texts. PyTorch computes in fp32."""
+_ANSWERS = """\
+Over the package's own texts, each alone, beside PyTorch alone. `agree`: the same label, span or tag. `invariant`:
+whether a text's answer is the same padded and in mixed batches; only then is it batched. `limits broken`: an export
+stops at them unless its command line lets them pass, as it did here."""
+_COSTS = f"""\
+From the command's start to its end, beside whatever else ran on the machine. Memory: the most that the command and
+TensorRT's builder had resident together, looked at every {_SAMPLE_S * 1000:.0f} ms."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,7 +125,7 @@ class _Memory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.peak_bytes = 0
 
-    def __enter__(self) -> _Memory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -153,11 +166,8 @@ def random_checkpoint(size: str, folder: Path) -> Path:
     import torch  # noqa: PLC0415
     from transformers.models.bert import BertConfig, BertModel  # noqa: PLC0415
 
-    config = BertConfig()
-    if size == "large":
-        config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
     torch.manual_seed(0)
-    BertModel(config).save_pretrained(folder)
+    BertModel(BertConfig(**_RANDOM[size])).save_pretrained(folder)
     shutil.copy(find(DEMO).path / "tokenizer.json", folder)
     return folder
 
@@ -181,15 +191,13 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
             "## The task's own metric",
             "",
-            "Times 100, over public test sets; no artifact has seen any of their texts. PyTorch computes in fp32.",
+            _METRICS,
             "",
             *_table(("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference"), figures, text=4),
             "",
             "## Raw answers and decisions",
             "",
-            "Over the package's own texts, each alone, beside PyTorch alone. `agree`: the same label, span or tag. "
-            "`invariant`: whether a text's answer is the same padded and in mixed batches; only then is it batched. "
-            "`limits broken`: an export stops at them unless its command line lets them pass, as it did here.",
+            _ANSWERS,
             "",
             *_table(
                 (
@@ -202,8 +210,7 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
             "## Time and memory of an export",
             "",
-            "From the command's start to its end. Memory: the most that it and TensorRT's builder had resident "
-            f"together, looked at every {_SAMPLE_S * 1000:.0f} ms.",
+            _COSTS,
             "",
             *_table(("model", "artifacts", "seconds", "peak GB"), costs, text=2),
             "",

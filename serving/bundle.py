@@ -1,9 +1,10 @@
 """The model bundle: `<repository>/<model>/<version>/`, what `export` writes and `serve` opens.
 
 A bundle is data from outside. `open_bundle` refuses it unless the manifest is well-formed, the directory
-holds exactly the files that it lists, every file is a plain file with the listed size and SHA-256, and
-every ONNX file passes `onnx_scan`. `BundleWriter` builds a bundle in a hidden directory beside its place
-and moves it there in one step, so that no half bundle is ever visible.
+holds exactly the files that it lists, every file is a plain file with the listed size and SHA-256, every
+ONNX file passes `onnx_scan` and takes and answers what the manifest says, and every TensorRT engine passes
+`plan_scan`. Nothing here needs the library of an engine. `BundleWriter` builds a bundle in a hidden directory
+beside its place and moves it there in one step, so that no half bundle is ever visible.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from serving.manifest import MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.onnx_scan import UnsafeModelError, check_model_file
+from serving.plan_scan import UnfitPlanError, check_plan_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -85,13 +87,24 @@ def _verify(path: Path, model: str, version: str) -> Bundle:
     for entry in expected.values():
         _check_file(path / entry.file, entry)
     for artifact in manifest.artifacts:
-        if artifact.kind != "onnx":
-            continue
         try:
-            check_model_file(path / artifact.file)
-        except UnsafeModelError as error:
+            _check_artifact(path / artifact.file, artifact, manifest)
+        except (UnsafeModelError, UnfitPlanError) as error:
             raise BundleError(f"bundle {path}: {artifact.file} {error}") from error
     return Bundle(path, manifest)
+
+
+def _check_artifact(path: Path, artifact: Artifact, manifest: Manifest) -> None:
+    """Looks into an artifact whose digest is right, and holds it against the manifest."""
+    if artifact.engine is not None:
+        check_plan_file(path, artifact.engine)
+        return
+    graph = check_model_file(path)
+    for kind, found, said in (("inputs", graph.inputs, manifest.inputs), ("outputs", graph.outputs, manifest.outputs)):
+        if [tuple(tensor) for tensor in found] != [(spec.name, spec.dtype, spec.shape) for spec in said]:
+            raise UnsafeModelError(f"has other {kind} than the manifest says")
+    if graph.words - {manifest.vocab_size}:
+        raise UnsafeModelError(f"knows {max(graph.words)} words, the manifest says {manifest.vocab_size}")
 
 
 def read_artifact(path: Path, sha256: str) -> bytes:

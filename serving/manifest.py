@@ -23,6 +23,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_DIMENSION = 1 << 20
 _SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
 _MOST_CANDIDATES = 1000
+_SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 Task = Literal["embed", "classify", "rerank", "answer", "tag", "fill_mask"]
 """What a model does with a text."""
@@ -247,6 +248,7 @@ def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str
         *_size_rules(manifest),
         *_task_rules(manifest),
         *_file_rules(manifest),
+        *_artifact_rules(manifest),
     ]
 
 
@@ -296,12 +298,47 @@ def _file_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         ),
         (len(set(names)) != len(names), "a file is listed twice"),
         (not all(SHA256.fullmatch(value) for value in digests), "a SHA-256 is not 64 hexadecimal digits"),
+    ]
+
+
+def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    artifacts = manifest.artifacts
+    engines = [artifact for artifact in artifacts if artifact.kind == "tensorrt"]
+    roles = [(artifact.precision, artifact.target) for artifact in artifacts]
+    return [
+        (len(set(roles)) != len(roles), "two artifacts have the same precision and target"),
         (
-            any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in manifest.artifacts),
+            any(not artifact.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts),
+            "an artifact's name does not end as its kind does",
+        ),
+        (
+            any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),
             "a TensorRT engine, and nothing else, says what it is tied to",
         ),
         (
-            any(artifact.batch_invariant and artifact.invariance is None for artifact in manifest.artifacts),
+            any((artifact.kind == "tensorrt") != (artifact.target in GPUS) for artifact in artifacts),
+            "a TensorRT engine, and nothing else, is for one compute capability",
+        ),
+        (
+            any(build and not _fits(artifact, build, manifest) for artifact in engines for build in [artifact.engine]),
+            "a TensorRT engine's compute capability or profiles do not fit",
+        ),
+        (
+            any(artifact.batch_invariant and artifact.invariance is None for artifact in artifacts),
             "an artifact is called batch-invariant without proof",
         ),
+        (
+            any(artifact.invariance is not None and artifact.parity is None for artifact in artifacts),
+            "an artifact was compared with itself and not with PyTorch",
+        ),
     ]
+
+
+def _fits(artifact: Artifact, build: EngineBuild, manifest: Manifest) -> bool:
+    """Whether an engine is for its target, with profiles that hold the longest text."""
+    shapes = [list(zip(profile.min, profile.opt, profile.max, strict=True)) for profile in build.profiles]
+    return (
+        f"sm{build.compute_capability.replace('.', '', 1)}" == artifact.target
+        and all(0 < least <= usual <= most <= _LARGEST_DIMENSION for shape in shapes for least, usual, most in shape)
+        and max((profile.max[1] for profile in build.profiles), default=0) >= manifest.max_length
+    )

@@ -3,14 +3,23 @@
 An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. This walks its wire format
 field by field, jumping over tensor data by its length, so that a file of 2 GiB costs kilobytes of memory
 and no library that builds objects from it sees a hostile byte. What is refused: data outside the file,
-operator domains that are not on the list, EPContext nodes (compiled code), sparse initialisers, model-local
-functions, and anything whose lengths do not add up.
+operator domains that are not on the list, operators that hold compiled or foreign code, subgraphs, sparse
+initialisers, model-local functions, tensors whose dimensions are not those of their data, and anything whose
+lengths do not add up. What is found on the way, the graph's inputs and outputs and its table of words, is
+returned, so that a manifest can be held against it.
 """
 
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003  part of the public signature
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 MAX_BYTES = 2**31
 """A protocol buffer holds less than 2 GiB."""
@@ -18,38 +27,85 @@ MAX_BYTES = 2**31
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 """Operator sets that our engines implement themselves."""
 
-FORBIDDEN_OPERATORS = frozenset({"EPContext"})
+FORBIDDEN_OPERATORS = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "Snpe"})
+"""Operators of those sets that run what somebody else compiled or wrote."""
 
-_MAX_NESTING = 16
+_MOST_FIELDS = 1 << 18
+"""The INT8 graph of BERT-large has some 6,000."""
 _SMALLEST_KEY = 8  # field number 1
 _LONGEST_KEY = 5  # bytes of a 32-bit number
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 
-# Field numbers of onnx.proto3 that lead to something we judge: message -> field -> what it holds.
-_MESSAGES: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 8: "opset", 20: "training", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {4: "op_type", 5: "attribute", 7: "domain"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "tensor": {13: "external", 14: "location"},
-    "opset": {1: "domain"},
-}
-_REFUSED = {
-    "training": "training information",
-    "function": "a model-local function",
-    "sparse": "a sparse initialiser",
-    "external": "external tensor data",
-}
+_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16, 21: 4, 22: 4}
+"""Bits of an element of each type of tensor that is served; text is none of them."""
+_TYPES = {1: "float32", 6: "int32", 7: "int64", 10: "float16"}
+_FLOATS, _INTEGERS, _LONGS, _RAW, _DOUBLES, _UNSIGNED = 4, 5, 7, 9, 10, 11
+_FIXED_DATA = {_FLOATS: 4, _DOUBLES: 8}
+_VARINT_DATA = (_INTEGERS, _LONGS, _UNSIGNED)
+
+_IDS = "input_ids"
+_TABLES = {"Gather": (1, 0), "EmbedLayerNormalization": (0, 2), "QEmbedLayerNormalization": (0, 2)}
+"""Operators that look words up: which input holds the ids, and which one the table."""
+_SAME_ROWS = frozenset({"DequantizeLinear", "Cast"})
+
+Shape = tuple[int, ...]
 
 
 class UnsafeModelError(ValueError):
     """The file is not an ONNX model that may be served; the message says what was found."""
 
 
+class Tensor(NamedTuple):
+    """An input or an output of the graph; -1 stands for a dimension that varies."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(slots=True, frozen=True)
+class Interface:
+    """What a graph takes and answers.
+
+    Attributes:
+        inputs: In the graph's order, without those that have a value of their own.
+        outputs: In the graph's order.
+        words: Rows of each table that `input_ids` are looked up in.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    words: frozenset[int]
+
+
+class _Field(NamedTuple):
+    """A field of a message: a number's value, or where its content begins and ends."""
+
+    number: int
+    wire_type: int
+    value: int
+    at: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Node:
+    """What tables are found by."""
+
+    operator: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+
 class _Scanner:
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
-        self.nodes = 0
+        self.fields_left = _MOST_FIELDS
+        self.nodes: list[_Node] = []
+        self.tensors: dict[str, Shape] = {}
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         value = shift = 0
@@ -72,51 +128,218 @@ class _Scanner:
             raise UnsafeModelError("is damaged: a field number is out of range")
         return key >> 3, key & 7, after
 
-    def message(self, kind: str, at: int, end: int, depth: int = 0) -> None:
-        if depth > _MAX_NESTING:
-            raise UnsafeModelError(f"nests its graphs deeper than {_MAX_NESTING} levels")
-        fields = _MESSAGES[kind]
+    def spend(self) -> None:
+        """Counts what is walked through, so that no file keeps the server from starting."""
+        self.fields_left -= 1
+        if self.fields_left < 0:
+            raise UnsafeModelError(f"has more than {_MOST_FIELDS} parts")
+
+    def fields(self, at: int, end: int) -> Iterator[_Field]:
+        """The fields of a message, each checked to lie inside it."""
         while at < end:
+            self.spend()
             number, wire_type, at = self.key(at, end)
-            meaning = fields.get(number)
-            if wire_type == _LENGTH:
-                size, at = self.varint(at, end)
-                if size > end - at:
-                    raise UnsafeModelError("is truncated")
-                if meaning is not None:
-                    self.judge(meaning, at, at + size, depth)
-                at += size
-            elif wire_type == _VARINT:
+            value, start = 0, at
+            if wire_type == _VARINT:
                 value, at = self.varint(at, end)
-                if meaning == "location" and value != 0:
-                    raise UnsafeModelError("keeps external tensor data; one file must hold everything")
-            elif wire_type in (_FIXED64, _FIXED32):
-                at += 8 if wire_type == _FIXED64 else 4
+            elif wire_type == _LENGTH:
+                size, start = self.varint(at, end)
+                at = start + size
+            elif wire_type in _FIXED_SIZES:
+                at += _FIXED_SIZES[wire_type]
             else:
                 raise UnsafeModelError("is damaged: unknown wire type")
-        if at != end:
-            raise UnsafeModelError("is truncated")
+            if at > end:
+                raise UnsafeModelError("is truncated")
+            yield _Field(number, wire_type, value, start, at)
 
-    def judge(self, meaning: str, at: int, end: int, depth: int) -> None:
-        if meaning in _REFUSED:
-            raise UnsafeModelError(f"contains {_REFUSED[meaning]}")
-        if meaning in _MESSAGES:
-            self.nodes += meaning == "node"
-            self.message(meaning, at, end, depth + 1)
-        elif meaning == "domain" and self.text(at, end) not in DOMAINS:
-            raise UnsafeModelError("uses an operator domain that is not on the list of domains served")
-        elif meaning == "op_type" and self.text(at, end) in FORBIDDEN_OPERATORS:
-            raise UnsafeModelError("contains an EPContext node (compiled code)")
+    def parts(self, at: int, end: int, readers: Mapping[int, Callable[[int, int], object]]) -> None:
+        """Hands the content of each field that has a reader to it."""
+        for part in self.fields(at, end):
+            if part.wire_type == _LENGTH and part.number in readers:
+                readers[part.number](part.at, part.end)
 
     def text(self, at: int, end: int) -> str:
-        return self.data[at : min(end, at + 128)].decode("utf-8", "replace")
+        return self.data[at : min(end, at + 512)].decode("utf-8", "replace")
+
+    def model(self, at: int, end: int) -> None:
+        self.parts(
+            at,
+            end,
+            {
+                7: self.graph,
+                8: lambda at, end: self.parts(at, end, {1: self.domain}),
+                20: _refusal("training information"),
+                25: _refusal("a model-local function"),
+            },
+        )
+
+    def graph(self, at: int, end: int) -> None:
+        self.parts(
+            at,
+            end,
+            {
+                1: self.node,
+                5: self.initialiser,
+                11: lambda at, end: self.inputs.append(self.described(at, end)),
+                12: lambda at, end: self.outputs.append(self.described(at, end)),
+                15: _refusal("a sparse initialiser"),
+            },
+        )
+
+    def node(self, at: int, end: int) -> None:
+        node = _Node()
+        self.nodes.append(node)
+
+        def operator(at: int, end: int) -> None:
+            node.operator = self.text(at, end)
+            if node.operator in FORBIDDEN_OPERATORS:
+                raise UnsafeModelError(f"contains a node {node.operator} (compiled or foreign code)")
+
+        self.parts(
+            at,
+            end,
+            {
+                1: lambda at, end: node.inputs.append(self.text(at, end)),
+                2: lambda at, end: node.outputs.append(self.text(at, end)),
+                4: operator,
+                5: self.attribute,
+                7: self.domain,
+            },
+        )
+
+    def domain(self, at: int, end: int) -> None:
+        if self.text(at, end) not in DOMAINS:
+            raise UnsafeModelError("uses an operator domain that is not on the list of domains served")
+
+    def attribute(self, at: int, end: int) -> None:
+        # An encoder computes straight ahead; what branches could hide code, and what loops might never end.
+        subgraph, sparse = _refusal("a subgraph"), _refusal("a sparse initialiser")
+        self.parts(at, end, {5: self.tensor, 6: subgraph, 10: self.tensor, 11: subgraph, 22: sparse, 23: sparse})
+
+    def initialiser(self, at: int, end: int) -> None:
+        name, shape = self.tensor(at, end)
+        self.tensors[name] = shape
+
+    def tensor(self, at: int, end: int) -> tuple[str, Shape]:
+        """A tensor's name and dimensions, after checking that its data is inside and fills them."""
+        name, kind, raw = "", 0, None
+        shape: list[int] = []
+        data: dict[int, int] = {}
+        for part in self.fields(at, end):
+            if part.number == 13 or (part.number == 14 and (part.value or part.wire_type != _VARINT)):  # noqa: PLR2004
+                raise UnsafeModelError("keeps external tensor data; one file must hold everything")
+            if part.number == 1:
+                shape += self.numbers(part)
+            elif (part.number, part.wire_type) == (2, _VARINT):
+                kind = part.value
+            elif (part.number, part.wire_type) == (8, _LENGTH):
+                name = self.text(part.at, part.end)
+            elif part.number == _RAW:
+                raw = part.end - part.at
+            elif part.number in _FIXED_DATA:
+                data[part.number] = data.get(part.number, 0) + (part.end - part.at) // _FIXED_DATA[part.number]
+            elif part.number in _VARINT_DATA:
+                data[part.number] = data.get(part.number, 0) + self.count(part)
+        _check_filled(kind, shape, raw, data)
+        return name, tuple(shape)
+
+    def numbers(self, part: _Field) -> list[int]:
+        """The integers of a repeated field: one of them, or all packed."""
+        if part.wire_type != _LENGTH:
+            return [part.value]
+        found, at = [], part.at
+        while at < part.end:
+            self.spend()
+            value, at = self.varint(at, part.end)
+            found.append(value)
+        return found
+
+    def count(self, part: _Field) -> int:
+        """How many integers a repeated field holds."""
+        if part.wire_type != _LENGTH:
+            return 1
+        packed = np.frombuffer(self.data, np.uint8, part.end - part.at, part.at)
+        return int(np.count_nonzero(packed < 0x80))  # noqa: PLR2004  each ends with a byte without the continuation bit
+
+    def described(self, at: int, end: int) -> Tensor:
+        """An input or an output of the graph, as the file declares it."""
+        name, kind = "", 0
+        shape: list[int] = []
+
+        def dimension(at: int, end: int) -> None:
+            shape.append(-1)
+            for part in self.fields(at, end):
+                shape[-1] = part.value if (part.number, part.wire_type) == (1, _VARINT) else -1
+
+        def tensor(at: int, end: int) -> None:
+            nonlocal kind
+            for part in self.fields(at, end):
+                if (part.number, part.wire_type) == (1, _VARINT):
+                    kind = part.value
+                elif (part.number, part.wire_type) == (2, _LENGTH):
+                    self.parts(part.at, part.end, {1: dimension})
+
+        def called(at: int, end: int) -> None:
+            nonlocal name
+            name = self.text(at, end)
+
+        forms = {1: tensor, **dict.fromkeys((4, 5, 7, 8, 9), _refusal("an input or output that is no tensor"))}
+        self.parts(at, end, {1: called, 2: lambda at, end: self.parts(at, end, forms)})
+        return Tensor(name, _TYPES.get(kind, f"type {kind}"), tuple(shape))
+
+    def interface(self) -> Interface:
+        inputs = tuple(tensor for tensor in self.inputs if tensor.name not in self.tensors)
+        return Interface(inputs, tuple(self.outputs), frozenset(self.tables()))
+
+    def tables(self) -> Iterator[int]:
+        """Rows of the tables of words; a table that is stored as integers is turned into numbers first."""
+        makers = {name: node for node in self.nodes for name in node.outputs}
+        for node in self.nodes:
+            ids, table = _TABLES.get(node.operator, (0, 0))
+            if ids == table or len(node.inputs) <= max(ids, table) or node.inputs[ids] != _IDS:
+                continue
+            name = node.inputs[table]
+            maker = makers.get(name)
+            if maker is not None and maker.operator in _SAME_ROWS and maker.inputs:
+                name = maker.inputs[0]
+            if shape := self.tensors.get(name):
+                yield shape[0]
 
 
-def check_model_file(path: Path) -> None:
+def _refusal(what: str) -> Callable[[int, int], None]:
+    def refuse(_at: int, _end: int) -> None:
+        raise UnsafeModelError(f"contains {what}")
+
+    return refuse
+
+
+def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, int]) -> None:
+    """Holds a tensor's dimensions against its data."""
+    bits = _BITS.get(kind)
+    if bits is None:
+        raise UnsafeModelError(f"holds a tensor of a type that is not served ({kind})")
+    elements = 1
+    for size in shape:
+        elements *= size
+        if size >= MAX_BYTES or elements > MAX_BYTES:
+            raise UnsafeModelError("holds a tensor whose dimensions are out of range")
+    size_bytes = -(-elements * bits // 8)
+    # Two elements of 4 bits share a number.
+    numbers = elements if bits >= 8 else size_bytes  # noqa: PLR2004
+    found = (not any(data.values()) and raw == size_bytes) if raw is not None else sum(data.values()) == numbers
+    if not found:
+        raise UnsafeModelError("holds a tensor whose dimensions are not those of its data")
+
+
+def check_model_file(path: Path) -> Interface:
     """Refuses an ONNX file that holds anything but a plain graph of known operators.
 
     Args:
         path: The file; it is mapped, not read.
+
+    Returns:
+        What the graph takes and answers.
 
     Raises:
         UnsafeModelError: With the first thing found, worded to follow the file's name.
@@ -126,6 +349,7 @@ def check_model_file(path: Path) -> None:
         raise UnsafeModelError(f"has {size} bytes; between 1 byte and 2 GiB are allowed")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         scanner = _Scanner(data)
-        scanner.message("model", 0, size)
-    if scanner.nodes == 0:
+        scanner.model(0, size)
+    if not scanner.nodes:
         raise UnsafeModelError("contains no graph")
+    return scanner.interface()

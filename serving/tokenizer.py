@@ -57,6 +57,7 @@ class TextTokenizer:
         """
         try:
             tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
+            frame = tokenizer.encode("").ids
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"bundle {bundle}: {TOKENIZER} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:
@@ -67,6 +68,14 @@ class TextTokenizer:
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
             raise BundleError(f"bundle {bundle}: {TOKENIZER} has {size} tokens, the model {manifest.vocab_size}")
+        # Ids need not be consecutive: fewer tokens than rows may still lead beyond the last one.
+        if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
+            raise BundleError(f"bundle {bundle}: {TOKENIZER} has the token id {largest}, the model's are smaller")
+        for role, ids in (("cls", frame[:1]), ("sep", frame[-1:])):
+            if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
+                raise BundleError(
+                    f"bundle {bundle}: {TOKENIZER} does not frame a text with the manifest's {role} token"
+                )
         return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
 
     def size_bytes(self, inputs: Sequence[TextInput]) -> int:

@@ -139,7 +139,17 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
     "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
     "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
-    "engine-tied-to-nothing": (lambda m: m["artifacts"][0].update(kind="tensorrt"), "TensorRT"),
+    "engine-tied-to-nothing": (
+        lambda m: m["artifacts"][0].update(kind="tensorrt", file="model.engine"),
+        "says what it is tied to",
+    ),
+    "engine-in-an-onnx-file": (lambda m: m["artifacts"][0].update(kind="tensorrt"), "does not end as its kind"),
+    "onnx-for-one-gpu": (lambda m: m["artifacts"][0].update(target="sm75"), "one compute capability"),
+    "same-role-twice": (
+        lambda m: m["artifacts"].append({**m["artifacts"][0], "file": "b.onnx"}),
+        "same precision and target",
+    ),
+    "batched-and-unproven": (lambda m: m["artifacts"][0].update(parity=None), "not with PyTorch"),
     "no-tokenizer": (put("files", []), "tokenizer.json is not listed"),
     "listed-twice": (lambda m: m["files"].append(m["files"][0]), "twice"),
     "upper-case-digest": (put_file("sha256", "A" * 64), "64 hexadecimal"),

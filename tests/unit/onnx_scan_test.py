@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.onnx_scan import UnsafeModelError, check_model_file
-from tests.support.poison import tiny_model
+from serving.onnx_scan import Interface, UnsafeModelError, check_model_file
+from tests.support.poison import TINY_SIZE, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,13 @@ def check(folder: Path, model: onnx.ModelProto | bytes) -> None:
     file = folder / "model.onnx"
     file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     check_model_file(file)
+
+
+def read(folder: Path, model: onnx.ModelProto) -> Interface:
+    """What a model takes and answers."""
+    file = folder / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    return check_model_file(file)
 
 
 def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
@@ -63,10 +70,70 @@ def test_domains_on_the_list(folder: Path, domain: str) -> None:
     check(folder, tiny_model(before=[helper.make_node("Gelu", ["x"], ["y"], domain=domain)]))
 
 
-def test_a_harmless_subgraph_passes(folder: Path) -> None:
-    """A subgraph is no reason by itself."""
+def test_even_a_harmless_subgraph_is_refused(folder: Path) -> None:
+    """An encoder computes straight ahead: a loop might never end, and nothing needs one."""
     node = helper.make_node("If", ["c"], ["y"], then_branch=branch(helper.make_node("Identity", ["a"], ["b"])))
-    check(folder, tiny_model(before=[node]))
+    with pytest.raises(UnsafeModelError, match="subgraph"):
+        check(folder, tiny_model(before=[node]))
+
+
+def test_what_a_graph_takes_and_answers(folder: Path) -> None:
+    """Names, types and sizes as the file declares them, -1 where they vary; an input with a value is none."""
+    model = tiny_model()
+    model.graph.input.append(helper.make_tensor_value_info("given", TensorProto.FLOAT16, [2]))
+    model.graph.initializer.append(helper.make_tensor("given", TensorProto.FLOAT16, [2], [1.0, 2.0]))
+    found = read(folder, model)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    assert found.inputs == tuple((name, "int32", (-1, -1)) for name in names)
+    assert found.outputs == (("pooled", "float32", (-1, TINY_SIZE)),)
+    assert found.words == frozenset()
+
+
+@pytest.mark.parametrize("operator", ["Gather", "EmbedLayerNormalization"])
+@pytest.mark.parametrize("stored", ["as numbers", "as integers"])
+def test_the_table_of_words(folder: Path, operator: str, stored: str) -> None:
+    """Its rows are found wherever `input_ids` are looked up, through what makes numbers of integers too."""
+    inputs = ["table", "input_ids"] if operator == "Gather" else ["input_ids", "", "table"]
+    nodes = [helper.make_node(operator, inputs, ["found"])]
+    name, kind = "table", TensorProto.FLOAT
+    if stored == "as integers":
+        nodes.insert(0, helper.make_node("DequantizeLinear", ["bytes", "scale"], ["table"]))
+        name, kind = "bytes", TensorProto.INT8
+    model = tiny_model(before=nodes)
+    model.graph.initializer.append(helper.make_tensor(name, kind, [7, 2], [1] * 14))
+    assert read(folder, model).words == {7}
+
+
+FILLED: dict[str, onnx.TensorProto] = {
+    "typed integers": helper.make_tensor("t", TensorProto.INT8, [3], [-1, 200 - 256, 5]),
+    "typed floats": helper.make_tensor("t", TensorProto.FLOAT, [2, 2], [1.0] * 4),
+    "typed halves": helper.make_tensor("t", TensorProto.FLOAT16, [2], [1.0, 2.0]),
+    "typed longs": helper.make_tensor("t", TensorProto.INT64, [2], [-1, 1 << 40]),
+    "a number": helper.make_tensor("t", TensorProto.FLOAT, [], [1.0]),
+    "nothing": helper.make_tensor("t", TensorProto.FLOAT, [0], []),
+    "four bits": helper.make_tensor("t", TensorProto.INT4, [3], [1, 2, 3]),
+    "raw": helper.make_tensor("t", TensorProto.UINT8, [3], b"abc", raw=True),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_dimensions_must_be_those_of_the_data(folder: Path, case: str) -> None:
+    """Exactly, however the data is written: one element more is refused, and so is one less."""
+    tensor = FILLED[case]
+    check(folder, with_tensor(tensor))
+    for change in (2, 3, 1 << 33, -1):
+        other = onnx.TensorProto.FromString(tensor.SerializeToString())
+        other.dims.append(change)
+        if case != "nothing" or change in {1 << 33, -1}:
+            with pytest.raises(UnsafeModelError, match="dimensions"):
+                check(folder, with_tensor(other))
+
+
+def with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    """A model with one more initialiser."""
+    model = tiny_model()
+    model.graph.initializer.append(tensor)
+    return model
 
 
 def in_list_of_tensors() -> onnx.NodeProto:
