@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from serving.manifest import Artifact, Manifest
 
-_RANDOM = {
+_RANDOM: dict[str, dict[str, Any]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
@@ -82,6 +82,7 @@ class Result:
         job: Which one.
         manifest: Of its bundle.
         seconds: From the command's start to its end.
+        cpu_seconds: What its threads and children computed in that time, all cores together.
         peak_memory_bytes: Most resident memory of the command and its children together, sampled.
         stages: Each stage and its seconds, in order.
     """
@@ -89,6 +90,7 @@ class Result:
     job: Job
     manifest: Manifest
     seconds: float
+    cpu_seconds: float
     peak_memory_bytes: int
     stages: tuple[tuple[str, float], ...]
 
@@ -101,7 +103,7 @@ def run(job: Job, repository: Path) -> Result:
     """
     command = [sys.executable, "-P", "-m", "bertserve", "export", job.source, "--name", job.name]
     command += ["--out", str(repository), *job.options]
-    stages, started = [], time.perf_counter()
+    stages, started, computed = [], time.perf_counter(), _children_cpu_s()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         with _Memory(child.pid) as memory:
             for line in child.stdout or ():
@@ -113,7 +115,12 @@ def run(job: Job, repository: Path) -> Result:
         if child.returncode != 0:
             raise ExportError(f"{job.name}: {child.stderr.read().strip() if child.stderr else ''}")
     bundle = open_bundle(max((repository / job.name).iterdir(), key=lambda path: int(path.name)))
-    return Result(job, bundle.manifest, seconds, memory.peak_bytes, tuple(stages))
+    return Result(job, bundle.manifest, seconds, _children_cpu_s() - computed, memory.peak_bytes, tuple(stages))
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Memory:
@@ -177,7 +184,13 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
     figures = [_accuracy_row(r, a, at) for r in results for a in r.manifest.artifacts for at in range(len(a.accuracy))]
     parity = [_parity_row(result, artifact) for result in results for artifact in result.manifest.artifacts]
     costs = [
-        (r.job.name, ", ".join(a.file for a in r.manifest.artifacts), f"{r.seconds:.0f}", _gb(r.peak_memory_bytes))
+        (
+            r.job.name,
+            ", ".join(a.file for a in r.manifest.artifacts),
+            f"{r.seconds:.0f}",
+            f"{r.cpu_seconds:.0f}",
+            _gb(r.peak_memory_bytes),
+        )
         for r in results
     ]
     stages = [(r.job.name, title, f"{seconds:.1f}") for r in results for title, seconds in r.stages]
@@ -212,7 +225,7 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
             _COSTS,
             "",
-            *_table(("model", "artifacts", "seconds", "peak GB"), costs, text=2),
+            *_table(("model", "artifacts", "seconds", "CPU seconds", "peak GB"), costs, text=2),
             "",
             *_table(("model", "stage", "seconds"), stages, text=2),
             "",
