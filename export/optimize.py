@@ -79,24 +79,67 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     Raises:
         ExportError: The graph did not fuse completely.
     """
-    model = onnx.load(raw)
+    with quiet():
+        _optimize(raw, fused, shape)
+    _restore(fused, raw)
+    check_counts(operators(fused), shape.fused(), "the fusion")
+
+
+def _optimize(raw: Path, fused: Path, shape: Shape) -> None:
+    model = _light(raw)
     if shape.pre_normalised:
         _put_branches_first(model.graph)
     options = FusionOptions("bert")
     # Where the sum of the embeddings is used beside its normalisation, the fused operator would be one more copy.
     options.enable_embed_layer_norm = shape.embedding_fusion
-    with quiet():
-        optimized = optimize_model(
-            model,
-            model_type="bert",
-            num_heads=shape.heads,
-            hidden_size=shape.hidden_size,
-            optimization_options=options,
-            # What the runtime does by itself at load time stays its own business.
-            opt_level=0,
-        )
-        optimized.save_model_to_file(str(fused))
-    check_counts(operators(fused), shape.fused(), "the fusion")
+    optimized = optimize_model(
+        model,
+        model_type="bert",
+        num_heads=shape.heads,
+        hidden_size=shape.hidden_size,
+        optimization_options=options,
+        # What the runtime does by itself at load time stays its own business.
+        opt_level=0,
+    )
+    optimized.save_model_to_file(str(fused))
+
+
+def _light(raw: Path) -> onnx.ModelProto:
+    """The graph with the matrices that no fusion looks into as inputs: those of products that are not square.
+
+    The optimizer copies the model for each inference of shapes. With two thirds of its bytes elsewhere BERT-large
+    fuses in 5 GB instead of 13. A new model is made, since a message keeps the memory of what is removed from it.
+    """
+    whole = onnx.load(raw)
+    names = _aside(whole.graph)
+    graph = onnx.GraphProto(name=whole.graph.name)
+    graph.node.extend(whole.graph.node)
+    graph.input.extend(whole.graph.input)
+    graph.output.extend(whole.graph.output)
+    graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name not in names)
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in whole.graph.initializer
+        if tensor.name in names
+    )
+    return onnx.helper.make_model(graph, opset_imports=whole.opset_import, ir_version=whole.ir_version)
+
+
+def _restore(fused: Path, raw: Path) -> None:
+    """Gives the graph made of the light one its matrices back."""
+    model, whole = onnx.load(fused), onnx.load(raw).graph
+    names = _aside(whole)
+    inputs = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in names)
+    onnx.save(model, fused)
+
+
+def _aside(graph: onnx.GraphProto) -> frozenset[str]:
+    used = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
+    matrices = (tensor for tensor in graph.initializer if tensor.name in used)
+    return frozenset(tensor.name for tensor in matrices if len(set(tensor.dims)) > 1)
 
 
 def _put_branches_first(graph: onnx.GraphProto) -> None:
