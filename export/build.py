@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 import onnx
 import onnxruntime
 import safetensors
@@ -15,7 +16,20 @@ import tokenizers
 import torch
 import transformers
 
-from export import accuracy, corpus, graph, half, openvino, optimize, parity, quantize, reference, tensorrt
+from export import (
+    accuracy,
+    corpus,
+    graph,
+    half,
+    latency,
+    openvino,
+    optimize,
+    page,
+    parity,
+    quantize,
+    reference,
+    tensorrt,
+)
 from export.decisions import Judge
 from export.engines import open_engine
 from export.errors import ExportError
@@ -25,6 +39,7 @@ from serving.engine.base import ModelSpec
 from serving.engine.cpu import available_cpus
 from serving.manifest import (
     GPUS,
+    REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
     Accuracy,
@@ -95,6 +110,7 @@ class _Export:
         self._raw = writer.path / _WORK / "raw.onnx"
         self._fused = writer.path / _WORK / "fused.onnx"
         self._judge = judge_of(checkpoint)
+        self._findings: dict[str, page.Finding] = {}
 
     def run(self) -> Bundle:
         self._raw.parent.mkdir()
@@ -107,7 +123,15 @@ class _Export:
             shutil.rmtree(self._raw.parent)
             (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
             reference.write(self._folder / reference.REFERENCE, self._judge, proof.reference)
-            return self._writer.publish(self._manifest(tuple(artifacts)))
+            manifest = self._manifest(tuple(artifacts))
+            return self._writer.publish(self._reported(manifest, proof.reference))
+
+    def _reported(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
+        """Writes the page that people read; the manifest with the page among its files."""
+        path = self._folder / REPORT
+        machine = page.Machine(latency.processor(), available_cpus())
+        path.write_text(page.render(manifest, reference, self._findings, machine), encoding="utf-8")
+        return msgspec.structs.replace(manifest, files=(*manifest.files, file_entry(path)))
 
     def _examples(self) -> list[accuracy.Examples]:
         checkpoint = self._checkpoint
@@ -211,6 +235,10 @@ class _Export:
                 raise ExportError(
                     f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
                 )
+        self._findings[path.name] = page.Finding(
+            verdict.comparison,
+            self._latencies(path.name, engine, proof, batched=verdict.batch_invariant) if form.target != "cuda" else [],
+        )
         return Artifact(
             file=path.name,
             kind="onnx",
@@ -224,7 +252,18 @@ class _Export:
             operators=optimize.operators(path),
             accuracy=figures,
             waived=tuple(broken),
+            limits=self._recipe.asked_of(name),
         )
+
+    def _latencies(self, name: str, engine: Engine, proof: _Proof, *, batched: bool) -> list[latency.Latency]:
+        with self._progress.stage(f"timing {name}"):
+            return latency.measure(
+                engine,
+                proof.reference.encoded,
+                max_length=self._checkpoint.max_length,
+                batches=latency.BATCHES if batched else latency.BATCHES[:1],
+                count=self._progress.count,
+            )
 
     def _accuracy(self, engine: Engine, labelled: _Labelled) -> list[Accuracy]:
         examples = labelled.examples

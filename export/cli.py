@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ def _export(recipe: Recipe, progress: Progress) -> None:
         triton.write(bundle, recipe.triton, progress.notice)
     print(
         f"\n{bundle.path}: {report.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
-        f"{report.table(bundle)}\n\nin {progress.elapsed_s:.0f} s"
+        f"{report.table(manifest.artifacts)}\n\nin {progress.elapsed_s:.0f} s"
     )
 
 
@@ -163,7 +164,10 @@ def _positive(word: str) -> int:
 
 def _limit(word: str) -> tuple[str, float]:
     name, _, value = word.partition("=")
-    return _known(name, LIMIT_NAMES), float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{word!r}: a limit is a number")
+    return _known(name, LIMIT_NAMES), number
 
 
 def _limit_name(word: str) -> str:

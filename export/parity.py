@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Plan = list[tuple[list[int], list[EncodedText]]]
 
 _BATCH = 8
+_POINTS = 800
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,16 +51,38 @@ class Reference:
 
 
 @dataclass(slots=True, frozen=True)
+class Comparison:
+    """An artifact's answers beside PyTorch's, each text alone.
+
+    Attributes:
+        differences: Largest difference of any number of a text, float64 [texts]; NaN where one is not a number.
+        cosines: float64 [texts]; None where a text's numbers have no direction.
+        points: Some of PyTorch's numbers with the artifact's beside them, float64 [n, 2].
+    """
+
+    differences: NDArray[np.float64]
+    cosines: NDArray[np.float64] | None
+    points: NDArray[np.float64]
+
+    def worst_first(self) -> NDArray[np.int64]:
+        """The texts, those farthest from PyTorch first; what is not a number is farthest."""
+        distances = self.differences if self.cosines is None else -self.cosines
+        return np.argsort(-np.nan_to_num(distances, nan=np.inf), kind="stable")
+
+
+@dataclass(slots=True, frozen=True)
 class Verdict:
     """What the comparison found.
 
     Attributes:
+        comparison: Text by text.
         parity: Each text alone, beside PyTorch alone.
         invariance: Each text alone, beside itself padded and in mixed batches.
         batch_invariant: Whether the differences of `invariance` keep the limits.
         broken: The limits that were broken, by name, each with a sentence.
     """
 
+    comparison: Comparison
     parity: Parity
     invariance: Invariance
     batch_invariant: bool
@@ -86,9 +109,11 @@ def verify(
     plans = [_alone(texts), _padded(texts, max_length), _mixed(texts)]
     ticks = _Ticks(count, sum(len(plan) for plan in plans))
     alone, padded, mixed = (_run(engine, judge, texts, plan, ticks) for plan in plans)
-    parity = _parity(judge, alone, reference)
+    comparison = _compare(judge, alone, reference.rows)
+    agreement = judge.agreement(alone, reference.rows, reference.encoded)
+    parity = _parity(comparison, agreement, reference)
     invariance = _invariance(judge, alone, [padded, mixed])
-    return Verdict(parity, invariance, _is_invariant(invariance, limits), _broken(parity, limits))
+    return Verdict(comparison, parity, invariance, _is_invariant(invariance, limits), _broken(parity, limits))
 
 
 def answers(engine: Engine, judge: Judge, texts: Sequence[EncodedText], count: Count) -> list[Row]:
@@ -112,7 +137,7 @@ def _padded(texts: Sequence[EncodedText], max_length: int) -> Plan:
         buckets[min(bucket_for(len(text.ids)), max_length)].append(index)
     plan: Plan = []
     for length, indices in sorted(buckets.items()):
-        neighbour = _neighbour(texts, length)
+        neighbour = text_of_length(texts, length)
         plan += [(indices[at : at + _BATCH - 1], [neighbour]) for at in range(0, len(indices), _BATCH - 1)]
     return plan
 
@@ -124,8 +149,8 @@ def _mixed(texts: Sequence[EncodedText]) -> Plan:
     return [(by_length[at::batches], []) for at in range(batches)]
 
 
-def _neighbour(texts: Sequence[EncodedText], length: int) -> EncodedText:
-    """A text of exactly `length` tokens, made of the tokens of all the others."""
+def text_of_length(texts: Sequence[EncodedText], length: int) -> EncodedText:
+    """A text of exactly `length` tokens, 2 at least, made of the tokens of all the others."""
     first, last = texts[0].ids[0], texts[0].ids[-1]
     inner = cycle([token for text in texts for token in text.ids[1:-1]] or [first])
     return EncodedText(array("i", [first, *islice(inner, length - 2), last]))
@@ -154,19 +179,23 @@ def _run(engine: Engine, judge: Judge, texts: Sequence[EncodedText], plan: Plan,
     return [rows[index] for index in range(len(texts))]
 
 
-def _parity(judge: Judge, rows: Sequence[Row], reference: Reference) -> Parity:
-    found, wanted = ([judge.numbers(row) for row in side] for side in (rows, reference.rows))
-    differences = _differences(found, wanted)
-    cosines = _cosines(judge, found, wanted)
-    worst = int(differences.argmax() if cosines is None else cosines.argmin())
+def _compare(judge: Judge, rows: Sequence[Row], reference: Sequence[Row]) -> Comparison:
+    found, wanted = ([judge.numbers(row) for row in side] for side in (rows, reference))
+    pairs = np.stack([np.concatenate(wanted), np.concatenate(found)], axis=1)
+    chosen = np.random.default_rng(0).permutation(len(pairs))[:_POINTS]
+    return Comparison(_differences(found, wanted), _cosines(judge, found, wanted), pairs[chosen])
+
+
+def _parity(found: Comparison, agreement: float | None, reference: Reference) -> Parity:
+    cosines = found.cosines
     return Parity(
-        texts=len(rows),
-        max_abs_difference=float(differences.max()),
+        texts=len(found.differences),
+        max_abs_difference=float(found.differences.max()),
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_p01=None if cosines is None else float(np.percentile(cosines, 1)),
         cosine_min=None if cosines is None else float(cosines.min()),
-        agreement=judge.agreement(rows, reference.rows, reference.encoded),
-        worst=shown(reference.texts[worst]),
+        agreement=agreement,
+        worst=shown(reference.texts[int(found.worst_first()[0])]),
     )
 
 

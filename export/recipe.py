@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, get_args
 
+from export.errors import ExportError
 from serving.manifest import Precision, Target, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from serving.manifest import Artifact
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,6 +114,17 @@ WAIVABLE = tuple(name for name in LIMIT_NAMES if name not in _INVARIANCE_NAMES)
 """Limits that an artifact has to keep to be shipped. One that breaks the others is run text by text."""
 
 
+def limits_of(artifact: Artifact, task: Task) -> Limits:
+    """What an artifact of a bundle must keep: the usual limits, and those that its recipe set.
+
+    Raises:
+        ExportError: The manifest sets a limit that there is not.
+    """
+    if unknown := artifact.limits.keys() - set(LIMIT_NAMES):
+        raise ExportError(f"the manifest sets a limit for {artifact.file} that there is not: {min(unknown)!r}")
+    return replace(LIMITS[artifact.precision][task], **artifact.limits)
+
+
 @dataclass(slots=True, frozen=True)
 class Recipe:
     """One export, as asked for.
@@ -141,11 +155,14 @@ class Recipe:
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
 
-    def limits_of(self, form: str, task: Task) -> Limits:
-        """What an artifact of that form must keep; what is said of one form wins over what is said of all."""
+    def asked_of(self, form: str) -> dict[str, float]:
+        """The limits set for an artifact of that form; what is said of one form wins over what is said of all."""
         asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
-        own = {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
-        return replace(LIMITS[FORMS[form].precision][task], **(asked | own))
+        return asked | {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
+
+    def limits_of(self, form: str, task: Task) -> Limits:
+        """What an artifact of that form must keep."""
+        return replace(LIMITS[FORMS[form].precision][task], **self.asked_of(form))
 
     def allows(self, form: str, name: str) -> bool:
         """Whether that limit may be broken."""

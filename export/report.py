@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.bundle import Bundle
     from serving.manifest import Artifact, Manifest
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
 _MIB = 1 << 20
+_EXECUTORS = {"cpu": "ONNX Runtime on a CPU", "openvino": "OpenVINO on a CPU", "cuda": "ONNX Runtime on a GPU"}
 
 
 def answer(manifest: Manifest) -> str:
@@ -26,9 +26,20 @@ def answer(manifest: Manifest) -> str:
     return ", ".join(word for word in (manifest.task, details.get(manifest.task)) if word)
 
 
-def table(bundle: Bundle) -> str:
-    """The artifacts of a bundle with their figures beside PyTorch, a line each."""
-    artifacts = bundle.manifest.artifacts
+def executor(artifact: Artifact) -> str:
+    """What runs an artifact, in words."""
+    if artifact.engine is not None:
+        return f"TensorRT, compute capability {artifact.engine.compute_capability}"
+    return _EXECUTORS.get(artifact.target, artifact.target)
+
+
+def size(size_bytes: int) -> str:
+    """A file's size, in the unit that people expect."""
+    return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB // 10 else f"{size_bytes / 1024:.1f} KiB"
+
+
+def table(artifacts: Sequence[Artifact]) -> str:
+    """Artifacts with their figures beside PyTorch, a line each."""
     texts = max((artifact.parity.texts for artifact in artifacts if artifact.parity), default=0)
     parts = [
         _aligned([_COLUMNS, *(_row(artifact) for artifact in artifacts)]),
@@ -49,9 +60,8 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 def _row(artifact: Artifact) -> tuple[str, ...]:
     parity, invariance = artifact.parity, artifact.invariance
-    size = f"{artifact.size_bytes / _MIB:.1f} MiB"
     if parity is None or invariance is None:
-        return (artifact.file, artifact.precision, size, "unproven", *[""] * 5)
+        return (artifact.file, artifact.precision, size(artifact.size_bytes), "unproven", *[""] * 5)
     # Each precision is judged by one figure (see recipe.LIMITS): show that one.
     if artifact.precision == "fp32" or invariance.cosine_min is None:
         worst = f"within {invariance.max_abs_difference:.1e}"
@@ -60,7 +70,7 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
     return (
         artifact.file,
         artifact.precision,
-        size,
+        size(artifact.size_bytes),
         f"{parity.max_abs_difference:.1e}",
         *(_figure(value) for value in (parity.cosine_mean, parity.cosine_p01, parity.cosine_min, parity.agreement)),
         f"{'yes' if artifact.batch_invariant else 'no'}, {worst}",

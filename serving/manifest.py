@@ -109,6 +109,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parity: Its answers beside PyTorch's; None where the machine that made it could not run it.
         operators: How many of each fused operator the graph holds.
         waived: Limits that it broke and that the recipe let pass.
+        limits: Limits that the recipe set for it, in place of the usual ones.
         engine: What a TensorRT engine is tied to.
     """
 
@@ -124,6 +125,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: dict[str, int]
     accuracy: tuple[Accuracy, ...] = ()
     waived: tuple[str, ...] = ()
+    limits: dict[str, float] = {}
     engine: EngineBuild | None = None
 
     @property
