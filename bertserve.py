@@ -7,6 +7,8 @@ import sys
 
 VERBS = {
     "export": ("export.cli", "turn a PyTorch BERT into a verified model bundle"),
+    "verify": ("export.verify_cli", "prove a bundle's artifacts again, on this machine and without PyTorch"),
+    "inspect": ("export.inspect_cli", "print what a bundle is and how far it was proven"),
     "serve": ("serving.cli", "serve the bundles of a model repository over HTTP and gRPC"),
 }
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WIDTH, _HEIGHT = 360, 216
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 10, 22, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 18, 22, 36
 _SMALLEST = 1e-16
 """Distances below this are rounding of float64; they are drawn here."""
 _BINS = 24
@@ -73,7 +73,9 @@ def scatter(points: NDArray[np.float64]) -> Markup:
     diagonal = element("line", x1=plot.x(low), y1=plot.y(low), x2=plot.x(high), y2=plot.y(high), class_="diagonal")
     ticks = [(value, f"{value:g}") for value in _round_numbers(low, high)]
     drawn = join(diagonal, element("path", d=places, class_="point"))
-    return plot.draw(f"Scatter plot of {len(shown)} numbers", "PyTorch's number", ticks, ticks, "artifact's", drawn)
+    return plot.draw(
+        f"Scatter plot of {len(shown)} numbers", "PyTorch's number", ticks, ticks, "artifact's number", drawn
+    )
 
 
 class _Plot:
@@ -103,7 +105,7 @@ class _Plot:
         grid = [_line(_LEFT, self.y(value), right, self.y(value), "grid") for value, _ in up]
         names = [_label(_LEFT - 6, self.y(value) + 4, word, "end") for value, word in up]
         names += [_label(self.x(value), floor + 15, word, "middle") for value, word in across]
-        names += [_label(right, _HEIGHT - 5, below, "end"), _label(0, 12, beside, "start")]
+        names += [_label(right, _HEIGHT - 4, below, "end"), _label(0, 12, beside, "start")]
         return element(
             "svg",
             *grid,

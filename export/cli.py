@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import report, triton
 from export.checkpoint import open_checkpoint
-from export.errors import ExportError
-from export.interrupts import Interrupted, Interrupts
-from export.progress import Progress
+from export.command import run
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
-from serving.bundle import BundleError, BundleWriter
+from serving.bundle import BundleWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_FAILED = 1
+    from export.progress import Progress
+
 _EXTRA = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
 """Modules that the extra `export` (or `cpu`) brings."""
 
@@ -32,28 +30,16 @@ def main(argv: list[str]) -> int:
         recipe = _recipe(argv)
     except SystemExit as end:
         return int(end.code or 0)
-    try:
-        with Interrupts() as interrupts:
-            progress = Progress(sys.stdout, interrupts.check)
-            try:
-                _export(recipe, progress)
-            finally:
-                progress.clear()
-    except Interrupted as signal:
-        print(f"bertserve export: {signal}", file=sys.stderr)
-        return signal.exit_code
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        return _fail(f"the module {error.name} is missing: pip install bertserve[cpu,export]")
-    except (ExportError, BundleError) as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename or recipe.out}: {error.strerror or error}")
-    return 0
+    return run(
+        "export",
+        lambda progress: _export(recipe, progress),
+        path=recipe.out,
+        modules=_EXTRA,
+        extras="cpu,export",
+    )
 
 
-def _export(recipe: Recipe, progress: Progress) -> None:
+def _export(recipe: Recipe, progress: Progress) -> int:
     with progress.stage(f"opening {recipe.source}"):
         checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice, recipe.task)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
@@ -68,11 +54,7 @@ def _export(recipe: Recipe, progress: Progress) -> None:
         f"\n{bundle.path}: {report.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
         f"{report.table(manifest.artifacts)}\n\nin {progress.elapsed_s:.0f} s"
     )
-
-
-def _fail(sentence: str) -> int:
-    print(f"bertserve export: {' '.join(sentence.split())}", file=sys.stderr)
-    return _FAILED
+    return 0
 
 
 def _recipe(argv: list[str]) -> Recipe:

@@ -132,7 +132,7 @@ def _status(artifact: Artifact) -> Markup:
         return element("span", "unproven", class_="warn-word")
     if artifact.waived:
         return element("span", "limits waived", class_="warn-word")
-    return element("span", "proven", class_="good")
+    return element("span", "proven, on a CPU" if artifact.target == "cuda" else "proven", class_="good")
 
 
 def _invariant(artifact: Artifact) -> str:
@@ -300,13 +300,14 @@ def _worst(comparison: Comparison, reference: Reference) -> Markup:
     rows = [
         [
             _Number(f"{comparison.differences[index]:.2e}"),
-            _Number("" if comparison.cosines is None else f"{comparison.cosines[index]:.6f}"),
+            *([] if comparison.cosines is None else [_Number(f"{1 - comparison.cosines[index]:.2e}")]),
             _Number(str(len(reference.encoded[index].ids))),
             _Quote(shown(reference.texts[index])),
         ]
         for index in comparison.worst_first()[:_WORST].tolist()
     ]
-    titles = [_Number("difference"), _Number("cosine"), _Number("tokens"), "text"]
+    measured = ["largest difference", *([] if comparison.cosines is None else ["1 - cosine"]), "tokens"]
+    titles = [*map(_Number, measured), _Quote("text")]
     return join(element("h3", "The texts farthest from PyTorch"), _table(titles, rows))
 
 

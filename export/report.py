@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from export.recipe import Limits, limits_of
 
-    from serving.manifest import Artifact, Manifest
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from serving.bundle import Bundle
+    from serving.manifest import Artifact, Manifest, Task
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
 _MIB = 1 << 20
+_NO_LIMITS = Limits()
 _EXECUTORS = {"cpu": "ONNX Runtime on a CPU", "openvino": "OpenVINO on a CPU", "cuda": "ONNX Runtime on a GPU"}
 
 
@@ -38,6 +43,46 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB // 10 else f"{size_bytes / 1024:.1f} KiB"
 
 
+def printable(words: str) -> str:
+    """Words for a terminal: what would move its cursor or change its colours is written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
+def whole(bundle: Bundle) -> str:
+    """Everything that a bundle says of itself, for a terminal."""
+    manifest = bundle.manifest
+    source = manifest.source
+    facts = {
+        "model": f"{manifest.model}, version {manifest.version}",
+        "task": answer(manifest),
+        "source": f"{source.name} ({source.architecture}), SHA-256 {source.sha256}",
+        "made": f"{manifest.created}, with " + ", ".join(f"{name} {word}" for name, word in manifest.tools.items()),
+        "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
+        "labels": ", ".join(manifest.labels),
+        "prompts": ", ".join(f"{name} {words!r}" for name, words in manifest.prompts.items()),
+    }
+    parts = [f"{name:<8} {printable(words)}" for name, words in facts.items() if words]
+    parts += ["", table(manifest.artifacts), ""]
+    for artifact in manifest.artifacts:
+        parts += [f"{artifact.file} for {printable(executor(artifact))}", *_details(artifact, manifest.task)]
+    files = [("file", "size", "SHA-256"), *((f.file, size(f.size_bytes), f.sha256) for f in manifest.entries())]
+    return "\n".join([*parts, "", _aligned(files)])
+
+
+def _details(artifact: Artifact, task: Task) -> Iterator[str]:
+    if artifact.engine is not None:
+        build = artifact.engine
+        lengths = ", ".join(f"{p.max[0]} x {p.max[1]}" for p in build.profiles)
+        yield f"  TensorRT {printable(build.version)} ({build.flavour}); largest batch x tokens: {lengths}"
+    if artifact.parity is not None:
+        yield f"  farthest from PyTorch: {printable(artifact.parity.worst)}"
+    limits = asdict(limits_of(artifact, task))
+    kept = [f"{name} {value:g}" for name, value in limits.items() if value != getattr(_NO_LIMITS, name)]
+    yield f"  limits: {', '.join(kept)}"
+    if artifact.operators:
+        yield f"  operators: {', '.join(f'{count} {printable(name)}' for name, count in artifact.operators.items())}"
+
+
 def table(artifacts: Sequence[Artifact]) -> str:
     """Artifacts with their figures beside PyTorch, a line each."""
     texts = max((artifact.parity.texts for artifact in artifacts if artifact.parity), default=0)
@@ -54,7 +99,8 @@ def table(artifacts: Sequence[Artifact]) -> str:
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  " + "  ".join(printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 

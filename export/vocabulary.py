@@ -72,7 +72,7 @@ def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
     # A checkpoint may carry the lengths of its training data; lengths belong to the manifest.
     document["truncation"] = document["padding"] = None
     content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-    with _BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
+    with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
         tokenizer = Tokenizer.from_str(content.decode())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= largest < vocab_size:
@@ -107,13 +107,13 @@ def _special_ids(folder: Folder, tokenizer: Tokenizer, settings: dict[str, Any])
 
 
 def _check_frame(folder: Folder, tokenizer: Tokenizer, special_ids: dict[str, int]) -> None:
-    with _BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
+    with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
         ids = tokenizer.encode("a").ids
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
         raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} does not put its cls and sep tokens around a text")
 
 
-class _BareExceptions:
+class BareExceptions:
     """Translates the bare `Exception` that the tokenizers library raises, and nothing more specific."""
 
     def __init__(self, sentence: str) -> None:

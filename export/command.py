@@ -1,0 +1,52 @@
+"""What every verb of the exporter shares: signals, and failures as one line with an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from export.errors import ExportError
+from export.interrupts import Interrupted, Interrupts
+from export.progress import Progress
+from serving.bundle import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FAILED = 1
+
+
+def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: frozenset[str], extras: str) -> int:
+    """Runs a verb and returns its exit code: what `action` says, 1 failed, 130 or 143 interrupted.
+
+    Args:
+        verb: Its name.
+        action: The work; it is told where to show its progress.
+        path: What to name when the system says that a file cannot be read or written, and not which.
+        modules: Top-level modules that an optional installation brings.
+        extras: Which one, as pip takes it.
+    """
+    try:
+        with Interrupts() as interrupts:
+            progress = Progress(sys.stdout, interrupts.check)
+            try:
+                return action(progress)
+            finally:
+                progress.clear()
+    except Interrupted as signal:
+        _say(verb, str(signal))
+        return signal.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in modules:
+            raise
+        _say(verb, f"the module {error.name} is missing: pip install bertserve[{extras}]")
+    except (ExportError, BundleError) as error:
+        _say(verb, str(error))
+    except OSError as error:
+        _say(verb, f"{error.filename or path}: {error.strerror or error}")
+    return FAILED
+
+
+def _say(verb: str, sentence: str) -> None:
+    sys.stderr.write(f"bertserve {verb}: {' '.join(sentence.split())}\n")
