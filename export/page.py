@@ -365,7 +365,7 @@ class _Quote(str):
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     head = element("tr", *(element("th", title, class_=_kind(title)) for title in titles))
-    body = [element("tr", *(element("td", cell, class_=_kind(cell) or "plain") for cell in row)) for row in rows]
+    body = [element("tr", *(element("td", cell, class_=_kind(cell)) for cell in row)) for row in rows]
     table = element("table", element("thead", head), element("tbody", *body))
     return element("div", table, class_="scroll")
 
