@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from export import report, triton
 from export.checkpoint import open_checkpoint
-from export.command import run
+from export.command import positive, run
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-length",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="tokens of the longest input (default: the checkpoint's own limit)",
     )
@@ -135,13 +135,6 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         metavar="[ARTIFACT.]NAME",
         help="a limit that an artifact may break; the manifest will say so",
     )
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
 
 
 def _limit(word: str) -> tuple[str, float]:

@@ -1,8 +1,9 @@
-"""What every verb of the exporter shares: signals, and failures as one line with an exit code."""
+"""What every verb of the exporter shares: what they read, signals, and failures as one line."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FAILED = 1
+_FAILED = 1
 
 
 def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: frozenset[str], extras: str) -> int:
@@ -45,7 +46,19 @@ def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: fr
         _say(verb, str(error))
     except OSError as error:
         _say(verb, f"{error.filename or path}: {error.strerror or error}")
-    return FAILED
+    return _FAILED
+
+
+def positive(word: str) -> int:
+    """A number on a command line that counts something.
+
+    Raises:
+        ArgumentTypeError: It is less than 1.
+    """
+    number = int(word)
+    if number < 1:
+        raise ArgumentTypeError("must be 1 or more")
+    return number
 
 
 def _say(verb: str, sentence: str) -> None:

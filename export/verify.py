@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,13 +17,12 @@ from export.engines import open_engine
 from export.errors import ExportError
 from export.recipe import limits_of
 from export.vocabulary import BareExceptions, Vocabulary
-from serving.bundle import BundleError
+from serving.bundle import BundleError, digest
 from serving.engine.base import ModelSpec
 from serving.manifest import TOKENIZER, Accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from export.progress import Progress
     from serving.bundle import Bundle
@@ -128,7 +129,7 @@ class _Verification:
         limits = limits_of(artifact, self._manifest.task)
         try:
             with self._progress.stage(f"comparing {artifact.file} with PyTorch"):
-                engine = open_engine(self._spec(artifact), artifact.target, self._threads)
+                engine = self._engine(artifact)
                 verdict = parity.verify(
                     engine,
                     self._judge,
@@ -168,12 +169,24 @@ class _Verification:
             if metric in pytorch
         ]
 
-    def _spec(self, artifact: Artifact) -> ModelSpec:
+    def _engine(self, artifact: Artifact) -> Engine:
+        path = self._bundle.path / artifact.file
+        if artifact.precision != "fp16":
+            return open_engine(self._spec(path, artifact.sha256), artifact.target, self._threads)
+        # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
+        from export import half  # noqa: PLC0415
+
+        with TemporaryDirectory() as folder:
+            twin = Path(folder) / artifact.file
+            half.emulate(path, twin)
+            return open_engine(self._spec(twin, digest(twin)), artifact.target, self._threads)
+
+    def _spec(self, path: Path, sha256: str) -> ModelSpec:
         manifest = self._manifest
         return ModelSpec(
-            name=artifact.file,
-            path=str(self._bundle.path / artifact.file),
-            sha256=artifact.sha256,
+            name=path.name,
+            path=str(path),
+            sha256=sha256,
             # So that one wide lane takes padding and batches.
             batch_invariant=True,
             vocab_size=manifest.vocab_size,
@@ -191,6 +204,8 @@ def _obstacle(artifact: Artifact) -> str | None:
             f"it is a TensorRT engine for compute capability {artifact.engine.compute_capability}, and this version of"
             " bertserve runs none"
         )
+    if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
+        return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
     if artifact.target == "openvino" and importlib.util.find_spec("openvino") is None:
         return "it is for OpenVINO, which is not installed: pip install bertserve[openvino]"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import report
-from export.command import run
+from export.command import positive, run
 from export.errors import ExportError
 from export.place import open_at
 from serving.engine.cpu import available_cpus
@@ -69,5 +69,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="labelled text that the export was given too, to repeat the task's metric; may be given more than once",
     )
-    parser.add_argument("--threads", type=int, choices=range(1, 257), metavar="N", help="cores to use (default: all)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     return parser

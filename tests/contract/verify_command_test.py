@@ -99,6 +99,8 @@ def test_no_pytorch_is_needed(exported: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert "model.fp32.onnx keeps its limits" in done.stdout
+    assert "model.fp16.onnx was not run: it is for a GPU, and to prove it on a CPU takes the module onnx" in done.stdout
 
 
 def flip(bundle: Path) -> None:
@@ -264,7 +266,7 @@ def test_the_bundle_carries_its_report(exported: Path) -> None:
     for artifact in manifest["artifacts"]:
         assert artifact["sha256"] in page
         assert f"{artifact['parity']['max_abs_difference']:.2e}" in page
-        assert f"{artifact['parity']['cosine_p01']:.6f}" in page
+        assert f"{artifact['parity']['agreement']:.6f}" in page
         assert f"{artifact['accuracy'][0]['artifact']:.2f}" in page
     assert page.count("<svg") == 2 * len(manifest["artifacts"])
     assert "<script" not in page
