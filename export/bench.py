@@ -304,14 +304,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--random", action="append", default=[], choices=_RANDOM, help="a BERT of random weights")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")
     given = parser.parse_args(argv)
+    words = [re.sub(r"[^=\s]*/", "", word) for word in argv]
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            results = [run(job, Path(folder) / "models") for job in _jobs(given, Path(folder))]
+            for job in _jobs(given, Path(folder)):
+                results.append(run(job, Path(folder) / "models"))
+                # After each, since all of them take long.
+                given.out.write_text(page(results, words), encoding="utf-8")
         except ExportError as error:
             sys.stderr.write(f"export.bench: {error}\n")
             return 1
-    words = [re.sub(r"[^=\s]*/", "", word) for word in argv]
-    given.out.write_text(page(results, words), encoding="utf-8")
     return 0
 
 
