@@ -75,7 +75,7 @@ class Reply:
 
     @property
     def status(self) -> int:
-        """gRPC's status; -1 if there is none."""
+        """The status of gRPC; -1 if there is none."""
         return int(self.fields.get("grpc-status", -1))
 
     @property

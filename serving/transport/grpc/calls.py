@@ -26,7 +26,7 @@ from serving.errors import (
 from serving.transport.grpc.frames import Code, StreamFault
 from serving.transport.grpc.guard import answer
 from serving.transport.grpc.headers import block, size_of, status_field
-from serving.transport.grpc.http2 import Http2Connection, Stream
+from serving.transport.grpc.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from serving.errors import BertserveError
     from serving.settings import Settings
     from serving.transport.grpc.headers import Fields
+    from serving.transport.grpc.http2 import Http2Connection
 
 _NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),

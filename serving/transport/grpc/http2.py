@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from serving.transport.grpc import frames
 from serving.transport.grpc.frames import (
@@ -32,8 +32,7 @@ from serving.transport.grpc.headers import DECODING_FACTOR, HeaderReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.settings import Settings
-    from serving.transport.grpc.headers import Fields
+    from serving.transport.grpc.streams import Application, Stream
 
 MAX_STREAMS = 256
 
@@ -58,62 +57,6 @@ _CUT_STREAMS = 64
 """Streams answered before their end of which late frames are expected."""
 
 _PING = b"draining"
-
-
-class Application(Protocol):
-    """What is spoken on the streams of a port's connections."""
-
-    settings: Settings
-    connections: set[Http2Connection]
-
-    def read_head(self, fields: Fields) -> Any:  # noqa: ANN401  the connection only hands it back
-        """What a request's fields become; depends on nothing else. Raises StreamFault where they are malformed."""
-
-    def open(self, connection: Http2Connection, number: int, head: Any) -> Stream:  # noqa: ANN401  as above
-        """A new stream."""
-
-
-class Stream:
-    """One stream, from its headers to the last byte of its reply.
-
-    Attributes:
-        number: Its number.
-        ended: Whether the client has said all it will say.
-        receivable: Bytes that the client may still send.
-        wanted: Bytes for which it waits to be granted.
-        granted: Bytes granted beyond the first window.
-        window: Bytes that the client takes.
-        unsent: What waits for that.
-        trailers: The header block that ends the reply, once it is known.
-        waited_s: How long the client has kept the server waiting for its request, or for its window.
-    """
-
-    __slots__ = (
-        *("ended", "granted", "number", "receivable", "taken", "trailers", "unsent", "waited_s", "wanted", "window"),
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.ended = False
-        self.receivable = DEFAULT_WINDOW
-        self.wanted = self.granted = 0
-        self.window = 0
-        self.unsent: memoryview | None = None
-        self.trailers: bytes | None = None
-        self.taken: asyncio.Future[None] | None = None
-        self.waited_s = 0.0
-
-    def opened(self) -> None:
-        """The stream is registered: it can be answered."""
-
-    def received(self, data: bytes) -> None:
-        """The client sent data, or its end."""
-
-    def lost(self) -> None:
-        """Nobody waits for this stream any more."""
-
-    def too_slow(self) -> None:
-        """The client did not finish its request in time."""
 
 
 class Http2Connection(asyncio.Protocol):
@@ -142,7 +85,8 @@ class Http2Connection(asyncio.Protocol):
         self._control: list[bytes] = []
         self._credit = CREDIT
         self._unfinished_s = self._paused_s = 0.0
-        self._paused = self._over = self._draining = False
+        self._paused = self._over = False
+        self._draining_s: float | None = None
         self._final: int | None = None
         self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
@@ -209,14 +153,16 @@ class Http2Connection(asyncio.Protocol):
             not self._greeted and self._unfinished_s > settings.header_timeout_s
         ):
             self._transport.abort()
-        elif (self._rest or self._block is not None) and self._unfinished_s > settings.body_timeout_s:
-            self._fail(ConnectionFault(Code.PROTOCOL_ERROR, "a frame or header block that does not end"))
-        else:
-            for stream in list(self._streams.values()):
-                self._age(stream, seconds)
-            if self._draining:
+            return
+        try:
+            self._age(seconds)
+        except ConnectionFault as fault:
+            self._fail(fault)
+        if self._draining_s is not None and not self._over:
+            self._draining_s += seconds
+            if self._draining_s > seconds:
                 self._announce_last()
-            self._send_control()
+        self._send_control()
 
     def drain(self) -> None:
         """Asks the client to start no more calls here; ends the connection after the last one.
@@ -226,8 +172,8 @@ class Http2Connection(asyncio.Protocol):
         """
         if not self._greeted:
             self._transport.abort()
-        elif not self._draining and not self._over:
-            self._draining = True
+        elif self._draining_s is None and not self._over:
+            self._draining_s = 0.0
             self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
             self._send_control()
 
@@ -455,7 +401,7 @@ class Http2Connection(asyncio.Protocol):
         self._spend()
         if not flags & frames.ACK:
             self._control.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif self._draining and payload == _PING:
+        elif self._draining_s is not None and payload == _PING:
             self._announce_last()
 
     def _on_goaway(self, _: int, number: int, __: bytes) -> None:
@@ -501,17 +447,20 @@ class Http2Connection(asyncio.Protocol):
         if self._credit < 0:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings or other frames without work")
 
-    def _age(self, stream: Stream, seconds: float) -> None:
-        """Of a stream that waits for its client, not of one that waits for a grant or its answer."""
-        if stream.unsent is None and (stream.ended or stream.wanted):
-            return
-        stream.waited_s += seconds
-        if stream.waited_s <= self._application.settings.body_timeout_s:
-            return
-        if stream.unsent is None:
-            stream.too_slow()
-        else:
-            self._reset(stream.number, Code.CANCEL)
+    def _age(self, seconds: float) -> None:
+        limit_s = self._application.settings.body_timeout_s
+        if (self._rest or self._block is not None) and self._unfinished_s > limit_s:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame or header block that does not end")
+        for stream in list(self._streams.values()):
+            if stream.unsent is None and (stream.ended or stream.wanted):
+                continue  # it waits for its answer or a grant, not for its client
+            stream.waited_s += seconds
+            if stream.waited_s <= limit_s:
+                continue
+            if stream.unsent is None:
+                stream.too_slow()
+            else:
+                self._reset(stream.number, Code.CANCEL)
 
     def _reset(self, number: int, code: Code) -> None:
         stream = self._streams.get(number)

@@ -86,6 +86,6 @@ class GrpcListener:
         self._health.set(serving=state in {State.READY, State.DEGRADED})
 
     def _tick(self) -> None:
+        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         for connection in list(self._port.connections):
             connection.tick(_TICK_S)
-        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
