@@ -2,7 +2,8 @@
 
     BertserveError
     ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, RouteNotFound, MethodNotAllowed,
-    │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound, ClientGone
+    │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
+    │                     ServiceNotFound, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -76,6 +77,14 @@ class ModelNotFound(InvalidRequest):
     grpc_code = "NOT_FOUND"
 
 
+class ServiceNotFound(InvalidRequest):
+    """The health service was asked about a service that is not offered."""
+
+    reason = "service_not_found"
+    http_status = 404
+    grpc_code = "NOT_FOUND"
+
+
 class MethodNotAllowed(InvalidRequest):
     """The path exists for other methods, which `allowed` names as the header Allow does."""
 
@@ -117,6 +126,7 @@ class UnsupportedMediaType(InvalidRequest):
 
     reason = "unsupported_media_type"
     http_status = 415
+    grpc_code = "UNIMPLEMENTED"
 
 
 class HeadersTooLarge(InvalidRequest):

@@ -121,10 +121,9 @@ class Server:
                 (probes, ports.metrics),
             )
         )
-        self._grpc = GrpcListener(pipeline, repository, lifecycle, settings, pipeline.refused)
+        self._grpc = GrpcListener(ports.grpc, pipeline, repository, lifecycle, settings, pipeline.refused)
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._failed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         lifecycle.subscribe(metrics.state)
         lifecycle.subscribe(self._on_state)
         metrics.gauge("bertserve_queue_texts", "Texts that wait for an engine.", lambda: self._dispatcher.queue.items)
@@ -138,7 +137,7 @@ class Server:
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         await self._probes.start()
         await self._http.start()
-        self._grpc_address = await self._grpc.start()
+        await self._grpc.start()
         self._lifecycle.to(State.WARMING)
         engine = asyncio.create_task(self._supervisor.run())
         engine.add_done_callback(self._supervisor_ended)
@@ -201,7 +200,7 @@ class Server:
         print(  # noqa: T201  what the operator waits for
             f"bertserve is ready: {names}\n"
             f"  HTTP     {http}  (docs at {http}/docs)\n"
-            f"  gRPC     {self._grpc_address[0]}:{self._grpc_address[1]}\n"
+            f"  gRPC     {self._grpc.address[0]}:{self._grpc.address[1]}\n"
             f"  metrics  http://{self._probes.address[0]}:{self._probes.address[1]}/metrics\n"
             f"Try:\n"
             f"  curl {http}{path} -H 'Content-Type: application/json' -d '{body}'",
@@ -237,9 +236,6 @@ class Server:
 
     def _on_state(self, state: State) -> None:
         log.info("state: %s", state)
-        task = asyncio.create_task(self._grpc.follow(state))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _form(artifact: Artifact) -> str:

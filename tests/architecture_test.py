@@ -113,6 +113,11 @@ def test_an_inference_library_is_imported_by_its_engine_alone(library: str, owne
     assert users <= {owner}
 
 
+def test_the_wire_is_ours() -> None:
+    """The server speaks gRPC without gRPC's own library, which answers in threads of its own."""
+    assert not {module.name for module in _below("serving") if module.reaches("grpc")}
+
+
 def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
     """The exporter shares the bundle and the engines with the server, nothing else."""
     allowed = (

@@ -16,14 +16,16 @@ BACKLOG = 2048
 
 @dataclass(slots=True, frozen=True)
 class Ports:
-    """Listening sockets of HTTP and of probes; gRPC opens its own, which was seen to be free.
+    """The listening sockets.
 
     Attributes:
         http: The HTTP port.
+        grpc: The gRPC port.
         metrics: The port of probes and metrics.
     """
 
     http: socket.socket
+    grpc: socket.socket
     metrics: socket.socket
 
     @classmethod
@@ -34,9 +36,8 @@ class Ports:
             StartupError: One of them cannot be had; the message names it.
         """
         http = bind(settings.host, settings.http_port, "HTTP")
-        metrics = bind(settings.host, settings.metrics_port, "metrics")
-        bind(settings.host, settings.grpc_port, "gRPC").close()
-        return cls(http, metrics)
+        grpc = bind(settings.host, settings.grpc_port, "gRPC")
+        return cls(http, grpc, bind(settings.host, settings.metrics_port, "metrics"))
 
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from serving.errors import InvalidRequest, ModelNotFound
 from serving.records import EmbedOptions, InferRequest
 from serving.transport import oip
 from serving.transport.grpc import inference_pb2 as pb
-from serving.transport.grpc.guard import guarded
+from serving.transport.grpc.calls import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from grpc.aio import ServicerContext
-
-    from serving.errors import BertserveError
     from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
     from serving.records import Outcome
     from serving.repository import Repository
     from serving.settings import Settings
+    from serving.transport.grpc.calls import Call
 
 SERVICE = "inference.GRPCInferenceService"
 _US_PER_MS = 1000
@@ -38,8 +32,8 @@ class InferenceService:
         self._lifecycle = lifecycle
         self._settings = settings
 
-    def handlers(self, record_error: Callable[[BertserveError], None]) -> grpc.GenericRpcHandler:
-        """The service, behind the guard."""
+    def methods(self) -> dict[str, Method]:
+        """Its methods, by path."""
         methods: dict[str, tuple[Any, Any]] = {
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
@@ -48,9 +42,7 @@ class InferenceService:
             "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
             "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
         }
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {name: guarded(method, kind, record_error) for name, (method, kind) in methods.items()}
-        )
+        return {f"/{SERVICE}/{name}": Method(kind, unary=method) for name, (method, kind) in methods.items()}
 
     async def server_live(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
         """Whether the server runs."""
@@ -84,9 +76,7 @@ class InferenceService:
             outputs=[tensor(name=oip.OUTPUT, datatype=oip.FP32, shape=oip.output_shape(model))],
         )
 
-    async def model_infer(
-        self, request: pb.ModelInferRequest, context: ServicerContext[bytes, bytes]
-    ) -> pb.ModelInferResponse:
+    async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Embeds the texts of `text`; the vectors come back in `raw_output_contents`."""
         arrival = time.perf_counter()
         outcome = await self._pipeline.infer(
@@ -99,10 +89,10 @@ class InferenceService:
                 model=request.model_name,
                 version=request.model_version,
                 truncate=_truncate(request),
-                timeout_ms=_timeout_ms(request, context),
+                timeout_ms=_timeout_ms(request, call),
             )
         )
-        context.set_trailing_metadata(_trailers(outcome))
+        call.set_trailing_metadata(_trailers(outcome))
         tensor = pb.ModelInferResponse.InferOutputTensor
         return pb.ModelInferResponse(
             model_name=outcome.model,
@@ -140,10 +130,10 @@ def _truncate(request: pb.ModelInferRequest) -> bool | None:
     return parameter.bool_param
 
 
-def _timeout_ms(request: pb.ModelInferRequest, context: ServicerContext[bytes, bytes]) -> float | None:
+def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
     """The smaller of the call's deadline and v2's parameter `timeout` (microseconds)."""
     limits = []
-    remaining_s = context.time_remaining()
+    remaining_s = call.time_remaining()
     if remaining_s is not None:
         limits.append(max(remaining_s, 1e-6) * 1e3)
     if "timeout" in request.parameters:

@@ -1,16 +1,17 @@
-"""The gRPC port: the inference service and the standard health service on the server's own event loop."""
+"""The gRPC port: opens, closes and drains."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import TYPE_CHECKING
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
-
-from serving.errors import StartupError
 from serving.lifecycle import State
+from serving.transport.grpc.calls import Port
+from serving.transport.grpc.health import HealthService
+from serving.transport.grpc.http2 import Http2Connection
 from serving.transport.grpc.inference import SERVICE, InferenceService
+from serving.transport.ports import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,58 +22,70 @@ if TYPE_CHECKING:
     from serving.repository import Repository
     from serving.settings import Settings
 
-_REPLY_LIMIT_BYTES = 2**31 - 1
+_TICK_S = 1.0
+
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
+"""Seconds, seconds, count: a peer that has vanished without a word is found out within two minutes."""
 
 
 class GrpcListener:
-    """One gRPC port."""
+    """One gRPC port and its connections."""
 
     def __init__(
         self,
+        opened: socket.socket,
         pipeline: Pipeline,
         repository: Repository,
         lifecycle: Lifecycle,
         settings: Settings,
         record_error: Callable[[BertserveError], None],
     ) -> None:
-        self._host, self._port = settings.host, settings.grpc_port
-        self._lifecycle = lifecycle
-        self._health = health.HealthServicer()
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server beside the first
-                ("grpc.max_receive_message_length", settings.body_limit_bytes),
-                ("grpc.max_send_message_length", _REPLY_LIMIT_BYTES),
-                ("grpc.max_metadata_size", settings.header_limit_bytes),
-                ("grpc.absolute_max_metadata_size", settings.header_limit_bytes),
-            ],
-        )
+        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
+        self._health = HealthService([SERVICE])
         service = InferenceService(pipeline, repository, lifecycle, settings)
-        self._server.add_generic_rpc_handlers((service.handlers(record_error),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._port = Port(service.methods() | self._health.methods(), settings, record_error)
+        self._socket = opened
+        self._server: asyncio.Server | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        lifecycle.subscribe(self._follow)
 
-    async def start(self) -> tuple[str, int]:
-        """Accepts calls; returns host and port.
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._socket.getsockname()[:2]
+        return host, port
 
-        Raises:
-            StartupError: The port cannot be had.
-        """
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        try:
-            port = self._server.add_insecure_port(f"{host}:{self._port}")
-        except RuntimeError:
-            raise StartupError(f"cannot listen on {self._host}:{self._port} for gRPC: Address already in use") from None
-        await self.follow(self._lifecycle.state)
-        await self._server.start()
-        return self._host, port
-
-    async def follow(self, state: State) -> None:
-        """Shows the server's state in the health service."""
-        serving = state in {State.READY, State.DEGRADED}
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
+    async def start(self) -> None:
+        """Accepts connections."""
+        loop = asyncio.get_running_loop()
+        # Connections inherit these from the socket that accepts them.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._clock = loop.call_later(_TICK_S, self._tick)
+        self._server = await loop.create_server(lambda: Http2Connection(self._port), sock=self._socket, backlog=BACKLOG)
 
     async def close(self, grace_s: float) -> None:
-        """Refuses new calls with UNAVAILABLE, lets those under way finish for so long, then ends them."""
-        await self._server.stop(grace_s)
+        """Accepts no more, lets the calls under way finish for so long, then ends their connections."""
+        self._health.close()
+        if self._server is not None:
+            self._server.close()
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + grace_s
+        for connection in list(self._port.connections):
+            connection.drain()
+        while self._port.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
+            await asyncio.sleep(0.01)
+        for connection in list(self._port.connections):
+            connection.end()
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def _follow(self, state: State) -> None:
+        """Shows the server's state in the health service."""
+        self._health.set(serving=state in {State.READY, State.DEGRADED})
+
+    def _tick(self) -> None:
+        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        for connection in list(self._port.connections):
+            connection.tick(_TICK_S)

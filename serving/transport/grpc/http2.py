@@ -1,0 +1,589 @@
+"""HTTP/2 on one connection, as a server that knows from the start that its client speaks it (RFC 9113).
+
+Frames are parsed where they arrive and answered in one write. What a client can make the server hold or do is
+bounded: header blocks and what they decode to; streams at a time; bytes of requests, because a stream may send
+64 KiB and more only against a grant; replies, by flow control and by pausing reading while they are not taken;
+time, by a tick once a second; and frames that cost work and bring none (pings, settings, resets, empty data),
+by a credit that every answered call and every second renews. Whoever overdraws it gets ENHANCE_YOUR_CALM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from serving.transport.grpc import frames
+from serving.transport.grpc.frames import (
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    FRAME_BYTES,
+    LARGEST,
+    PREFACE,
+    Code,
+    ConnectionFault,
+    Setting,
+    StreamFault,
+)
+from serving.transport.grpc.headers import DECODING_FACTOR, HeaderReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.transport.grpc.streams import Application, Stream
+
+MAX_STREAMS = 256
+
+CREDIT = 1000
+"""Frames that bring no work, in a burst; each answered call gives one back."""
+
+_CREDIT_PER_S = 100
+
+_GRANTED_MESSAGES = 4
+"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
+
+_CONNECTION_WINDOW = 1 << 30
+"""What streams may send is bounded by their own windows; this one is never in the way."""
+
+_FRAME_COST = 256
+"""What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
+
+_LINGER_S = 1.0
+"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+
+_CUT_STREAMS = 64
+"""Streams answered before their end of which late frames are expected."""
+
+_PING = b"draining"
+
+
+class Http2Connection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, application: Application) -> None:
+        """Waits for its transport."""
+        self._application = application
+        self._loop = asyncio.get_running_loop()
+        settings = application.settings
+        self._header_bytes = DECODING_FACTOR * settings.header_limit_bytes
+        self._headers = HeaderReader[Any](application.read_head, settings.header_limit_bytes)
+        self._streams: dict[int, Stream] = {}
+        self._last = 0
+        self._cut: deque[int] = deque(maxlen=_CUT_STREAMS)
+        self._rest = b""
+        self._take: Callable[[bytes], None] = self._take_preface
+        self._greeted = False
+        self._block: bytearray | None = None
+        self._block_flags = self._block_stream = self._block_cost = 0
+        self._receivable = DEFAULT_WINDOW
+        self._grantable = _GRANTED_MESSAGES * settings.body_limit_bytes
+        self._asking: deque[Stream] = deque()
+        self._window = self._stream_window = DEFAULT_WINDOW
+        self._blocked: dict[int, Stream] = {}
+        self._control: list[bytes] = []
+        self._credit = CREDIT
+        self._unfinished_s = self._paused_s = 0.0
+        self._paused = self._over = False
+        self._draining_s: float | None = None
+        self._final: int | None = None
+        self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Waits for the preface."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._application.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        """Cancels the calls under way: their client has gone."""
+        self._application.connections.discard(self)
+        self._abandon()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses, and sends what that makes due."""
+        if self._over:
+            return
+        try:
+            if self._rest:
+                data = self._rest + data
+            elif self._greeted and self._block is None:
+                self._unfinished_s = 0.0
+            self._take(data)
+        except ConnectionFault as fault:
+            self._fail(fault)
+        else:
+            self._send_control()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it is not read either, until it does or the tick ends it."""
+        self._paused, self._paused_s = True, 0.0
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._paused = False
+        self._transport.resume_reading()
+        self._send_blocked()
+
+    # What the port calls.
+
+    def tick(self, seconds: float) -> None:
+        """Renews the credit and ends what has taken too long; called every so many seconds."""
+        settings = self._application.settings
+        self._credit = min(CREDIT, self._credit + round(_CREDIT_PER_S * seconds))
+        self._unfinished_s += seconds
+        self._paused_s += seconds
+        if self._over:
+            return
+        if (self._paused and self._paused_s > settings.body_timeout_s) or (
+            not self._greeted and self._unfinished_s > settings.header_timeout_s
+        ):
+            self._transport.abort()
+            return
+        try:
+            self._age(seconds)
+        except ConnectionFault as fault:
+            self._fail(fault)
+        if self._draining_s is not None and not self._over:
+            self._draining_s += seconds
+            if self._draining_s > seconds:
+                self._announce_last()
+        self._send_control()
+
+    def drain(self) -> None:
+        """Asks the client to start no more calls here; ends the connection after the last one.
+
+        First every stream is still welcome; which was the last is said once the client has heard that, so that
+        no call is lost that was on its way.
+        """
+        if not self._greeted:
+            self._transport.abort()
+        elif self._draining_s is None and not self._over:
+            self._draining_s = 0.0
+            self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
+            self._send_control()
+
+    def end(self) -> None:
+        """Ends the connection now."""
+        if not self._over:
+            self._fail(ConnectionFault(Code.NO_ERROR, "the server ends"))
+
+    # What streams call.
+
+    def want(self, stream: Stream, size: int) -> None:
+        """Lets the client send so many bytes more on a stream, now or when others have ended."""
+        if not stream.wanted:
+            stream.wanted = size
+            self._asking.append(stream)
+            self._grant()
+
+    def reply(self, stream: Stream, block: bytes | None, data: bytes, trailers: bytes | None) -> None:
+        """Sends a reply or a part of it; in one write where flow control does not hold it up.
+
+        Args:
+            stream: The stream; where it is gone, nothing is sent.
+            block: The header block, if it has not been sent.
+            data: The data; may be empty.
+            trailers: The header block that ends the reply, if this is its end.
+        """
+        number = stream.number
+        if self._streams.get(number) is not stream:
+            return
+        size = len(data)
+        parts: list[bytes | memoryview] = []
+        if block is not None:
+            parts += (frames.head(frames.HEADERS, END_HEADERS, number, len(block)), block)
+        fits = not size or (size <= FRAME_BYTES and size <= self._window and size <= stream.window)
+        if fits and stream.unsent is None and not self._paused:
+            if size:
+                parts += (frames.head(frames.DATA, 0, number, size), data)
+                self._window -= size
+                stream.window -= size
+            if trailers is not None:
+                self._end(stream, trailers, parts)
+            self._write(parts)
+            return
+        self._write(parts)
+        stream.unsent = memoryview(bytes(stream.unsent) + data if stream.unsent else data)
+        stream.trailers = trailers
+        stream.waited_s = 0.0
+        self._blocked[number] = stream
+        self._send_blocked()
+
+    def refuse(self, stream: Stream, block: bytes) -> None:
+        """A reply that is one header block."""
+        if self._streams.get(stream.number) is stream:
+            parts: list[bytes | memoryview] = []
+            self._end(stream, block, parts)
+            self._write(parts)
+
+    async def taken(self, stream: Stream) -> None:
+        """Waits until the client's window has taken what was sent on a stream."""
+        if stream.unsent is not None:
+            stream.taken = self._loop.create_future()
+            await stream.taken
+
+    # Parsing.
+
+    def _take_preface(self, data: bytes) -> None:
+        if not data.startswith(PREFACE[: len(data)]):
+            self._over = True
+            self._transport.close()  # another protocol, in which there is nothing to say
+        elif len(data) < len(PREFACE):
+            self._rest = data
+        else:
+            settings = self._application.settings
+            ours = {
+                Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                Setting.MAX_HEADER_LIST_SIZE: settings.header_limit_bytes,
+            }
+            self._receivable = _CONNECTION_WINDOW
+            self._control += (frames.settings(ours), frames.window_update(0, _CONNECTION_WINDOW - DEFAULT_WINDOW))
+            self._take = self._take_frames
+            self._take_frames(data[len(PREFACE) :])
+
+    def _take_frames(self, data: bytes) -> None:
+        at, end = 0, len(data)
+        while end - at >= FRAME.size:
+            high, low, kind, flags, number = FRAME.unpack_from(data, at)
+            size = high << 8 | low
+            if size > FRAME_BYTES:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            start = at + FRAME.size
+            if end - start < size:
+                break
+            at = start + size
+            number &= LARGEST
+            if not self._greeted and kind != frames.SETTINGS:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            if self._block is not None and (kind != frames.CONTINUATION or number != self._block_stream):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "another frame inside a header block")
+            if kind <= frames.CONTINUATION:
+                try:
+                    self._on_frame[kind](flags, number, data[start:at])
+                except StreamFault as fault:
+                    self._reset(number, fault.code)
+        if at and self._block is None:
+            self._unfinished_s = 0.0
+        self._rest = data[at:]
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        self._receivable -= size
+        if self._receivable < 0:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "data beyond the connection's window")
+        if self._receivable < _CONNECTION_WINDOW // 2:
+            self._control.append(frames.window_update(0, _CONNECTION_WINDOW - self._receivable))
+            self._receivable = _CONNECTION_WINDOW
+        stream = self._streams.get(number)
+        if stream is None or stream.ended:
+            if number not in self._cut:
+                self._check_known(number)
+                raise StreamFault(Code.STREAM_CLOSED)
+            self._spend()
+            return
+        stream.receivable -= size
+        if stream.receivable < 0:
+            raise StreamFault(Code.FLOW_CONTROL_ERROR)
+        if flags & frames.PADDED:
+            payload = frames.unpadded(payload, frames.PADDED)
+        stream.ended = bool(flags & END_STREAM)
+        if not payload and not stream.ended:
+            self._spend()
+        stream.received(payload)
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & (frames.PADDED | frames.PRIORITISED):
+            payload = frames.unpadded(payload, flags)
+        if flags & END_HEADERS:
+            self._on_block(flags, number, payload)
+        else:
+            self._block = bytearray(payload)
+            self._block_flags, self._block_stream, self._block_cost = flags, number, len(payload)
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if self._block is None:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        self._block += payload
+        self._block_cost += len(payload) + _FRAME_COST
+        if self._block_cost > self._header_bytes + _FRAME_COST:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers far beyond the limit")
+        if flags & END_HEADERS:
+            block, self._block = bytes(self._block), None
+            self._on_block(self._block_flags, number, block)
+
+    def _on_block(self, flags: int, number: int, block: bytes) -> None:
+        stream = self._streams.get(number)
+        if stream is not None or number in self._cut:
+            self._headers.skip(block)  # trailers, which say nothing to a server of gRPC
+            self._on_trailers(stream, flags)
+            return
+        if number <= self._last or not number & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a stream's number that is not a new one of the client's")
+        self._last = number
+        head = self._headers.read(block)
+        if self._final is not None or len(self._streams) >= MAX_STREAMS:
+            raise StreamFault(Code.REFUSED_STREAM)
+        stream = self._application.open(self, number, head)
+        stream.window = self._stream_window
+        stream.ended = bool(flags & END_STREAM)
+        self._streams[number] = stream
+        stream.opened()
+        if stream.ended and number in self._streams:
+            stream.received(b"")
+
+    def _on_trailers(self, stream: Stream | None, flags: int) -> None:
+        if stream is None:
+            self._spend()
+        elif stream.ended:
+            raise StreamFault(Code.STREAM_CLOSED)
+        elif not flags & END_STREAM:
+            raise StreamFault(Code.PROTOCOL_ERROR)
+        else:
+            stream.ended = True
+            stream.received(b"")
+
+    def _on_priority(self, _: int, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of the connection")
+        if len(payload) != 5:  # noqa: PLR2004  and says nothing any more (section 5.3.2)
+            raise StreamFault(Code.FRAME_SIZE_ERROR)
+
+    def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
+        frames.number(payload)
+        self._check_known(number)
+        self._spend()
+        stream = self._streams.get(number)
+        if stream is not None:
+            self._forget(stream)
+            stream.lost()
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
+            return
+        values = frames.read_settings(payload)
+        if values.get(Setting.ENABLE_PUSH, 0) > 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
+        if not FRAME_BYTES <= values.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES) < 1 << 24:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+        self._set_stream_window(values.get(Setting.INITIAL_WINDOW_SIZE, self._stream_window))
+        self._control.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        if self._greeted:
+            self._spend()
+        self._greeted = True
+
+    def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != len(_PING):
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
+        self._spend()
+        if not flags & frames.ACK:
+            self._control.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif self._draining_s is not None and payload == _PING:
+            self._announce_last()
+
+    def _on_goaway(self, _: int, number: int, __: bytes) -> None:
+        """The client will close when its calls are answered."""
+        if number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY of a stream")
+        self._spend()
+
+    def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
+        size = frames.number(payload) & LARGEST
+        if not number:
+            self._window += size
+            if not size or self._window > LARGEST:
+                raise ConnectionFault(_window_code(size), "a WINDOW_UPDATE out of range")
+        else:
+            self._check_known(number)
+            stream = self._streams.get(number)
+            if stream is None:
+                return
+            stream.window += size
+            if not size or stream.window > LARGEST:
+                raise StreamFault(_window_code(size))
+        if self._blocked:
+            self._send_blocked()
+
+    # Streams.
+
+    def _set_stream_window(self, size: int) -> None:
+        change = size - self._stream_window
+        self._stream_window = size
+        for stream in self._streams.values():
+            stream.window += change
+        if size > LARGEST or any(stream.window > LARGEST for stream in self._streams.values()):
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of range")
+        self._send_blocked()
+
+    def _check_known(self, number: int) -> None:
+        if not number or number > self._last or not number & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that was never opened")
+
+    def _spend(self) -> None:
+        self._credit -= 1
+        if self._credit < 0:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings or other frames without work")
+
+    def _age(self, seconds: float) -> None:
+        limit_s = self._application.settings.body_timeout_s
+        if (self._rest or self._block is not None) and self._unfinished_s > limit_s:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame or header block that does not end")
+        for stream in list(self._streams.values()):
+            if stream.unsent is None and (stream.ended or stream.wanted):
+                continue  # it waits for its answer or a grant, not for its client
+            stream.waited_s += seconds
+            if stream.waited_s <= limit_s:
+                continue
+            if stream.unsent is None:
+                stream.too_slow()
+            else:
+                self._reset(stream.number, Code.CANCEL)
+
+    def _reset(self, number: int, code: Code) -> None:
+        stream = self._streams.get(number)
+        if stream is None or not stream.ended:
+            self._cut.append(number)
+        if stream is not None:
+            self._forget(stream)
+            stream.lost()
+        self._control.append(frames.rst_stream(number, code))
+        self._spend()
+
+    def _forget(self, stream: Stream) -> None:
+        del self._streams[stream.number]
+        self._blocked.pop(stream.number, None)
+        if stream.granted or stream.wanted:
+            self._grantable += stream.granted
+            stream.wanted = 0
+            self._grant()
+            self._send_control()
+        if stream.taken is not None and not stream.taken.done():
+            stream.taken.set_result(None)
+        if self._final is not None and not self._streams:
+            self._finish()
+
+    def _grant(self) -> None:
+        while self._asking:
+            stream = self._asking[0]
+            if stream.wanted > self._grantable:
+                return
+            self._asking.popleft()
+            if stream.wanted:
+                self._control.append(frames.window_update(stream.number, stream.wanted))
+                self._grantable -= stream.wanted
+                stream.granted += stream.wanted
+                stream.receivable += stream.wanted
+                stream.wanted = 0
+
+    def _abandon(self) -> None:
+        self._over = True
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._blocked.clear()
+        for stream in streams:
+            stream.lost()
+
+    # Sending.
+
+    def _write(self, parts: list[bytes | memoryview]) -> None:
+        if self._control:
+            parts = [*self._control, *parts]
+            self._control.clear()
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def _send_control(self) -> None:
+        if self._control:
+            self._write([])
+
+    def _send_blocked(self) -> None:
+        for stream in list(self._blocked.values()):
+            if self._paused or self._window <= 0:
+                return
+            self._send_unsent(stream)
+
+    def _send_unsent(self, stream: Stream) -> None:
+        parts: list[bytes | memoryview] = []
+        unsent = stream.unsent or memoryview(b"")
+        while (size := min(len(unsent), FRAME_BYTES, stream.window, self._window)) > 0:
+            parts += (frames.head(frames.DATA, 0, stream.number, size), unsent[:size])
+            unsent = unsent[size:]
+            self._window -= size
+            stream.window -= size
+        if unsent:
+            stream.unsent = unsent
+        else:
+            stream.unsent = None
+            del self._blocked[stream.number]
+            if stream.trailers is not None:
+                self._end(stream, stream.trailers, parts)
+            elif stream.taken is not None and not stream.taken.done():
+                stream.taken.set_result(None)
+        self._write(parts)
+
+    def _end(self, stream: Stream, block: bytes, parts: list[bytes | memoryview]) -> None:
+        """Adds the frames that end a reply, and forgets the stream."""
+        number = stream.number
+        parts += (frames.head(frames.HEADERS, END_HEADERS | END_STREAM, number, len(block)), block)
+        if not stream.ended:
+            self._cut.append(number)
+            parts.append(frames.rst_stream(number, Code.NO_ERROR))
+        if self._credit < CREDIT:
+            self._credit += 1
+        self._forget(stream)
+
+    # The end.
+
+    def _announce_last(self) -> None:
+        if self._final is None:
+            self._final = self._last
+            self._control.append(frames.goaway(self._final, Code.NO_ERROR))
+            if not self._streams:
+                self._finish()
+
+    def _fail(self, fault: ConnectionFault) -> None:
+        self._abandon()
+        last = self._last if self._final is None else self._final
+        self._control.append(frames.goaway(last, fault.code, fault.words))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Says no more, and listens a moment longer, so that what was said is read."""
+        self._loop.call_soon(self._close)
+
+    def _close(self) -> None:
+        self._over = True
+        if self._transport.is_closing():
+            return
+        self._send_control()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(_LINGER_S, self._transport.abort)
+
+
+def _window_code(size: int) -> Code:
+    return Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
