@@ -19,7 +19,7 @@ from export import inspect_cli, verify_cli
 from export.cli import main as export
 from serving.manifest import MANIFEST
 from tests.support.checkpoints import edit_json, write_checkpoint, write_task_checkpoint
-from tests.support.poison import edit_manifest, keep_only_fp32, sign
+from tests.support.poison import add_engine, edit_manifest, keep_only_fp32, sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,20 +204,15 @@ def test_an_unproven_artifact_is_proven_here(small: Path, capsys: pytest.Capture
     assert "model.fp32.onnx was unproven, and is proven on this machine" in capsys.readouterr().out
 
 
-def as_engine(manifest: dict[str, Any]) -> None:
-    """Makes an engine for a GPU of every artifact."""
-    build = {"flavour": "rtx", "version": "1.7", "compute_capability": "7.5", "profiles": []}
-    for artifact in manifest["artifacts"]:
-        artifact |= {"kind": "tensorrt", "target": "sm75", "engine": build, "parity": None, "invariance": None}
-        artifact["batch_invariant"] = False
-
-
 def test_what_cannot_be_run_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An engine for a GPU is passed over with a sentence; a bundle of nothing else is not called right."""
-    edit_manifest(small, as_engine)
+    add_engine(small)
+    edit_manifest(small, lambda manifest: manifest.update(artifacts=manifest["artifacts"][-1:]))
+    for graph in small.glob("*.onnx"):
+        graph.unlink()
     assert verify_cli.main([str(small)]) == 1
     captured = capsys.readouterr()
-    assert "model.fp32.onnx was not run: it is a TensorRT engine for compute capability 7.5" in captured.out
+    assert "model.sm75.fp16.engine was not run: it is a TensorRT engine for compute capability 7.5" in captured.out
     assert "this machine can run nothing of it, so nothing is proven here" in captured.err
 
 

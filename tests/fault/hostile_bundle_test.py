@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +27,17 @@ from serving.tokenizer import TextTokenizer
 from tests.support.clients import post_json
 from tests.support.gate import Gate
 from tests.support.models import NAME
-from tests.support.poison import FP32, TINY_SIZE, edit_manifest, sign, tiny_bundle, tiny_model
+from tests.support.poison import (
+    ENGINE,
+    ENGINE_BYTES,
+    FP32,
+    TINY_SIZE,
+    add_engine,
+    edit_manifest,
+    sign,
+    tiny_bundle,
+    tiny_model,
+)
 from tests.support.server import refused_start
 
 if TYPE_CHECKING:
@@ -41,10 +50,6 @@ if TYPE_CHECKING:
 
 PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 DOMAIN = "evil.custom"
-ENGINE = "model.sm75.fp16.engine"
-ENGINE_BYTES = struct.pack("<4s4xI4xQ4B", b"vtrt", 2, 128, 1, 7, 1, 116) + bytes(100)
-"""The head of an engine as TensorRT for RTX 1.7.1 writes it, and nothing behind it."""
-
 make_node = helper.make_node
 
 
@@ -283,35 +288,6 @@ def answers_a_sequence(model: onnx.ModelProto) -> None:
 
 
 # What is in an engine, and what the manifest says of it.
-
-
-def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
-    """Adds an engine for a T4 to a bundle, which is honest with the default bytes."""
-    (bundle / ENGINE).write_bytes(data)
-
-    def add(manifest: dict[str, Any]) -> None:
-        profile = {"min": [1, manifest["max_length"]], "opt": [4, manifest["max_length"]]}
-        manifest["artifacts"].append(
-            {
-                **manifest["artifacts"][0],
-                "file": ENGINE,
-                "kind": "tensorrt",
-                "precision": "fp16",
-                "target": "sm75",
-                "parity": None,
-                "invariance": None,
-                "batch_invariant": False,
-                "engine": {
-                    "flavour": "rtx",
-                    "version": "1.7.1.116",
-                    "compute_capability": "7.5",
-                    "profiles": [{**profile, "max": [32, manifest["max_length"]]}],
-                },
-            }
-        )
-
-    edit_manifest(bundle, add)
-    sign(bundle)
 
 
 def engine(data: bytes) -> Spoil:

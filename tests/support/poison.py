@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 FP32 = "model.fp32.onnx"
 TINY_SIZE = 4
 _VOCABULARY = 30_522
+
+
+ENGINE = "model.sm75.fp16.engine"
+ENGINE_BYTES = struct.pack("<4s4xI4xQ4B", b"vtrt", 2, 128, 1, 7, 1, 116) + bytes(100)
+"""The head of an engine as TensorRT for RTX 1.7.1 writes it, and nothing behind it."""
 
 
 def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -44,6 +50,35 @@ def sign(bundle: Path) -> None:
                 entry |= {"sha256": digest(file), "size_bytes": file.stat().st_size}
 
     edit_manifest(bundle, change)
+
+
+def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
+    """Adds an engine for a T4 to a bundle, which is honest with the default bytes."""
+    (bundle / ENGINE).write_bytes(data)
+
+    def add(manifest: dict[str, Any]) -> None:
+        profile = {"min": [1, manifest["max_length"]], "opt": [4, manifest["max_length"]]}
+        manifest["artifacts"].append(
+            {
+                **manifest["artifacts"][0],
+                "file": ENGINE,
+                "kind": "tensorrt",
+                "precision": "fp16",
+                "target": "sm75",
+                "parity": None,
+                "invariance": None,
+                "batch_invariant": False,
+                "engine": {
+                    "flavour": "rtx",
+                    "version": "1.7.1.116",
+                    "compute_capability": "7.5",
+                    "profiles": [{**profile, "max": [32, manifest["max_length"]]}],
+                },
+            }
+        )
+
+    edit_manifest(bundle, add)
+    sign(bundle)
 
 
 def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:

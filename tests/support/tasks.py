@@ -128,9 +128,9 @@ def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, 
             target="cpu",
             sha256=entry.sha256,
             size_bytes=entry.size_bytes,
-            batch_invariant=True,
+            batch_invariant=proven,
             parity=Parity(1, 0.0, 1.0, 1.0, 1.0) if proven else None,
-            invariance=Invariance(1, 0.0, 1.0),
+            invariance=Invariance(1, 0.0, 1.0) if proven else None,
             operators={},
         )
         special = {role: vocabulary()[f"[{role.upper()}]"] for role in ("pad", "unk", "cls", "sep", "mask")}

@@ -84,7 +84,7 @@ def test_a_broken_limit_is_named_with_its_figure(
 def test_figures_at_the_limit_pass() -> None:
     """The limits themselves are allowed; what a precision is not held to, and what is not measured, does not count."""
     assert broken("fp32", max_abs_difference=1e-4, cosine_mean=0.0) == {}
-    assert broken("int8", max_abs_difference=9, cosine_mean=0.99, cosine_p01=0.97, cosine_min=0.95) == {}
+    assert broken("int8", max_abs_difference=9, cosine_mean=0.99, cosine_p01=0.975, cosine_min=0.95) == {}
     assert broken("fp16", "rerank", cosine_mean=None, cosine_p01=None, cosine_min=None) == {}
 
 
