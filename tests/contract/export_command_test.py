@@ -19,7 +19,9 @@ from serving.bundle import Bundle, open_bundle
 from serving.engine.base import ModelSpec
 from serving.engine.inline import InlineEngine
 from serving.engine.ort import OrtCpuBackend
+from serving.errors import StartupError
 from serving.records import Batch, BatchOutput, ModelIndex
+from serving.repository import Repository
 from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint
 
 if TYPE_CHECKING:
@@ -216,14 +218,19 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Sig
     assert not (tmp_path / "models").exists()
 
 
-def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path) -> None:
-    """SIGKILL leaves only a hidden directory, which is no version and which the next export removes."""
-    with start_until("loading the weights", folder, tmp_path / "models") as child:
+@pytest.mark.parametrize("stage", ["loading the weights", "comparing model.fp32.onnx"])
+def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stage: str) -> None:
+    """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
+    out = tmp_path / "models"
+    with start_until(stage, folder, out) as child:
         child.kill()
-    (leftover,) = (tmp_path / "models" / "small").iterdir()
+    (leftover,) = (out / "small").iterdir()
     assert leftover.name.startswith(".staging-")
-    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
-    assert [entry.name for entry in (tmp_path / "models" / "small").iterdir()] == ["1"]
+    with pytest.raises(StartupError, match="holds no model"):
+        Repository.open(out)
+    assert main([str(folder), "--out", str(out), "--precision", "fp32"]) == 0
+    assert [entry.name for entry in (out / "small").iterdir()] == ["1"]
+    assert Repository.open(out).models[0].version == "1"
 
 
 @pytest.fixture(scope="module")
