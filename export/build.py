@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import shutil
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ class _Export:
     def run(self) -> Bundle:
         self._raw.parent.mkdir()
         proof = self._proof(self._examples())
+        # A large model fills memory, and PyTorch's modules refer to one another: do not wait for their turn.
+        gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
         artifacts = [self._artifact(form, proof) for form in self._recipe.forms]
@@ -145,7 +148,7 @@ class _Export:
         return [reader.read(path) for path in self._recipe.references]
 
     def _proof(self, examples: Sequence[accuracy.Examples]) -> _Proof:
-        """Writes the graph and asks PyTorch; the model is gone when this returns, since a large one fills memory."""
+        """Writes the graph and asks PyTorch, whose model nothing needs afterwards."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
             model = graph.load(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,6 +82,8 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     """
     with quiet():
         _optimize(raw, fused, shape)
+    # The optimizer's objects refer to one another, and hold the model until they are looked for.
+    gc.collect()
     _restore(fused, raw)
     check_counts(operators(fused), shape.fused(), "the fusion")
 
