@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WIDTH, _HEIGHT = 760, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 22, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 22, 38
 _MOST_TICKS = 8
 
 

@@ -72,7 +72,7 @@ class _Run:
         weights = np.bincount(drawn, minlength=len(self._counts))
         counts = np.cumsum(weights @ self._counts)
         answered, failed = int(counts[-1]), int(weights @ self._failed)
-        ranks = [max(1, np.ceil(answered * percent / 100)) for percent in PERCENTILES]
+        ranks = [max(1, int(answered * percent / 100 + 0.5)) for percent in PERCENTILES]  # as HdrHistogram counts
         percentiles = [float(self._values[np.searchsorted(counts, rank)]) for rank in ranks] if answered else []
         return [
             *(percentiles or [float("nan")] * len(PERCENTILES)),

@@ -1,6 +1,7 @@
 """A generator process: sends what its schedule says, when it says so, and tells what became of it.
 
-`python -m loadtest.generator` reads one line of JSON, a `Job`, and writes chunks (see records.py). One thread
+`python -m loadtest.generator` reads a line of JSON, a `Job`, says with an empty chunk (see records.py) that it is
+ready, reads a second line, when to start, and from then on tells of its requests in chunks. One thread
 waits for whatever comes first, the next request's time or a reply, and does nothing else meanwhile: it often
 shares its cores with the server.
 """
@@ -27,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 from loadtest.arrivals import choices, schedule
 from loadtest.errors import BenchError
 from loadtest.messages import Target, messages
-from loadtest.records import PACK, chunk
+from loadtest.records import PACK, READY, chunk
 from loadtest.scenario import Phase, Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loadtest.wire import Reply, Wire
 
 _READ_BYTES = 1 << 18
@@ -53,7 +56,6 @@ class Job:
         seed: Of the schedule.
         place: This generator's number; it sends every `of`-th request.
         of: How many generators there are.
-        start: When the schedule begins, on the clock `time.perf_counter`, which all processes share.
         patience_s: A request without an answer after so long has failed.
         kinds: Task, weight and texts of each kind of request.
     """
@@ -64,7 +66,6 @@ class Job:
     seed: int
     place: int
     of: int
-    start: float
     patience_s: float
     kinds: list[tuple[str, float, list[str]]]
 
@@ -126,7 +127,7 @@ class _Lane:
 class Generator:
     """The loop."""
 
-    def __init__(self, job: Job, tell: Any) -> None:  # noqa: ANN401  a function of bytes
+    def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
         """Prepares everything that can be prepared.
 
         Args:
@@ -137,12 +138,12 @@ class Generator:
         target = Target(**job.target)
         times = schedule(scenario, job.rate, job.seed)
         kinds = choices([weight for _, weight, _ in job.kinds], len(times), job.seed)
-        self._times = array("d", (job.start + times[job.place :: job.of]).tobytes())
+        self._times = times[job.place :: job.of]
         self._kinds = array("q", kinds[job.place :: job.of].tobytes())
         self._supplies = [itertools.cycle(messages(target, task, texts)) for task, _, texts in job.kinds]
         self._target = target
         self._address = target.address()
-        self._start = job.start
+        self._start = 0.0
         self._patience_s = job.patience_s
         self._tell = tell
         self._lanes: dict[int, _Lane] = {}
@@ -153,13 +154,22 @@ class Generator:
         self._faults = {"": 0}
         self._new_faults: list[str] = []
 
-    def run(self) -> None:
-        """Sends everything and waits for the last answers."""
-        cpu_s = time.process_time()
-        with contextlib.suppress(OSError):  # the first request will say it better
+    def connect(self) -> None:
+        """Opens the first connections; one that fails will say so with its first request."""
+        with contextlib.suppress(OSError):
             for _ in range(_LANES[self._target.protocol]):
                 self._offer(self._open())
-        clock, times, place, count = time.perf_counter, self._times, 0, len(self._times)
+
+    def run(self, start: float) -> None:
+        """Sends everything and waits for the last answers.
+
+        Args:
+            start: When the schedule begins, on the clock `time.perf_counter`, which all processes share.
+        """
+        cpu_s = time.process_time()
+        self._start = start
+        times = array("d", (start + self._times).tobytes())
+        clock, place, count = time.perf_counter, 0, len(times)
         next_told = self._start
         while place < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
             now = clock()
@@ -316,7 +326,7 @@ class Generator:
 
 
 def main() -> None:
-    """Does the job that the first line of standard input describes."""
+    """Does the job that standard input describes."""
     values = json.loads(sys.stdin.readline())
     values["kinds"] = [(task, weight, texts) for task, weight, texts in values["kinds"]]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -327,7 +337,15 @@ def main() -> None:
     # Nothing in the loop makes cycles, so a collection would only add its pauses to the figures.
     gc.disable()
     output = sys.stdout.buffer
-    Generator(Job(**values), lambda data: (output.write(data), output.flush())).run()
+
+    def tell(data: bytes) -> None:
+        output.write(data)
+        output.flush()
+
+    generator = Generator(Job(**values), tell)
+    generator.connect()
+    tell(READY)
+    generator.run(float(sys.stdin.readline()))
 
 
 if __name__ == "__main__":

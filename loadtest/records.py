@@ -45,6 +45,10 @@ def chunk(faults: list[str], records: list[bytes], cpu_s: float = 0.0) -> bytes:
     return _SIZE.pack(len(head), len(data)) + head + data
 
 
+READY = chunk([], [])
+"""The first chunk: the generator can start."""
+
+
 @dataclass(slots=True)
 class ChunkReader:
     """Puts a generator's output together again.

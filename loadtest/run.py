@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import select
 import selectors
 import subprocess
 import sys
@@ -16,12 +17,12 @@ from typing import IO, TYPE_CHECKING
 
 from loadtest.child import module_environment
 from loadtest.errors import BenchError
-from loadtest.records import ChunkReader
+from loadtest.records import READY, ChunkReader
 from loadtest.result import Result
 from loadtest.scenario import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from loadtest.messages import Target
     from loadtest.scenario import Scenario
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 _PER_PROCESS = 4000.0
 """Requests a second that one generator sends with ease."""
 
-_START_S = 1.0
-"""From starting the generators to the first request: they load their modules and make their requests."""
+_READY_S = 60.0
+_SOON_S = 0.1
+"""From telling the generators when to start to that moment."""
 
-_EACH_PROCESS_S = 0.3
-_NULL_S = 1.5
+_NULL_S = 1.0
 _GRACE_S = 10.0
 _SHOW_S = 0.5
 _READ_BYTES = 1 << 20
@@ -98,15 +99,15 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
         BenchError: A generator failed.
     """
     count = load.processes
-    start = time.perf_counter() + _START_S + _EACH_PROCESS_S * count
     cpu_s = 0.0
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        for place in range(count):
-            process = stack.enter_context(_process())
+        processes = [stack.enter_context(_process()) for _ in range(count)]
+        for place, process in enumerate(processes):
             stack.callback(process.kill)
-            _give(process, target, load, place, start)
+            _say(process, _job(target, load, place))
             selector.register(_pipe(process), selectors.EVENT_READ, (process, ChunkReader([""])))
+        start = _start(processes)
         names = [kind.name for kind in load.kinds]
         end = start + load.scenario.seconds + load.patience_s + _GRACE_S
         shown = start
@@ -158,22 +159,43 @@ def _process() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=module_environment())
 
 
-def _give(process: subprocess.Popen[bytes], target: Target, load: Load, place: int, start: float) -> None:
-    job = {
+def _job(target: Target, load: Load, place: int) -> dict[str, object]:
+    return {
         "target": dataclasses.asdict(target),
         "scenario": dataclasses.asdict(load.scenario),
         "rate": load.rate,
         "seed": load.seed,
         "place": place,
         "of": load.processes,
-        "start": start,
         "patience_s": load.patience_s,
         "kinds": [(kind.task, kind.weight, kind.texts) for kind in load.kinds],
     }
+
+
+def _start(processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Waits until all generators are ready, and tells them when to start, which it returns.
+
+    Raises:
+        BenchError: One does not become ready.
+    """
+    for process in processes:
+        pipe = _pipe(process)
+        if not select.select([pipe], [], [], _READY_S)[0] or len(os.read(pipe.fileno(), len(READY))) < len(READY):
+            raise BenchError("a generator did not become ready")
+    start = time.perf_counter() + _SOON_S
+    for process in processes:
+        _say(process, start)
+    return start
+
+
+def _say(process: subprocess.Popen[bytes], what: object) -> None:
     if process.stdin is None:
         raise BenchError("a generator was started without pipes")
-    process.stdin.write(json.dumps(job).encode() + b"\n")
-    process.stdin.flush()
+    try:
+        process.stdin.write(json.dumps(what).encode() + b"\n")
+        process.stdin.flush()
+    except OSError as error:
+        raise BenchError("a generator ended by itself") from error
 
 
 def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
