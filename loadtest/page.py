@@ -236,8 +236,8 @@ def _faults(result: Result) -> str:
 def _generator(result: Result) -> str:
     facts = result.generator
     rows = [
-        ("sent after the intended time, p50", f"{_ms(facts.sent_late.percentile_ms(50))} ms"),
-        ("the same, p99", f"{_ms(facts.sent_late.percentile_ms(99))} ms"),
+        ("sent after the intended time, p50", f"{_ms(facts.lateness.percentile_ms(50))} ms"),
+        ("the same, p99", f"{_ms(facts.lateness.percentile_ms(99))} ms"),
         (f"sent more than {LATE_S * 1e3:g} ms late", f"{facts.late} of {result.offered}"),
         ("CPU time on a request", f"{facts.cpu_us:.0f} us"),
         ("processes", f"{facts.processes}"),

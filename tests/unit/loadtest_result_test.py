@@ -32,7 +32,7 @@ def run(latency_ms: float = 2.0, *, failing: int = 0, seed: int = 1, late_ms: fl
     dice = np.random.default_rng(seed)
     records = np.zeros(COUNT, RECORD)
     records["intended"] = np.sort(dice.uniform(0, SECONDS, COUNT))
-    records["sent"] = records["intended"] + late_ms / 1e3
+    records["due"] = records["sent"] = records["intended"] + late_ms / 1e3
     records["done"] = records["sent"] + latency_ms / 1e3 * dice.lognormal(0, 0.3, COUNT)
     records["fault"][:failing] = 1
     records["kind"] = np.arange(COUNT) % 2
