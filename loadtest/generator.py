@@ -198,6 +198,8 @@ class Generator:
             if self._free:
                 lane = self._free.popleft()
                 lane.is_free = False
+                if not lane.wire.room():  # the server has changed its mind since
+                    return True
             elif len(self._lanes) < _MOST_LANES[self._target.protocol]:
                 lane = self._open()
             else:
