@@ -197,8 +197,11 @@ def _make_folder(out: Path) -> None:
 
 
 def _write(out: Path, values: object, html: str) -> None:
-    (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(html, encoding="utf-8")
+    try:
+        (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
 
 
 if __name__ == "__main__":
