@@ -81,7 +81,7 @@ def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
     A sum of squares is finite only if every number is, so one product settles the common case (`vdot`, which
     unlike `dot` does not warn of what overflows); a sum that does is looked at number by number.
     """
-    if all([math.isfinite(np.vdot(array, array)) for array in arrays if array.dtype == np.float32]):
+    if all(math.isfinite(np.vdot(array, array)) for array in arrays if array.dtype == np.float32):
         return [True] * texts
     rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
     return [bool(row) for row in np.logical_and.reduce(rows)]

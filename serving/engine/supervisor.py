@@ -230,7 +230,7 @@ class RemoteEngine:
             self._process.kill()
 
     def _look_at_lanes(self) -> None:
-        if any([lane.hangs() for lane in self._lanes]):
+        if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
             self.kill("hangs")
         else:
             self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_lanes)

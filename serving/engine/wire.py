@@ -109,9 +109,9 @@ def pack_run(number: int, batch: Batch) -> bytes:
         ids = texts[0].ids
         size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
         return _RUN_ONE.pack(size, Kind.RUN, batch.model, number, 1, 0, len(ids)) + ids
-    typed = any([text.type_ids is not None for text in texts])
+    typed = any(text.type_ids is not None for text in texts)
     lengths = array("I", [len(text.ids) for text in texts])
-    parts = [_RUN_HEAD.pack(len(texts), typed), lengths, *[text.ids for text in texts]]
+    parts: list[bytes | array[int]] = [_RUN_HEAD.pack(len(texts), typed), lengths, *[text.ids for text in texts]]
     if typed:
         parts += [text.type_ids or bytes(4 * len(text.ids)) for text in texts]
     return pack(Kind.RUN, b"".join(parts), model=batch.model, batch=number)
