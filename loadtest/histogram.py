@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LEAST_US, _MOST_US = 1, 100_000_000
 _DIGITS = 3
+_ALL = 100.0
 
 
 class Histogram:
@@ -50,6 +51,10 @@ class Histogram:
     def percentile_ms(self, percent: float) -> float:
         """The latency that so many percent do not exceed; not a number where nothing was recorded."""
         return float(self._recorded.get_value_at_percentile(percent)) / 1e3 if len(self) else math.nan
+
+    def resolves(self, percent: float) -> bool:
+        """Whether at least one latency lies above a percentile: with fewer it is the greatest under another name."""
+        return len(self) * (_ALL - percent) >= _ALL - 1e-9
 
     def max_ms(self) -> float:
         """The greatest latency."""

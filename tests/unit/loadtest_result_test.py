@@ -70,6 +70,16 @@ def test_a_distribution_is_what_the_library_says() -> None:
     assert list(zip(values.tolist(), counts.tolist(), strict=True)) == expected
 
 
+@pytest.mark.parametrize(
+    ("count", "percent", "resolved"), [(99, 99, False), (100, 99, True), (999, 99.9, False), (1000, 99.9, True)]
+)
+def test_a_percentile_needs_enough_requests(count: int, percent: float, resolved: bool) -> None:  # noqa: FBT001
+    """A p99 of fewer than a hundred requests would be the greatest latency under another name."""
+    histogram = Histogram()
+    histogram.record([0.001] * count)
+    assert histogram.resolves(percent) == resolved
+
+
 def test_histograms_of_several_processes_add_up() -> None:
     """Merged histograms are what one would be that had recorded everything."""
     parts = [Histogram() for _ in range(3)]
