@@ -247,7 +247,7 @@ class Generator:
         except OSError as error:
             self._lose(lane, f"connection broken: {error.strerror}")
         except BenchError as error:
-            self._lose(lane, str(error).partition("\n")[0])
+            self._lose(lane, str(error).partition("\n")[0].rstrip(":"))
 
     def _read(self, lane: _Lane) -> None:
         data = lane.connection.recv(_READ_BYTES)
@@ -284,7 +284,6 @@ class Generator:
                 served.queue_us,
                 served.compute_us,
                 served.total_us,
-                served.tokens,
                 request.kind,
                 0,
             )
@@ -324,7 +323,7 @@ class Generator:
             self._new_faults.append(fault)
         done = time.perf_counter() if done is None else done
         times = (time - self._start for time in (request.intended, request.due, request.sent or done, done))
-        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, -1, request.kind, place))
+        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, request.kind, place))
 
     def _flush(self) -> None:
         if self._records:

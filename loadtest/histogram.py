@@ -43,11 +43,6 @@ class Histogram:
         for value in seconds:
             self._recorded.record_value(min(_MOST_US, max(_LEAST_US, round(value * 1e6))))
 
-    def add(self, other: Histogram) -> None:
-        """Adds another one's counts."""
-        if len(other):
-            self._recorded.add(other._recorded)
-
     def percentile_ms(self, percent: float) -> float:
         """The latency that so many percent do not exceed; not a number where nothing was recorded."""
         return float(self._recorded.get_value_at_percentile(percent)) / 1e3 if len(self) else math.nan

@@ -22,7 +22,6 @@ RECORD = np.dtype(
         ("queue_us", "<f4"),
         ("compute_us", "<f4"),
         ("total_us", "<f4"),
-        ("tokens", "<i4"),
         ("kind", "<u2"),
         ("fault", "<u2"),
     ]
@@ -31,7 +30,7 @@ RECORD = np.dtype(
 it, when it was sent, when its answer was whole), what the server says of its stages (-1: nothing), which kind of
 request it was, and its fault as a place in the table of faults; 0 is none."""
 
-PACK = struct.Struct("<ddddffffiHH").pack
+PACK = struct.Struct("<ddddffffHH").pack
 _SIZE = struct.Struct("<II")
 
 

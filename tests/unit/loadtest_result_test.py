@@ -80,20 +80,6 @@ def test_a_percentile_needs_enough_requests(count: int, percent: float, resolved
     assert histogram.resolves(percent) == resolved
 
 
-def test_histograms_of_several_processes_add_up() -> None:
-    """Merged histograms are what one would be that had recorded everything."""
-    parts = [Histogram() for _ in range(3)]
-    whole = Histogram()
-    for place, part in enumerate(parts):
-        values = [(place + 1) / 1e3 + step / 1e5 for step in range(50)]
-        part.record(values)
-        whole.record(values)
-    merged = Histogram()
-    for part in (*parts, Histogram()):
-        merged.add(part)
-    assert [column.tolist() for column in merged.distribution()] == [c.tolist() for c in whole.distribution()]
-
-
 def test_requests_count_where_they_should_have_been_sent() -> None:
     """Offered, answered and failed add up over the slices; errors keep their reasons."""
     result = run(failing=300)
