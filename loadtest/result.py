@@ -131,7 +131,7 @@ class Result:
 
     @property
     def generator_was_the_limit(self) -> bool:
-        """Whether the tail is the generator's own: its p99 of lateness exceeds `LATE_S` and a tenth of the run's p99."""
+        """Whether the tail is the generator's own: its p99 of lateness exceeds `LATE_S` and a tenth of the p99."""
         late_ms, latency_ms = (h.percentile_ms(_TAIL_PERCENT) for h in (self.generator.lateness, self.latency))
         # Where nothing was answered there is no p99 that could excuse it.
         return late_ms > 1e3 * LATE_S and not late_ms <= latency_ms / 10
