@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,6 +57,13 @@ def test_a_histogram_keeps_a_thousandth() -> None:
         assert again.percentile_ms(percent) == histogram.percentile_ms(percent) == pytest.approx(exact, rel=2e-3)
     assert len(again) == 5000
     assert math.isnan(Histogram().percentile_ms(50))
+
+
+def test_a_missing_library_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is not installed, the message says how to install it."""
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
+    with pytest.raises(BenchError, match=r"pip install 'bertserve\[loadtest\]'"):
+        Histogram()
 
 
 def test_a_distribution_is_what_the_library_says() -> None:
