@@ -42,6 +42,8 @@ _LANES = {"http": 32, "grpc": 4}
 """Connections opened before the start."""
 
 _MOST_LANES = {"http": 900, "grpc": 16}
+"""Connections that a generator ever has; further requests wait for a free one, and their latency counts meanwhile."""
+
 _CONNECTING = {0, errno.EINPROGRESS, errno.EAGAIN}
 
 
@@ -305,7 +307,8 @@ class Generator:
         since = now - self._patience_s
         fault = f"no answer within {self._patience_s:g} s"
         while self._waiting and self._waiting[0].intended < since:
-            self._record(self._waiting.popleft(), fault)
+            most = _MOST_LANES[self._target.protocol]
+            self._record(self._waiting.popleft(), f"never sent: {most} connections busy for {self._patience_s:g} s")
         for lane in list(self._lanes.values()):
             late = [request for request in lane.under_way if request.intended < since]
             if late and not lane.wire.room():
