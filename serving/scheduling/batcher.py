@@ -2,13 +2,16 @@
 
 The item that has waited longest decides. A batch-invariant model takes as many items of that item's bucket
 as the token budget holds, on the wide lane. A model that is not batch-invariant runs text by text: on the
-wide lane when nothing else is there to do, else side by side on the narrow ones. A narrow lane gets its next
-text while it still works on its last few tokens: a lane that had to wait until the event loop has taken its
-answer and sent it another text would stand idle for a good part of every short one.
+wide lane when nothing else is there to do, else side by side on the narrow ones.
+
+Short texts would keep such a lane waiting, and the event loop busy, for a good part of their own time. So a
+narrow lane gets several at once, which it still computes one by one, where so many wait that every lane has its
+share; and it gets its next ones while it still works on the last few tokens.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,13 +32,15 @@ class Policy:
 
     Attributes:
         max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
-        prefetch_tokens: A narrow lane with fewer tokens than this before it takes another text. It is short,
-            because what is given to a lane waits behind it and is computed even if its client goes.
         batch_invariant: For each model, whether its texts may share a batch.
+        group_tokens: Tokens of the texts that a narrow lane is given at once; a single text may always run.
+        prefetch_tokens: A narrow lane with fewer tokens than this before it takes more. Both are small, because
+            what is given to a lane is computed even if its client goes, and waits for nothing better.
     """
 
     max_batch_tokens: int
     batch_invariant: Sequence[bool]
+    group_tokens: int = 0
     prefetch_tokens: int = 0
 
 
@@ -64,23 +69,24 @@ def choose(queue: WorkQueue, load: Sequence[int], policy: Policy) -> Assignment 
         return None
     idle = not any(load)
     if policy.batch_invariant[head.model]:
-        return Assignment(WIDE, _batch(queue, head, policy.max_batch_tokens)) if idle else None
+        return Assignment(WIDE, _batch(queue, head, policy.max_batch_tokens, queue.items)) if idle else None
     if idle and (queue.items == 1 or len(load) == 1):
         return Assignment(WIDE, [head])
     lane = min(range(1, len(load)), key=load.__getitem__, default=None)
     if lane is None or (load[lane] and load[lane] >= policy.prefetch_tokens):
         return None
-    return Assignment(lane, [head])
+    share = math.ceil(queue.items / (len(load) - 1))
+    return Assignment(lane, _batch(queue, head, policy.group_tokens, share))
 
 
-def _batch(queue: WorkQueue, head: WorkItem, budget: int) -> list[WorkItem]:
+def _batch(queue: WorkQueue, head: WorkItem, budget: int, most: int) -> list[WorkItem]:
     if head.alone:
         return [head]
     batch: list[WorkItem] = []
     longest = 0
     for item in queue.peers(head):
         longest = max(longest, item.tokens)
-        if batch and longest * (len(batch) + 1) > budget:
+        if batch and (len(batch) == most or longest * (len(batch) + 1) > budget):
             break
         if not item.alone:
             batch.append(item)
