@@ -17,9 +17,11 @@ from export.engines import open_engine
 from export.errors import ExportError
 from export.recipe import limits_of
 from export.vocabulary import BareExceptions, Vocabulary
-from serving.bundle import BundleError, digest
+from serving.bundle import BundleError
+from serving.cache import CacheWriter, Proof
 from serving.engine.base import ModelSpec
 from serving.manifest import TOKENIZER, Accuracy
+from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +76,21 @@ def verify(bundle: Bundle, references: Sequence[Path], threads: int, progress: P
         ExportError: The bundle does not hold what can be compared with, or a reference does not fit.
     """
     return _Verification(bundle, references, threads, progress).run()
+
+
+def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
+    """Puts what was proven into the node's cache, and takes out of it what turned out to be wrong.
+
+    Returns:
+        The directory of the cache that holds it now.
+
+    Raises:
+        CacheError: It cannot lie there.
+    """
+    judged = [outcome for outcome in outcomes if outcome.state is not State.UNCHECKED]
+    proofs = {o.artifact.file: None if o.state is State.BROKEN else Proof.of(o.artifact) for o in judged}
+    with CacheWriter(cache, bundle.manifest.model, bundle.manifest.version) as writer:
+        return writer.publish(bundle, proofs=proofs).path
 
 
 class _Verification:
