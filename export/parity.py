@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Plan = list[tuple[list[int], list[EncodedText]]]
 
 _BATCH = 8
-_SHORT = 32
+_SHORT = 16
 """Tokens that texts are cut to before they are put into company."""
 _POINTS = 800
 

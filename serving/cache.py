@@ -122,8 +122,9 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
     Raises:
         CacheError: What it holds is of another bundle, damaged, or must not be used.
     """
-    place = _place(root, bundle.manifest.model, bundle.manifest.version)
+    place = root / bundle.manifest.model / str(bundle.manifest.version)
     try:
+        _check_place(place)
         found = versions(place) if place.is_dir() else []
         return _verified(place / str(found[-1]), bundle) if found else None
     except (SealError, OSError) as error:
@@ -169,12 +170,13 @@ class CacheWriter(Staging):
         Raises:
             CacheError: A link stands there.
         """
-        self._root = root
+        place = root / model / str(version)
         try:
-            place = _place(root, model, version)
+            _check_place(place)
         except SealError as error:
-            raise CacheError(f"cache {root}: {error}") from error
+            raise CacheError(f"cache {place}: {error}") from error
         super().__init__(place)
+        self._root = root
 
     def publish(
         self,
@@ -237,13 +239,11 @@ class CacheWriter(Staging):
         return {entry.file: entry for entry in entries}
 
 
-def _place(root: Path, model: str, version: int) -> Path:
-    """Where a bundle's entries lie; whoever may write into the cache shall not lead elsewhere from it."""
-    place = root / model / str(version)
+def _check_place(place: Path) -> None:
+    """Whoever may write into the cache shall not lead elsewhere from it."""
     for path in (place.parent, place):
         if path.is_symlink():
             raise SealError(f"{path} must be a directory, not a link")
-    return place
 
 
 def _verified(path: Path, bundle: Bundle) -> CacheEntry:
