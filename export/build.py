@@ -21,6 +21,7 @@ import transformers
 from export import (
     accuracy,
     corpus,
+    emulation,
     graph,
     half,
     latency,
@@ -284,7 +285,7 @@ class _Export:
         if form != "fp16":
             return path
         twin = self._raw.with_name("twin.onnx")
-        half.emulate(path, twin)
+        emulation.emulate(path, twin)
         return twin
 
     def _spec(self, path: Path) -> ModelSpec:

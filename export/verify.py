@@ -191,11 +191,11 @@ class _Verification:
         if artifact.precision != "fp16":
             return open_engine(self._spec(path, artifact.sha256), artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
-        from export import half  # noqa: PLC0415
+        from export import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
             twin = Path(folder) / artifact.file
-            half.emulate(path, twin)
+            emulation.emulate(path, twin)
             return open_engine(self._spec(twin, digest(twin)), artifact.target, self._threads)
 
     def _spec(self, path: Path, sha256: str) -> ModelSpec:
