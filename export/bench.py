@@ -202,12 +202,7 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
             *(f"- {name}: {value}" for name, value in _facts().items()),
             "",
-            "## The task's own metric",
-            "",
-            _METRICS,
-            "",
-            *_table(("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference"), figures, text=4),
-            "",
+            *_metrics(figures),
             "## Raw answers and decisions",
             "",
             _ANSWERS,
@@ -231,6 +226,12 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
         ]
     )
+
+
+def _metrics(figures: Sequence[Sequence[str]]) -> list[str]:
+    """The section on labelled text; none where no export was given any."""
+    head = ("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference")
+    return ["## The task's own metric", "", _METRICS, "", *_table(head, figures, text=4), ""] if figures else []
 
 
 def _facts() -> dict[str, str]:
