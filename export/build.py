@@ -219,7 +219,9 @@ class _Export:
                 count=self._progress.count,
                 timing_cache=timings,
             )
-        name = f"model.{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
+        # The bundle may hold another flavour's engine for the same GPU.
+        stem = "native" if target == tensorrt.NATIVE else "model"
+        name = f"{stem}.{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
         return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
 
     def _verified(self, path: Path, name: str, proof: _Proof) -> Artifact:

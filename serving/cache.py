@@ -275,7 +275,7 @@ def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
     yield derived.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}"
     yield (
         (derived.model, derived.version, derived.bundle) != (manifest.model, manifest.version, bundle.sha256),
-        f"it was made of another bundle, whose manifest is not {bundle.sha256[:_SHOWN_DIGITS]}...",
+        f"it was made of another bundle ({derived.bundle[:_SHOWN_DIGITS]!r}, not {bundle.sha256[:_SHOWN_DIGITS]!r})",
     )
     # What a bundle may hold, a cache may: engines like its own, and files with plain names.
     artifacts = derived.engines or manifest.artifacts
@@ -284,9 +284,13 @@ def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
     yield wrong is not None, str(wrong)
     yield any(entry.file == DERIVED for entry in derived.files), "a file's name is not a plain name"
     yield any(engine.kind != "tensorrt" or engine.proven for engine in derived.engines), "an engine is none"
+    names = {artifact.file for artifact in manifest.artifacts}
+    yield not names.isdisjoint(entry.file for entry in derived.entries()), "a file has the name of the bundle's own"
     files = [proof.file for proof in derived.proofs]
-    known = {artifact.file for artifact in (*manifest.artifacts, *derived.engines)}
-    yield not known.issuperset(files), "it proves an artifact that there is not"
+    yield (
+        not names.union(engine.file for engine in derived.engines).issuperset(files),
+        "it proves an artifact that there is not",
+    )
     yield len(set(files)) != len(files), "an artifact is proven twice"
     words = [word for proof in derived.proofs for word in (proof.device, *proof.libraries, *proof.libraries.values())]
     yield not all(word.isprintable() for word in words), "a device or a library has no printable name"

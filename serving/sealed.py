@@ -85,7 +85,12 @@ def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
     try:
         return msgspec.json.decode(content, type=schema), hashlib.sha256(content).hexdigest()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise SealError(f"{name} is not a manifest: {error}") from error
+        # The words of the error may be the file's own, and they end on terminals and in logs.
+        raise SealError(f"{name} is not a manifest: {_printable(str(error))}") from error
+
+
+def _printable(words: str) -> str:
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in words)
 
 
 def check(path: Path, name: str, entries: Iterable[Entry]) -> None:

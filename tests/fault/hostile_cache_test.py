@@ -84,6 +84,7 @@ CASES = {
     "deep": Case(rewrite(DERIVED, b"[" * 100_000), "not a manifest"),
     "too-large": Case(rewrite(DERIVED, b" " * (1 << 21)), "allowed"),
     "unknown-field": Case(edit(lambda d: d.update(run="rm -rf /")), "unknown field"),
+    "unknown-field-that-steers-the-terminal": Case(edit(lambda d: d.update({"\x1b[2J": 1})), "unknown field"),
     "schema-version": Case(edit(lambda d: d.update(schema_version=9)), "schema version"),
     "other-model": Case(edit(lambda d: d.update(model="other")), "another bundle"),
     "other-version": Case(edit(lambda d: d.update(version=2)), "another bundle"),
@@ -110,6 +111,8 @@ CASES = {
         ),
         "an engine is none",
     ),
+    "file-named-as-an-artifact": Case(put("files", file=FP32), "the bundle's own"),
+    "file-named-as-the-tokenizer": Case(put("files", file="tokenizer.json"), "listed twice"),
     "engine-of-another-gpu": Case(put("engines", target="sm80"), "compute capability"),
     "engine-of-another-version": Case(
         edit(lambda d: d["engines"][0]["engine"].update(version="1.8.0.1")), "was built by TensorRT 1.7.1"
