@@ -12,6 +12,7 @@ from export.checkpoint import open_checkpoint
 from export.command import positive, run
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
+from export.tensorrt import NATIVE
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
 from serving.bundle import BundleWriter
 
@@ -58,7 +59,10 @@ def _export(recipe: Recipe, progress: Progress) -> int:
 
 
 def _recipe(argv: list[str]) -> Recipe:
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if NATIVE in given.tensorrt and given.cache_dir is None:
+        parser.error("--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir")
     chosen = given.precision or DEFAULT_FORMS
     return Recipe(
         source=given.source,
@@ -66,6 +70,7 @@ def _recipe(argv: list[str]) -> Recipe:
         name=given.name,
         forms=tuple(form for form in FORMS if form in chosen),
         tensorrt=tuple(dict.fromkeys(given.tensorrt)),
+        cache_dir=given.cache_dir,
         triton=given.triton,
         max_length=given.max_length,
         task=given.task,
@@ -96,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=TENSORRT_TARGETS,
         help="a TensorRT engine to build, for that GPU or for the one at hand (native); may be given more than once",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="the node's cache, which the engine of --tensorrt native goes into",
     )
     parser.add_argument(
         "--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too"

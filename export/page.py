@@ -88,7 +88,7 @@ def _head(manifest: Manifest, reference: Reference) -> Markup:
         "Checkpoint's SHA-256": element("code", source.sha256),
         "Made on": manifest.created.replace("T", " "),
         "Compared with": f"PyTorch {manifest.tools.get('torch', '')}, fp32, on {len(reference.texts)} texts, "
-        "each alone, padded, and in mixed batches",
+        "each alone, and padded in mixed batches",
     }
     return join(element("h1", f"{manifest.model} version {manifest.version}"), _facts(facts))
 

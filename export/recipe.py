@@ -135,6 +135,7 @@ class Recipe:
         name: The model's name there; None takes it from the source.
         forms: Which ONNX artifacts to make, in the order of `FORMS`.
         tensorrt: What to build TensorRT engines for.
+        cache_dir: The cache of the node that native engines are built for; None where none is.
         triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
@@ -148,6 +149,7 @@ class Recipe:
     name: str | None = None
     forms: tuple[str, ...] = DEFAULT_FORMS
     tensorrt: tuple[str, ...] = ()
+    cache_dir: Path | None = None
     triton: Path | None = None
     max_length: int | None = None
     task: Task | None = None

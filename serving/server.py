@@ -66,7 +66,6 @@ _EXAMPLES: Mapping[Task, tuple[str, str]] = {
 
 def run(settings: Settings, repository: Repository, ports: Ports) -> int:
     """Serves until a signal or a failure ends it; returns the exit code."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(settings, repository, ports))
 

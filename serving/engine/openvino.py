@@ -16,8 +16,7 @@ import numpy as np
 import openvino as ov
 
 from serving.bundle import BundleError, read_artifact
-from serving.engine.base import LaneKind
-from serving.engine.lanes import lanes_for
+from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.manifest import IDS, MASK, POSITIONS
@@ -26,7 +25,7 @@ from serving.records import BatchOutput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import ModelSpec, Runner
+    from serving.engine.base import LaneKind, ModelSpec, Runner
     from serving.engine.padding import Tensors
     from serving.records import Array, Batch, TensorSpec
 
@@ -70,11 +69,7 @@ class OpenVinoBackend:
                 gives other tensors than the manifest says.
         """
         self._lanes = lanes_for(models, threads)
-        self._graphs: list[list[_Model | None]] = []
-        for model in models:
-            lanes = self._lanes[:1] if model.batch_invariant else self._lanes
-            loaded = _load(model, [threads if lane is LaneKind.WIDE else 1 for lane in lanes])
-            self._graphs.append([*loaded, *[None] * (len(self._lanes) - len(loaded))])
+        self._graphs = [on_lanes(model, self._lanes, threads, _load) for model in models]
 
     def lanes(self) -> Sequence[LaneKind]:
         """One wide lane, then the narrow ones."""

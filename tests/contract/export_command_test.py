@@ -22,7 +22,8 @@ from serving.engine.ort import OrtCpuBackend
 from serving.errors import StartupError
 from serving.records import Batch, BatchOutput, ModelIndex
 from serving.repository import Repository
-from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint
+from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.gpus import without_gpu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,6 +178,7 @@ def test_a_failure_is_one_line(
         ["demo", "--out", "x", "--limit", "cosine_min=most"],
         ["demo", "--out", "x", "--allow", "invariance_cosine"],
         ["demo", "--out", "x", "--tensorrt", "sm60"],
+        ["demo", "--out", "x", "--tensorrt", "native"],
     ],
 )
 def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +193,24 @@ def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsy
     assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
     assert "the weights lack 1 of" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
+
+
+@without_gpu
+def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one the export ends with what to do, and leaves neither a bundle nor anything in the node's cache."""
+    words = ["--precision", "fp32", "--tensorrt", "native", "--cache-dir", str(tmp_path / "cache")]
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 1
+    assert "the TensorRT engine for native cannot be built: no NVIDIA driver is in use here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
+    """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
+    checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
+    words = ["--precision", "fp32", "--tensorrt", "t4", "--max-length", "16"]
+    assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words]) == 0
+    manifest = open_bundle(tmp_path / "models" / "words" / "1").manifest
+    assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
 
 
 def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:

@@ -16,8 +16,8 @@ from export.checkpoint import Checkpoint, open_checkpoint
 from export.engines import open_engine
 from export.errors import ExportError
 from export.source import find
-from serving.bundle import digest
 from serving.engine.base import ModelSpec
+from serving.sealed import digest
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 
 if TYPE_CHECKING:

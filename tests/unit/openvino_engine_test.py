@@ -15,7 +15,7 @@ from export import graph
 from export import openvino as export_openvino
 from export.checkpoint import open_checkpoint
 from export.source import find
-from serving.bundle import BundleError, digest
+from serving.bundle import BundleError
 from serving.engine.base import LaneKind
 from serving.engine.ort import OrtCpuBackend
 from serving.engine.wire import Load
@@ -23,6 +23,7 @@ from serving.engine.worker import prepare
 from serving.errors import EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
 from serving.repository import Repository
+from serving.sealed import digest
 from tests.support.expected import cosines
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
