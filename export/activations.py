@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from serving.engine.base import ModelSpec
     from serving.records import EncodedText
 
-_ROWS = 512
-"""Tokens whose activations are kept whole: BERT-base's are 120 MB."""
+_ROWS = 256
+"""Tokens whose activations are kept whole: BERT-base's are 65 MB."""
 
 
 def observe(

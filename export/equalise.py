@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
 
-_SHARES = (0.5, 0.65, 0.8, 1.0)
+_SHARES = (0.65, 0.8, 1.0)
 """How much of a channel's size moves into the matrix."""
 _USUAL = (50, 80, 95)
 """Percentiles of the channels' sizes; only channels that are larger are made smaller."""
-_KEPT = (1.0, 0.85, 0.7, 0.55, 0.4)
-"""Shares of the range that are kept; what lies outside is cut off."""
+_KEPT = (0.85, 0.7, 0.55)
+"""Shares of the range to keep, beside all of it; what lies outside is cut off."""
 _LEVELS = 255
 _LARGEST = 127
 _LEAST = np.float32(1e-6)
@@ -95,8 +95,13 @@ def choose(seen: Seen, matrix: Floats) -> Cut:
         values, scale = eight_bits(matrix * cut.factors[:, None])
         return float(np.square(cut.rounded(seen.rows) @ (values * scale) - exact).sum())
 
-    best = min((_whole(seen, factors) for factors in _factors(seen, matrix)), key=distance)
-    return min((Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT), key=distance)
+    nearest, best = _nearest((_whole(seen, factors) for factors in _factors(seen, matrix)), distance)
+    closer, narrow = _nearest((Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT), distance)
+    return narrow if closer < nearest else best
+
+
+def _nearest(cuts: Iterable[Cut], distance: Callable[[Cut], float]) -> tuple[float, Cut]:
+    return min(((distance(cut), cut) for cut in cuts), key=lambda found: found[0])
 
 
 def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
