@@ -24,19 +24,19 @@ from export import (
     emulation,
     graph,
     half,
+    int8,
     latency,
     native,
     openvino,
     optimize,
     page,
     parity,
-    quantize,
     reference,
     tensorrt,
 )
 from export.decisions import Judge
 from export.engines import open_engine
-from export.errors import ExportError
+from export.errors import BrokenLimitError, ExportError
 from export.recipe import FORMS
 from serving.bundle import BundleWriter, file_entry
 from serving.cache import CacheWriter
@@ -49,6 +49,7 @@ from serving.manifest import (
     Accuracy,
     Artifact,
     Manifest,
+    Quantisation,
     Source,
 )
 from serving.node import processor
@@ -112,6 +113,7 @@ class _Export:
         self._raw = writer.path / _WORK / "raw.onnx"
         self._fused = writer.path / _WORK / "fused.onnx"
         self._judge = judge_of(checkpoint)
+        self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
 
     def run(self) -> Bundle:
@@ -180,17 +182,26 @@ class _Export:
     def _artifact(self, name: str, proof: _Proof) -> Artifact:
         form = FORMS[name]
         path = self._folder / form.file
-        shape = optimize.shape_of(self._checkpoint)
+        if name in int8.FORMS:
+            return self._eight_bits(path, name, proof)
         with self._progress.stage(f"making {path.name}"):
-            if name == "int8":
-                quantize.quantize(self._fused, path, shape)
-            elif name == "int8-openvino":
-                openvino.quantize(self._raw, path, layers=shape.layers)
-            elif name == "fp16":
+            if name == "fp16":
                 half.convert(self._fused, path)
             else:
                 shutil.copyfile(self._fused, path)
         return self._verified(path, name, proof)
+
+    def _eight_bits(self, path: Path, name: str, proof: _Proof, ways: Sequence[int8.Way] = int8.WAYS) -> Artifact:
+        way, *others = ways
+        with self._progress.stage(f"making {path.name}"):
+            self._int8.make(name, path, way, self._fused, self._raw, self._spec)
+        try:
+            return self._verified(path, name, proof, self._int8.told(name, way))
+        except BrokenLimitError as broken:
+            if not others:
+                raise
+            self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
+        return self._eight_bits(path, name, proof, others)
 
     def _engines(self, node: CacheWriter | None) -> tuple[list[Artifact], list[Artifact]]:
         """TensorRT engines for other machines, which go into the bundle, and this node's own, which go into its cache.
@@ -224,7 +235,7 @@ class _Export:
         name = f"{stem}.{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
         return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
 
-    def _verified(self, path: Path, name: str, proof: _Proof) -> Artifact:
+    def _verified(self, path: Path, name: str, proof: _Proof, quantisation: Quantisation | None = None) -> Artifact:
         form = FORMS[name]
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {path.name} with PyTorch"):
@@ -241,7 +252,7 @@ class _Export:
         broken = verdict.broken | parity.broken_accuracy(figures, limits)
         for limit, sentence in broken.items():
             if not self._recipe.allows(name, limit):
-                raise ExportError(
+                raise BrokenLimitError(
                     f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
                 )
         self._findings[path.name] = page.Finding(
@@ -262,6 +273,7 @@ class _Export:
             accuracy=figures,
             waived=tuple(broken),
             limits=self._recipe.asked_of(name),
+            quantisation=quantisation,
         )
 
     def _latencies(self, name: str, engine: Engine, proof: _Proof, *, batched: bool) -> list[latency.Latency]:
@@ -344,10 +356,7 @@ def judge_of(checkpoint: Checkpoint) -> Judge:
 
 def _texts(checkpoint: Checkpoint) -> tuple[list[corpus.Text], list[EncodedText]]:
     texts = corpus.for_task(corpus.read(), checkpoint.task)
-    encoded = checkpoint.vocabulary.encode(texts, checkpoint.max_length)
-    if checkpoint.task == "fill_mask":
-        encoded = corpus.with_masks(encoded, checkpoint.vocabulary.special_ids)
-    return texts, encoded
+    return texts, checkpoint.encode(texts)
 
 
 def _tools() -> dict[str, str]:

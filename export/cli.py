@@ -63,6 +63,8 @@ def _recipe(argv: list[str]) -> Recipe:
     given = parser.parse_args(argv)
     if NATIVE in given.tensorrt and given.cache_dir is None:
         parser.error("--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir")
+    if given.calibration_column is not None and given.calibration is None:
+        parser.error("--calibration-column is of a --calibration file")
     chosen = given.precision or DEFAULT_FORMS
     return Recipe(
         source=given.source,
@@ -77,6 +79,8 @@ def _recipe(argv: list[str]) -> Recipe:
         references=tuple(given.reference),
         limits=dict(given.limit),
         allowed=frozenset(given.allow),
+        calibration=given.calibration,
+        calibration_column=given.calibration_column,
     )
 
 
@@ -116,6 +120,18 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help="tokens of the longest input (default: the checkpoint's own limit)",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="texts that INT8 takes its ranges from: one a line, .jsonl with `text` and perhaps `pair`, or a column of "
+        "a .csv or .tsv (default: the package's own)",
+    )
+    parser.add_argument(
+        "--calibration-column",
+        metavar="NAME",
+        help="the column, by its name in the first row or its number (default: 1)",
     )
     _add_proof(parser)
     return parser

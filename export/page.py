@@ -13,7 +13,7 @@ from export import charts
 from export.corpus import shown
 from export.markup import Markup, element, join
 from export.recipe import Limits, limits_of
-from export.report import answer, executor, size
+from export.report import answer, executor, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -187,6 +187,7 @@ def _section(artifact: Artifact, manifest: Manifest, reference: Reference, findi
         element("p", f"{artifact.precision} for {executor(artifact)}, {size(artifact.size_bytes)}", class_="faint"),
         _waived(artifact),
         _engine(artifact),
+        None if artifact.quantisation is None else element("p", "Activations: ", ranges(artifact.quantisation), "."),
         _figures(artifact, limits),
         None if finding is None else _charts(finding.comparison, limits),
         None if finding is None else _worst(finding.comparison, reference),

@@ -142,6 +142,8 @@ class Recipe:
         references: Files of labelled text for the task's own metric.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
+        calibration: A file of text that INT8's ranges are taken from; None for the package's own texts.
+        calibration_column: The column of that file, by its number or its name.
     """
 
     source: str
@@ -156,6 +158,8 @@ class Recipe:
     references: tuple[Path, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
+    calibration: Path | None = None
+    calibration_column: str | None = None
 
     def asked_of(self, form: str) -> dict[str, float]:
         """The limits set for an artifact of that form; what is said of one form wins over what is said of all."""

@@ -108,13 +108,15 @@ def test_engine_configs_say_what_the_manifest_says(repository: Path) -> None:
         ]
 
 
-def test_only_a_batch_invariant_artifact_is_batched(repository: Path) -> None:
-    """The dynamic batcher may gather fp32 texts; an INT8 text, which its neighbours would change, runs alone."""
-    fp32, int8 = parsed(repository / FP32), parsed(repository / INT8)
-    assert fp32.max_batch_size > 1
-    assert fp32.HasField("dynamic_batching")
-    assert int8.max_batch_size == 1
-    assert not int8.HasField("dynamic_batching")
+def test_only_a_batch_invariant_artifact_is_batched(repository: Path, bundle: Bundle) -> None:
+    """The dynamic batcher may gather the texts of one; a text that its neighbours would change runs alone."""
+    for batched in (parsed(repository / FP32), parsed(repository / INT8)):
+        assert batched.max_batch_size > 1
+        assert batched.HasField("dynamic_batching")
+    changeable = msgspec.structs.replace(bundle.manifest.artifacts[1], batch_invariant=False)
+    lonely = parsed_engine(changeable, bundle.manifest)
+    assert lonely.max_batch_size == 1
+    assert not lonely.HasField("dynamic_batching")
 
 
 def test_the_text_model_has_our_servers_tensors(repository: Path) -> None:

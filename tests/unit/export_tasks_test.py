@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from export import corpus, graph, optimize, parity, quantize, reference
+from export import corpus, graph, int8, optimize, parity, quantize, reference
 from export.build import judge_of
 from export.checkpoint import Checkpoint, open_checkpoint
 from export.engines import open_engine
@@ -112,7 +112,8 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
         assert len(row) == len(wanted)
         for found, right in zip(row, wanted, strict=True):
             np.testing.assert_allclose(found, right, atol=2e-5)
-    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint))
+    cuts = int8.cuts_of(path, spec_of(checkpoint, path), texts, lambda _done, _total: None)
+    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
     assert optimize.operators(tmp_path / "int8.onnx")["QAttention"] == 2
 
 

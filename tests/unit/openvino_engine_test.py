@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from export import graph
+from export import graph, int8
 from export import openvino as export_openvino
 from export.checkpoint import open_checkpoint
 from export.source import find
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 engine = pytest.importorskip("serving.engine.openvino", reason="the extra `openvino` is not installed")
 
-FP32, INT8 = ModelIndex(0), ModelIndex(1)
+FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
 UNSEEN = {"one-more-input", "unknown-operator"}
 """Misfits that no output needs: OpenVINO leaves such parts of a graph out."""
 TEXTS = [
@@ -59,19 +59,24 @@ def encoded(models: Path) -> Sequence[EncodedText]:
 
 @pytest.fixture(scope="module")
 def specs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
-    """Both forms of the demo model."""
+    """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find("demo"), None, [].append)
     graph.write(graph.load(checkpoint), folder / "raw.onnx")
-    path = folder / "int8.onnx"
-    export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers)
     fp32 = Repository.open(models, "fp32").models[0].spec()
-    return [fp32, msgspec.structs.replace(fp32, path=str(path), sha256=digest(path))]
+    texts = checkpoint.encode(TEXTS)
+    cuts = int8.cuts_of(folder / "raw.onnx", fp32, texts, lambda _done, _total: None)
+    found = [fp32]
+    for name, way in (("dynamic", None), ("static", cuts)):
+        path = folder / f"{name}.onnx"
+        export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers, cuts=way)
+        found.append(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)))
+    return found
 
 
 @pytest.fixture(scope="module")
 def backend(specs: list[ModelSpec]) -> OpenVinoBackend:
-    """Both on two cores."""
+    """All on two cores."""
     return engine.OpenVinoBackend(specs, threads=2)
 
 
@@ -121,6 +126,19 @@ def test_an_int8_answer_is_the_same_in_a_batch(backend: OpenVinoBackend, encoded
     """Every row of activations has scales of its own: what makes this artifact one to batch."""
     together = backend.runner(0).run(Batch(INT8, encoded)).arrays[0]
     assert cosines(together, alone(backend, INT8, encoded)).min() > 0.999
+
+
+def test_an_answer_by_fixed_ranges_is_the_same_in_a_batch(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """To the last digits: one that rounds another way would move numbers by a step of 8 bits."""
+    texts = [*encoded, *tokens(*range(3, 33))]
+    together = np.concatenate(
+        [backend.runner(0).run(Batch(STATIC, texts[at : at + 6])).arrays[0] for at in range(0, len(texts), 6)]
+    )
+    lonely = alone(backend, STATIC, texts)
+    assert cosines(together, lonely).min() > 0.9999
+    assert cosines(lonely[: len(encoded)], expected).min() > 0.95
 
 
 @pytest.mark.parametrize("rows", [2, 3, 9, 17])
