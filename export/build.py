@@ -36,7 +36,7 @@ from export import (
 )
 from export.decisions import Judge
 from export.engines import open_engine
-from export.errors import BrokenLimitError, ExportError
+from export.errors import BrokenLimitError
 from export.recipe import FORMS
 from serving.bundle import BundleWriter, file_entry
 from serving.cache import CacheWriter

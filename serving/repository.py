@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from serving.bundle import BundleError, open_bundle
 from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
+from serving.engine.lanes import COPIED_BYTES
 from serving.errors import InvalidRequest, ModelNotFound, StartupError, WrongTask
 from serving.manifest import MODEL_NAME, Target
 from serving.records import ModelIndex
@@ -74,6 +75,7 @@ class ServedModel:
             special_ids=self.manifest.special_ids,
             inputs=tuple(tensor.name for tensor in self.manifest.inputs),
             outputs=self.manifest.outputs,
+            copied=self.artifact.size_bytes <= COPIED_BYTES,
         )
 
 

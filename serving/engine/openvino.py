@@ -46,8 +46,6 @@ _LENGTH_STEP = 8
 _SIGNIFICANT_BITS = 4
 _ALONE = (8, 16, 24, 32)
 """Lengths in tokens that have a graph of their own."""
-_LARGEST_COPIED_BYTES = 128 << 20
-"""A larger artifact is held once."""
 _WARM_TOKENS = 128
 """Padded tokens of the largest batch that is warmed up; beyond it the first sight of a shape is cheap in comparison."""
 
@@ -87,7 +85,7 @@ class _Runner:
     def run(self, batch: Batch) -> BatchOutput:
         model = self._models[batch.model]
         if model is None:
-            raise EngineFault("a batch-invariant model was sent to a narrow lane")
+            raise EngineFault("a model was sent to a lane that does not hold it")
         started = time.perf_counter()
         try:
             arrays = model.run(batch)
@@ -100,11 +98,14 @@ class _Runner:
 def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
     data = read_artifact(Path(model.path), model.sha256)
-    copied = model.batch_invariant and len(data) <= _LARGEST_COPIED_BYTES
     try:
         graph = ov.Core().read_model(data)
         _check_tensors(model, graph)
-        return [_Model(model, graph, count, _ALONE if copied else ()) for count in threads]
+        # A lone text runs on the wide lane, which is the first.
+        return [
+            _Model(model, graph, count, _ALONE if model.copied and not lane else ())
+            for lane, count in enumerate(threads)
+        ]
     except RuntimeError as error:
         raise BundleError(f"{model.path}: OpenVINO cannot load it: {_reason(error)}") from error
 

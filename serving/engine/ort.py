@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU.
 
-A model whose artifact is not batch-invariant gets one session as wide as the machine and one narrow
-session per core: the wide one answers a lone text fastest, the narrow ones carry more texts a second. A
-batch-invariant artifact is batched on the wide session alone.
+A model gets one session as wide as the machine and one narrow session per core: the wide one answers a lone
+text fastest, the narrow ones carry more texts a second. A large batch-invariant artifact, whose weights should
+be held once, is batched on the wide session alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _OrtRunner:
     def run(self, batch: Batch) -> BatchOutput:
         session = self._sessions[batch.model]
         if session is None:
-            raise EngineFault("a batch-invariant model was sent to a narrow lane")
+            raise EngineFault("a model was sent to a lane that does not hold it")
         started = time.perf_counter()
         try:
             arrays = session.run(None, self._padders[batch.model].tensors(batch))

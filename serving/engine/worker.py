@@ -119,7 +119,7 @@ def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
     points = []
     for index, model in enumerate(models):
         lengths = sorted({min(length, model.max_length) for length in (_WARM_UP_LENGTH, *BUCKETS, model.max_length)})
-        lanes = backend.lanes()[:1] if model.batch_invariant else backend.lanes()
+        lanes = backend.lanes() if model.narrow else backend.lanes()[:1]
         for lane in range(len(lanes)):
             runner = backend.runner(lane)
             for tokens in lengths:
