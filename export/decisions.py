@@ -113,7 +113,7 @@ class Judge:
         starts, ends = (side[first:last] for side in wanted)
         if not len(starts):
             return True
-        best, other = best_span(starts, ends), best_span(*(side[first:last] for side in found))
+        best, other = best_span(starts, ends), best_span(found[0][first:last], found[1][first:last])
         logits, others = (np.array([starts[span[0]], ends[span[1]]], np.float64) for span in (best, other))
         return bool(logits.sum() - others.sum() <= np.spacing(np.abs(logits).astype(np.float16)).sum(dtype=np.float64))
 

@@ -26,6 +26,8 @@ _USUAL = (50, 80, 95)
 """Percentiles of the channels' sizes; only channels that are larger are made smaller."""
 _KEPT = (0.85, 0.7, 0.55)
 """Shares of the range to keep, beside all of it; what lies outside is cut off."""
+_QUIETEST = np.float32(0.25)
+"""What a channel's size is taken for at least, in shares of the median."""
 _LEVELS = 255
 _LARGEST = 127
 _LEAST = np.float32(1e-6)
@@ -76,7 +78,7 @@ class Cut:
         return bool((self.factors == 1).all())
 
     def rounded(self, rows: Floats) -> Floats:
-        """What is left of activations, already divided by the factors."""
+        """What 8 bits keep of activations: divided by their factors, and in whole steps within the range."""
         steps = np.clip(np.rint(rows / self.factors / self.scale) + self.zero, 0, _LEVELS)
         result: Floats = (steps - np.float32(self.zero)) * self.scale
         return result
@@ -107,6 +109,8 @@ def _nearest(cuts: Iterable[Cut], distance: Callable[[Cut], float]) -> tuple[flo
 def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
     """Ways to make the channels alike; the first leaves them."""
     sizes = np.maximum(np.maximum(np.abs(seen.low), np.abs(seen.high)), _LEAST)
+    # A channel that is quiet on this text may not be on another, and must not be cut off there.
+    sizes = np.maximum(sizes, np.median(sizes) * _QUIETEST)
     weights = np.maximum(np.abs(matrix).max(axis=1), _LEAST)
     yield np.ones_like(sizes)
     for share in _SHARES:

@@ -145,8 +145,12 @@ class _Model:
         self._max_length = model.max_length
         self._rounds = model.batch_invariant
         self._request = _compile(graph, threads)
-        own = (lambda _length: graph) if _has_ranges(graph) else (lambda length: _fixed(graph, length))
-        self._alone = {length: _compile(own(length), threads) for length in alone if length <= model.max_length}
+        has_ranges = _has_ranges(graph)
+        self._alone = {
+            length: _compile(graph if has_ranges else _fixed(graph, length), threads)
+            for length in alone
+            if length <= model.max_length
+        }
         if self._rounds:
             self._warm_up(model.inputs)
 

@@ -51,6 +51,14 @@ def test_a_channel_larger_than_the_others_does_not_take_their_steps() -> None:
     assert distance(chosen, rows, matrix) < distance(whole, rows, matrix) / 5
 
 
+def test_a_channel_that_was_quiet_keeps_room() -> None:
+    """Text may come on which it is not; the others' range is wide enough for a quarter of what they reach."""
+    rows, matrix = normal(200, CHANNELS), normal(CHANNELS, 8)
+    rows[:, 3] = 0
+    chosen = choose(seen(rows), matrix)
+    assert chosen.high * chosen.factors[3] > 0.1 * float(np.median(rows.max(axis=0)))
+
+
 def test_a_lone_outlier_is_cut_off() -> None:
     """One number of one token is worth less than finer steps for all the others."""
     rows = np.abs(normal(400, CHANNELS))
