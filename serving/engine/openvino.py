@@ -23,7 +23,7 @@ from serving.manifest import IDS, MASK, POSITIONS
 from serving.records import BatchOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.engine.base import LaneKind, ModelSpec, Runner
     from serving.engine.padding import Tensors
@@ -101,11 +101,13 @@ def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     try:
         graph = ov.Core().read_model(data)
         _check_tensors(model, graph)
-        # A lone text runs on the wide lane, which is the first.
-        return [
-            _Model(model, graph, count, _ALONE if model.copied and not lane else ())
-            for lane, count in enumerate(threads)
-        ]
+        wide, *narrow = threads
+        # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
+        models = [_Model(model, _compile(graph, wide), _alone(model, graph, wide))]
+        if narrow:
+            streams = _compile(graph, len(narrow), streams=len(narrow))
+            models += [_Model(model, streams, {}) for _ in narrow]
+        return models
     except RuntimeError as error:
         raise BundleError(f"{model.path}: OpenVINO cannot load it: {_reason(error)}") from error
 
@@ -137,20 +139,15 @@ def _shape(port: ov.Output) -> tuple[int, ...]:
 class _Model:
     """One model on one lane: a graph for every shape, and one each for the commonest."""
 
-    def __init__(self, model: ModelSpec, graph: ov.Model, threads: int, alone: Sequence[int]) -> None:
+    def __init__(self, model: ModelSpec, compiled: ov.CompiledModel, alone: Mapping[int, ov.CompiledModel]) -> None:
         self._padder = Padder(model)
         self._outputs = model.outputs
         self._witness = [spec.dtype for spec in model.outputs].index("float32")
         self._pad_id = model.special_ids.get("pad", 0)
         self._max_length = model.max_length
         self._rounds = model.batch_invariant
-        self._request = _compile(graph, threads)
-        has_ranges = _has_ranges(graph)
-        self._alone = {
-            length: _compile(graph if has_ranges else _fixed(graph, length), threads)
-            for length in alone
-            if length <= model.max_length
-        }
+        self._request = compiled.create_infer_request()
+        self._alone = {length: graph.create_infer_request() for length, graph in alone.items()}
         if self._rounds:
             self._warm_up(model.inputs)
 
@@ -189,10 +186,19 @@ class _Model:
             self._infer(tensors)
 
 
-def _compile(graph: ov.Model, threads: int) -> ov.InferRequest:
+def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.CompiledModel]:
+    """The graphs of the commonest lengths."""
+    if not model.copied:
+        return {}
+    has_ranges = _has_ranges(graph)
+    lengths = [length for length in _ALONE if length <= model.max_length]
+    return {length: _compile(graph if has_ranges else _fixed(graph, length), threads) for length in lengths}
+
+
+def _compile(graph: ov.Model, threads: int, streams: int = 1) -> ov.CompiledModel:
     options = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+        "NUM_STREAMS": streams,
         "INFERENCE_NUM_THREADS": threads,
         # Containers share cores: two servers that pin their threads would pin them to the same ones.
         "ENABLE_CPU_PINNING": False,
@@ -200,7 +206,7 @@ def _compile(graph: ov.Model, threads: int) -> ov.InferRequest:
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP,
     }
-    return ov.Core().compile_model(graph, "CPU", options).create_infer_request()
+    return ov.Core().compile_model(graph, "CPU", options)
 
 
 def _has_ranges(graph: ov.Model) -> bool:
