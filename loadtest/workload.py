@@ -57,12 +57,13 @@ class Text:
     ids: list[int]
 
 
-def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
+def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") -> Bundle:
     """The newest version of the first model in a repository, which is what its server answers with.
 
     Args:
         repository: Holds `<model>/<version>/manifest.json`.
         precision: `fp32`, `int8`, or `auto`: int8 where there is one, as the server does on a CPU.
+        target: What the artifact was made for: `cpu` (ONNX Runtime) or `openvino`.
 
     Raises:
         BenchError: There is none, or it has no such artifact.
@@ -72,9 +73,9 @@ def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
         raise BenchError(f"{repository} holds no model; make one with `bertserve export`")
     path = max((path for path in paths if path.parent == paths[0].parent), key=lambda path: int(path.name))
     manifest = json.loads((path / "manifest.json").read_bytes())
-    artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,))
+    artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,), target)
     if artifact is None:
-        raise BenchError(f"{path} has no artifact of the precision {precision}")
+        raise BenchError(f"{path} has no artifact of the precision {precision} for {target}")
     return Bundle(
         path=path,
         model=manifest["model"],
@@ -88,10 +89,10 @@ def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
     )
 
 
-def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...]) -> dict[str, Any] | None:
+def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...], target: str) -> dict[str, Any] | None:
     for precision in precisions:
         for artifact in manifest["artifacts"]:
-            if artifact["precision"] == precision and artifact["kind"] == "onnx":
+            if (artifact["precision"], artifact["kind"], artifact["target"]) == (precision, "onnx", target):
                 return dict(artifact)
     return None
 
