@@ -1,32 +1,26 @@
-"""A client of `ModelInfer` that spends no more than gRPC itself: bytes go in and bytes come out.
-
-`python -m loadtest.grpc_client` measures when asked (see child.py).
-"""
+"""Measures `ModelInfer` in a closed loop: `python -m loadtest.grpc_client` does so when asked (see child.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import struct
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from loadtest.child import answer
+from loadtest.closed_loop import Lane, connect, one_by_one, side_by_side
 from loadtest.errors import BenchError
+from loadtest.http2 import GrpcWire, prefixed
 from loadtest.sample import Window, sample_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadtest.sample import Exchange
+    from loadtest.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_CHANNELS = 4
-_SILENCE_S = 10.0
+_CONNECTIONS = 4
+"""Calls side by side share so many connections, as clients of gRPC do."""
+
 _BYTES_FIELD = 2  # wire type of protobuf's length-delimited fields
 
 
@@ -68,12 +62,18 @@ class ReplyCheck:
         self._tail = len(self._start) + self._format.size
         self._size = 0
 
-    def check(self, reply: bytes) -> None:
+    def check(self, reply: Reply) -> None:
         """Checks a reply.
 
         Raises:
-            BenchError: It holds no embedding, or another size than the first one.
+            BenchError: It is a failure, holds no embedding, or has another size than the first one.
         """
+        if reply.fault:
+            raise BenchError(f"a call over gRPC failed: {reply.fault}: {reply.body.decode('utf-8', 'replace')}")
+        self.check_message(reply.body)
+
+    def check_message(self, reply: bytes) -> None:
+        """Checks a reply's message; see `check`."""
         self._size = self._size or len(reply)
         if len(reply) != self._size or not reply.startswith(self._start, -self._tail):
             raise BenchError(f"a wrong reply over gRPC ({len(reply)} bytes, the first one had {self._size})")
@@ -104,118 +104,34 @@ class GrpcClient:
         self._target = target
         self._check = ReplyCheck(hidden_size)
         self._requests = {
-            int(tokens): [request_bytes(model, text) for text in group] for tokens, group in texts.items()
+            int(tokens): [prefixed(request_bytes(model, text)) for text in group] for tokens, group in texts.items()
         }
 
     def vector(self, tokens: int) -> list[float]:
         """The server's embedding of the first text of that length."""
-        with _channel(self._target) as channel:
-            return self._check.vector(_call(channel.unary_unary(METHOD), self._requests[tokens][0], self._check))
+        with contextlib.ExitStack() as stack:
+            return self._check.vector(self._lane(stack).exchange(self._requests[tokens][0]).body)
 
     def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Keeps so many calls under way, on a few channels; returns a `Sample`'s fields."""
+        """Keeps so many calls under way, over a few connections; returns a `Sample`'s fields."""
         requests = self._requests[tokens]
         with contextlib.ExitStack() as stack:
-            count = min(connections, _CHANNELS)
-            calls: list[Call] = [stack.enter_context(_channel(self._target)).unary_unary(METHOD) for _ in range(count)]
-            for call in calls:
-                _call(call, requests[0], self._check)  # connects
+            lanes = [self._lane(stack) for _ in range(min(connections, _CONNECTIONS))]
+            for lane in lanes:
+                lane.exchange(requests[0])  # the settings of both sides are known from here on
             cpu = time.process_time()
             window = Window.after(time.perf_counter(), warm_up_s, seconds)
             exchanges = (
-                one_by_one(calls[0], requests, self._check, window.end)
+                one_by_one(lanes[0], requests, window.end)
                 if connections == 1
-                else SideBySide(calls, requests, self._check, window.end).run(connections)
+                else side_by_side(lanes, requests, connections, window.end)
             )
             cpu_s = time.process_time() - cpu
         return dataclasses.asdict(sample_of(exchanges, window, cpu_s))
 
-
-Call = Any  # grpc.UnaryUnaryMultiCallable, generic in its stubs and plain at run time
-
-
-def _channel(target: str) -> grpc.Channel:
-    # Without a pool of its own a channel would share its connection with every other one to this address.
-    return grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def _call(call: Call, request: bytes, check: ReplyCheck) -> bytes:
-    try:
-        reply: bytes = call(request, timeout=_SILENCE_S)
-    except grpc.RpcError as error:
-        raise BenchError(f"a call over gRPC failed: {error}") from error
-    check.check(reply)
-    return reply
-
-
-def one_by_one(call: Call, requests: Sequence[bytes], check: ReplyCheck, end: float) -> list[Exchange]:
-    """Calls when the last call has its reply, until `end` (seconds, `time.perf_counter`)."""
-    clock = time.perf_counter
-    exchanges: list[Exchange] = []
-    for request in itertools.cycle(requests):
-        sent = clock()
-        _call(call, request, check)
-        done = clock()
-        exchanges.append((sent, done))
-        if done >= end:
-            break
-    return exchanges
-
-
-class SideBySide:
-    """Keeps calls under way; each one's end starts the next, on the threads that gRPC has anyway."""
-
-    def __init__(self, calls: Sequence[Call], requests: Sequence[bytes], check: ReplyCheck, end: float) -> None:
-        """Prepares; see `run`.
-
-        Args:
-            calls: The method, on each channel.
-            requests: What to send, over and over.
-            check: For every reply.
-            end: When to start nothing more, in seconds on the clock `time.perf_counter`.
-        """
-        self._calls = calls
-        self._supply: Iterator[bytes] = itertools.cycle(requests)
-        self._check = check
-        self._end = end
-        self._exchanges: list[Exchange] = []
-        self._failure: BenchError | None = None
-        self._ended = threading.Semaphore(0)
-
-    def run(self, count: int) -> list[Exchange]:
-        """Keeps `count` calls under way until the end, then waits for those under way.
-
-        Raises:
-            BenchError: A call failed or its reply is wrong.
-        """
-        for place in range(count):
-            self._start(self._calls[place % len(self._calls)])
-        for _ in range(count):
-            limit_s = max(0.0, self._end - time.perf_counter()) + 2 * _SILENCE_S
-            if not self._ended.acquire(timeout=limit_s):
-                raise BenchError("a call over gRPC never ended")
-            if self._failure is not None:
-                raise self._failure
-        return self._exchanges
-
-    def _start(self, call: Call) -> None:
-        sent = time.perf_counter()
-        future = call.future(next(self._supply), timeout=_SILENCE_S)
-        future.add_done_callback(lambda done: self._finish(call, sent, done))
-
-    def _finish(self, call: Call, sent: float, future: Any) -> None:  # noqa: ANN401  untyped at run time
-        done = time.perf_counter()
-        try:
-            self._check.check(future.result())
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            self._failure = BenchError(f"a call over gRPC failed: {error}")
-        except BenchError as error:
-            self._failure = error
-        self._exchanges.append((sent, done))
-        if self._failure is None and done < self._end:
-            self._start(call)
-        else:
-            self._ended.release()
+    def _lane(self, stack: contextlib.ExitStack) -> Lane:
+        host, _, port = self._target.rpartition(":")
+        return Lane(stack.enter_context(connect(host, int(port))), GrpcWire(self._target, METHOD), self._check.check)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def test_the_method_is_the_one_that_the_server_offers() -> None:
 def test_a_right_reply_gives_its_vector() -> None:
     """The vector is read from the raw contents at the end."""
     check = ReplyCheck(HIDDEN)
-    check.check(reply(VECTOR))
+    check.check_message(reply(VECTOR))
     assert check.vector(reply(VECTOR)) == VECTOR
 
 
@@ -75,15 +75,15 @@ def test_a_right_reply_gives_its_vector() -> None:
 def test_a_wrong_reply_is_an_error(wrong: bytes) -> None:
     """Another number of components, or no vector at all, is not taken for a reply."""
     with pytest.raises(BenchError, match="wrong reply over gRPC"):
-        ReplyCheck(HIDDEN).check(wrong)
+        ReplyCheck(HIDDEN).check_message(wrong)
 
 
 def test_every_reply_has_the_first_one_s_size() -> None:
     """A reply with anything more or less around its vector is not taken either."""
     check = ReplyCheck(HIDDEN)
-    check.check(reply(VECTOR))
+    check.check_message(reply(VECTOR))
     with pytest.raises(BenchError, match="wrong reply"):
-        check.check(b"\x0a\x00" + reply(VECTOR))
+        check.check_message(b"\x0a\x00" + reply(VECTOR))
 
 
 @pytest.mark.parametrize("connections", [1, 6])

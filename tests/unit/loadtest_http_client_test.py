@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.errors import BenchError
-from loadtest.http_client import Expected, HttpClient, ReplyReader, request_bytes
+from loadtest.http1 import HttpWire, post_bytes
+from loadtest.http_client import Expected, HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,9 +80,18 @@ def opened(port: int) -> HttpClient:
     return client
 
 
+def read(data: bytes) -> None:
+    """Reads one reply and checks it."""
+    wire = HttpWire()
+    wire.request(b"", None)
+    for found in wire.feed(data):
+        EXPECTED.check(found)
+
+
 def test_a_request_is_a_whole_post() -> None:
     """The bytes are one HTTP/1.1 request whose body is the text as JSON, whatever is in the text."""
-    head, _, body = request_bytes("127.0.0.1", 80, 'a "ü"\n').partition(b"\r\n\r\n")
+    message = post_bytes("127.0.0.1:80", "/embed", {"inputs": 'a "ü"\n'})
+    head, _, body = message.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /embed HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
     assert b"Content-Length: %d" % len(body) in head
     assert json.loads(body) == {"inputs": 'a "ü"\n'}
@@ -90,11 +100,15 @@ def test_a_request_is_a_whole_post() -> None:
 def test_a_reply_may_come_in_any_pieces() -> None:
     """A reply cut at any two places, or byte by byte, is read like a whole one."""
     whole = reply()
-    reader = ReplyReader(EXPECTED)
+    wire = HttpWire()
     for first in range(1, len(whole) - 1):
-        assert reader.feed(whole[:first]) is None
-        assert reader.feed(whole[first:]) == BODY
-    assert [reader.feed(whole[place : place + 1]) for place in range(len(whole))][-1] == BODY
+        wire.request(b"", first)
+        assert not wire.feed(whole[:first])
+        [found] = wire.feed(whole[first:])
+        assert (found.tag, found.fault, found.body) == (first, "", BODY)
+    wire.request(b"", "last")
+    pieces = [wire.feed(whole[place : place + 1]) for place in range(len(whole))]
+    assert [found.body for replies in pieces for found in replies] == [BODY]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +126,7 @@ def test_a_reply_may_come_in_any_pieces() -> None:
 def test_a_wrong_reply_stops_the_measurement(wrong: bytes) -> None:
     """Another status, size, shape or token count than expected is an error, not a sample."""
     with pytest.raises(BenchError, match="reply"):
-        ReplyReader(EXPECTED).feed(wrong)
+        read(wrong)
 
 
 @pytest.mark.parametrize("connections", [1, 3])

@@ -1,0 +1,274 @@
+"""What a load test asks of a server: how many requests when, of which tasks, with texts of which lengths.
+
+A scenario knows shares alone: of a rate for an open loop, of a number of users for a closed one (Locust). So the
+same scenario fits a laptop and a rack. Six are named here, and a TOML file describes any other:
+
+    purpose = "A quiet morning, then the newsletter goes out."
+    rate = 200                      # requests a second where a phase says 1; `--rate` replaces it
+    users = 20                      # users where a phase says 1, for a closed loop
+    arrivals = "poisson"            # or "constant"
+    protocol = "http"               # or "grpc"
+    lengths = { 8 = 70, 32 = 30 }   # tokens of the texts = weight
+    tasks = { embed = 1 }           # task = weight
+
+    [[phases]]
+    seconds = 60
+    from = 0.2
+    to = 0.2
+
+    [[phases]]
+    seconds = 120
+    from = 1
+    to = 0.2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ARRIVALS = ("poisson", "constant")
+PROTOCOLS = ("http", "grpc")
+TASKS = ("embed", "classify", "rerank", "answer", "tag", "fill_mask")
+GRPC_TASKS = ("embed",)
+"""What the Open Inference Protocol's `ModelInfer` is asked for; the other tasks have routes of HTTP."""
+
+_MOST_TOKENS = 100_000
+_PHASE_KEYS = ("seconds", "from", "to")
+
+
+@dataclass(slots=True, frozen=True)
+class Phase:
+    """A stretch of a scenario, over which the load changes evenly.
+
+    Attributes:
+        seconds: How long it lasts.
+        begin: Share of the scenario's rate or users at its start; 1 is all of it, and more is allowed.
+        end: The same at its end.
+    """
+
+    seconds: float
+    begin: float
+    end: float
+
+    def share(self, passed_s: float) -> float:
+        """The share after so many of its seconds."""
+        return self.begin + (self.end - self.begin) * passed_s / self.seconds
+
+
+@dataclass(slots=True, frozen=True)
+class Scenario:
+    """A load.
+
+    Attributes:
+        name: What it is called.
+        purpose: What it is for, in a sentence.
+        phases: One after the other.
+        lengths: Weights of the texts' lengths in tokens, special tokens included.
+        tasks: Weights of the tasks.
+        rate: Requests a second where a phase's share is 1.
+        users: Users where a phase's share is 1.
+        arrivals: One of `ARRIVALS`.
+        protocol: One of `PROTOCOLS`.
+    """
+
+    name: str
+    purpose: str
+    phases: tuple[Phase, ...]
+    lengths: Mapping[int, float]
+    tasks: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"embed": 1.0})
+    rate: float = 100.0
+    users: float = 8.0
+    arrivals: str = "poisson"
+    protocol: str = "http"
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return sum(phase.seconds for phase in self.phases)
+
+    def share(self, passed_s: float) -> float | None:
+        """The share of rate or users after so many seconds; None once it is over."""
+        for phase in self.phases:
+            if passed_s < phase.seconds:
+                return phase.share(passed_s)
+            passed_s -= phase.seconds
+        return None
+
+    def lasting(self, seconds: float) -> Scenario:
+        """The same scenario, stretched or pressed into so many seconds."""
+        factor = seconds / self.seconds
+        phases = tuple(Phase(phase.seconds * factor, phase.begin, phase.end) for phase in self.phases)
+        return dataclasses.replace(self, phases=phases)
+
+
+_USUAL = {8: 30.0, 16: 30.0, 32: 25.0, 64: 10.0, 128: 5.0}
+"""Search queries, sentences, and now and then a paragraph."""
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "steady",
+            "An even load that the server should carry with ease: is the promised latency kept?",
+            (Phase(60, 1, 1),),
+            _USUAL,
+        ),
+        Scenario(
+            "ramp",
+            "A load that grows from almost nothing: where does latency begin to rise?",
+            (Phase(120, 0.02, 1),),
+            _USUAL,
+            rate=800,
+            users=32,
+        ),
+        Scenario(
+            "spike",
+            "Quiet, suddenly eight times as much, quiet again: what does a burst cost, and how soon is it forgotten?",
+            (Phase(20, 0.125, 0.125), Phase(10, 1, 1), Phase(30, 0.125, 0.125)),
+            _USUAL,
+            rate=640,
+            users=64,
+        ),
+        Scenario(
+            "overload",
+            "More than any single machine carries: is the excess refused at once and the rest still served in time?",
+            (Phase(10, 0.1, 0.1), Phase(30, 1, 1), Phase(20, 0.1, 0.1)),
+            _USUAL,
+            rate=3000,
+            users=256,
+        ),
+        Scenario(
+            "mixed-lengths",
+            "Short texts beside very long ones: do the short ones still come first?",
+            (Phase(60, 1, 1),),
+            {8: 60.0, 32: 20.0, 128: 15.0, 250: 5.0},
+            rate=60,
+        ),
+        Scenario(
+            "soak",
+            "Half an hour of the same: does anything grow, leak or slow down?",
+            (Phase(1800, 1, 1),),
+            _USUAL,
+        ),
+    )
+}
+
+
+def find_scenario(given: str) -> Scenario:
+    """A named scenario, or the one that a TOML file describes.
+
+    Args:
+        given: A name of `SCENARIOS`, or a path that ends in `.toml`.
+
+    Raises:
+        BenchError: There is none of that name, or what is wrong with the file, in one line.
+    """
+    if given in SCENARIOS:
+        return SCENARIOS[given]
+    path = Path(given)
+    if path.suffix != ".toml" and not path.exists():
+        close = difflib.get_close_matches(given, SCENARIOS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(SCENARIOS)}, or a file that ends in .toml"
+        raise BenchError(f"there is no scenario {given!r} ({hint})")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _scenario(path.stem, values)
+    except OSError as error:
+        raise BenchError(f"scenario {given}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BenchError(f"scenario {given}: this is no TOML: {error}") from error
+    except _WrongValueError as error:
+        raise BenchError(f"scenario {given}: {error}") from error
+
+
+class _WrongValueError(Exception):
+    """What is wrong with a value, and where it stands."""
+
+
+def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
+    _only_known("", values, [field.name for field in dataclasses.fields(Scenario)])
+    if missing := [key for key in ("phases", "lengths") if key not in values]:
+        raise _WrongValueError(f"{missing[0]} is missing")
+    phases = values["phases"]
+    if not isinstance(phases, list) or not phases:
+        raise _WrongValueError("phases must be one or more [[phases]] tables")
+    read: dict[str, Any] = {
+        "name": _word("name", values.get("name", stem)),
+        "purpose": _word("purpose", values.get("purpose", "")),
+        "phases": tuple(_phase(f"phases[{place}]", phase) for place, phase in enumerate(phases)),
+        "lengths": {_tokens(key): weight for key, weight in _weights("lengths", values["lengths"]).items()},
+    }
+    for key, choices in (("arrivals", ARRIVALS), ("protocol", PROTOCOLS)):
+        if key in values:
+            read[key] = _choice(key, values[key], choices)
+    for key in ("rate", "users"):
+        if key in values:
+            read[key] = _number(key, values[key], positive=True)
+    if "tasks" in values:
+        read["tasks"] = _weights("tasks", values["tasks"])
+        for task in read["tasks"]:
+            _choice("tasks", task, GRPC_TASKS if read.get("protocol") == "grpc" else TASKS)
+    if not any(phase.begin or phase.end for phase in read["phases"]):
+        raise _WrongValueError("no phase has any load")
+    return Scenario(**read)
+
+
+def _phase(where: str, values: Any) -> Phase:  # noqa: ANN401  whatever a file holds
+    if not isinstance(values, dict):
+        raise _WrongValueError(f"{where} must be a table")
+    _only_known(f"{where}.", values, _PHASE_KEYS)
+    if missing := [key for key in _PHASE_KEYS if key not in values]:
+        raise _WrongValueError(f"{where}.{missing[0]} is missing")
+    return Phase(
+        _number(f"{where}.seconds", values["seconds"], positive=True),
+        _number(f"{where}.from", values["from"]),
+        _number(f"{where}.to", values["to"]),
+    )
+
+
+def _only_known(where: str, values: Mapping[str, object], known: list[str] | tuple[str, ...]) -> None:
+    for key in values.keys() - set(known):
+        close = difflib.get_close_matches(key, known, 1)
+        raise _WrongValueError(f"{where}{key} is unknown" + (f" (did you mean {close[0]}?)" if close else ""))
+
+
+def _number(where: str, value: object, *, positive: bool = False) -> float:
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 <= number < math.inf or (positive and not number):
+        raise _WrongValueError(f"{where} must be {'above 0' if positive else '0 or more'}, not {value!r}")
+    return number
+
+
+def _word(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _WrongValueError(f"{where} must be a text, not {value!r}")
+    return value
+
+
+def _choice(where: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise _WrongValueError(f"{where}: {value!r} is none of {', '.join(choices)}")
+    return str(value)
+
+
+def _weights(where: str, value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise _WrongValueError(f"{where} must be a table of weights")
+    return {key: _number(f"{where}.{key}", weight, positive=True) for key, weight in value.items()}
+
+
+def _tokens(key: str) -> int:
+    if not key.isdecimal() or not 0 < int(key) <= _MOST_TOKENS:
+        raise _WrongValueError(f"lengths.{key}: {key!r} is no number of tokens")
+    return int(key)
