@@ -24,9 +24,9 @@ _CONFIGURATIONS = """\
 - **bertserve**: its defaults, `--engine ort-cpu` and `--engine openvino`, over `POST /embed` and gRPC.
 - **Triton**: a `tritonserver` with its Python backend. The text model is as lean as it goes: tokenizer, engine,
   length 1, without the checks of the one that `bertserve export --triton` writes. Artifacts, engines and their
-  versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. Of the configurations in the last table it has the fastest one: one instance on all cores at 1
-  connection, a single-threaded instance a core at 32, no dynamic batching. Over HTTP it is asked
-  with binary tensors, its client's default.
+  versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. Of the configurations in the
+  last table it has the fastest: one instance on all cores at 1 connection, a single-threaded instance a core at 32,
+  no dynamic batching. Over HTTP it is asked with binary tensors, its client's default.
 - **infinity**: PyTorch, and its ONNX engine with an INT8 model that its own `optimum` exported and quantised for
   AVX-512 VNNI; over its OpenAI route.
 - **FastAPI**: a tokenizer and ONNX Runtime with our INT8 file in an application of 60 lines on uvicorn with uvloop and
@@ -67,8 +67,8 @@ def markdown(found: Store, command: str, samples: str, picture: str, tried: Tabl
     every = [sample for done in found.lengths.values() for samples in done for sample in samples.values()]
     quiet = sum(sample.quiet for sample in every)
     method = (
-        f"- Method: interleaved rounds ({rounds}), {found.facts.seconds:g} s a measurement after its warm-up; medians of"
-        f" the rounds, least to greatest in brackets; ratios are taken within a round. {quiet} of {len(every)}"
+        f"- Method: interleaved rounds ({rounds}), {found.facts.seconds:g} s a measurement after its warm-up; medians"
+        f" of the rounds, least to greatest in brackets; ratios are taken within a round. {quiet} of {len(every)}"
         " measurements had the machine to themselves; one that had not counts only where there is no other"
     )
     parts = [
@@ -109,8 +109,8 @@ def _figures(found: Store) -> list[Table]:
         tables.append(
             Table(
                 f"{tokens} tokens",
-                "`client`: CPU time of the client for a request, in microseconds. `cosine`: the least one to the vectors"
-                " of the fp32 model."
+                "`client`: CPU time of the client for a request, in microseconds. `cosine`: the least to a vector of the"
+                " fp32 model."
                 if not tables
                 else "",
                 ("system", "engine", "protocol", "p50 ms", "p99 ms", f"texts/s at {MANY}", "client", "cosine"),
