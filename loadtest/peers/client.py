@@ -64,20 +64,21 @@ class _Grpc:
     """Requests to one model of a server over gRPC."""
 
     def __init__(self, port: int, model: str, hidden_size: int, texts: Texts) -> None:
-        self._client = GrpcClient()
-        self._open = lambda given: self._client.open(f"{HOST}:{port}", model, hidden_size, given)
+        self._place = (f"{HOST}:{port}", model, hidden_size)
         self._texts = texts
+        self._client = self._opened(texts)
 
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
-        found = []
-        for text in self._texts[str(tokens)][:count]:
-            self._open({str(tokens): [text]})
-            found.append(self._client.vector(tokens))
-        self._open(self._texts)
-        return found
+        texts = self._texts[str(tokens)][:count]
+        return [self._opened({str(tokens): [text]}).vector(tokens) for text in texts]
 
     def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
         return self._client.measure(connections, tokens, warm_up_s, seconds)
+
+    def _opened(self, texts: Texts) -> GrpcClient:
+        client = GrpcClient()
+        client.open(*self._place, texts)
+        return client
 
 
 class Clients:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from loadtest.peers.store import Store
     from loadtest.sample import Spread
 
-_MET = {True: "yes", False: "NO", None: "-"}
-
 _CONFIGURATIONS = """\
 ## Who is who
 
@@ -109,8 +107,8 @@ def _figures(found: Store) -> list[Table]:
         tables.append(
             Table(
                 f"{tokens} tokens",
-                "`client`: CPU time of the client for a request, in microseconds. `cosine`: the least to a vector of the"
-                " fp32 model."
+                "`client`: CPU time of the client for a request, in microseconds. `cosine`: the least to the fp32"
+                " model's."
                 if not tables
                 else "",
                 ("system", "engine", "protocol", "p50 ms", "p99 ms", f"texts/s at {MANY}", "client", "cosine"),
@@ -122,10 +120,29 @@ def _figures(found: Store) -> list[Table]:
 
 
 def _verdict(found: Store) -> Table:
-    targets = verdict.targets(found, found.facts.model["model"])
-    rows = [(target.what, target.limit, target.found, _MET[target.met]) for target in targets]
-    return Table("Verdict", "Ours divided by theirs.", ("target", "asked", "found", "met"), rows, words=3)
+    rows = []
+    for aim in verdict.AIMS:
+        judged = verdict.judge(found, found.facts.model["model"], aim)
+        cells = [_judged(judged[tokens]) if tokens in judged else "" for tokens in verdict.LENGTHS]
+        rows.append([aim.what, aim.protocol, aim.figure.name, *cells])
+    return Table(
+        "Verdict",
+        "Ratios are ours divided by theirs.",
+        ("ours", "protocol", "figure", *(f"{tokens} tokens" for tokens in verdict.LENGTHS)),
+        rows,
+        words=3,
+    )
+
+
+def _judged(one: verdict.Verdict) -> str:
+    asked = f"{'at least' if one.more else 'at most'} {one.asked:.2f}"
+    if one.found is None:
+        return f"{asked}: not measured"
+    return f"{asked}: {'yes' if one.met else 'NO'}, {_ranged(one.found, 2)}"
 
 
 def _ranged(spread: Spread, decimals: int) -> str:
-    return f"{spread.median:.{decimals}f} ({spread.low:.{decimals}f} to {spread.high:.{decimals}f})"
+    median = f"{spread.median:.{decimals}f}"
+    if spread.low == spread.high:
+        return median
+    return f"{median} ({spread.low:.{decimals}f} to {spread.high:.{decimals}f})"

@@ -142,7 +142,7 @@ def _fastapi(kit: Kit) -> Place:
     home = (kit.environments / "fastapi").absolute()
     command = [
         str(home / "bin" / "python"),
-        *("-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "fastapi_app:app"),
+        *("-m", "uvicorn", "--app-dir", str(Path(__file__).parent / "inside"), "fastapi_app:app"),
         *("--host", HOST, "--port", str(port), "--no-access-log", "--loop", "uvloop", "--http", "httptools"),
     ]
     variables = {

@@ -15,7 +15,7 @@ from loadtest.server import HOST, ServerProcess, free_ports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MODEL = Path(__file__).with_name("triton_model.py")
+_MODEL = Path(__file__).parent / "inside" / "triton_model.py"
 
 _CONFIG = """\
 name: "{name}"

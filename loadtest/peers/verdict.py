@@ -5,106 +5,119 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.peers.subjects import GRPC_NAME, HTTP, MANY, ONE, OPENVINO, ORT, RAW, TORCH, find
-from loadtest.report import Target
+from loadtest.peers.subjects import GRPC_NAME, HTTP, MANY, ONE, OPENVINO, ORT, RAW, TORCH, Subject, find
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Mapping
 
     from loadtest.peers.store import Store
     from loadtest.sample import Spread
 
-_LENGTHS = (8, 32, 128)
-_ALL = (HTTP, GRPC_NAME)
+    Compare = Callable[[Store, int, Subject, Subject], Spread]
+
+LENGTHS = (8, 32, 128)
+_BOTH = (HTTP, GRPC_NAME)
+
+
+@dataclass(slots=True, frozen=True)
+class Figure:
+    """What is compared.
+
+    Attributes:
+        name: In words.
+        compare: Ours and the other's, over the rounds of a length.
+        more: Whether ours shall be at least what is asked; else at most.
+    """
+
+    name: str
+    compare: Compare
+    more: bool
+
+
+_P50 = Figure("p50 at 1 connection, ratio", lambda found, *two: found.ratio(*two, ONE, "p50_ms"), more=False)
+_PER_S = Figure(f"texts/s at {MANY}, ratio", lambda found, *two: found.ratio(*two, MANY, "per_s"), more=True)
+_OVER = Figure("p50 at 1 connection, ms above", lambda found, *two: found.above(*two, ONE, "p50_ms"), more=False)
 
 
 @dataclass(slots=True, frozen=True)
 class Aim:
-    """A ratio of ours to a peer's that is asked for, at each length.
+    """What is asked of ours beside another.
 
     Attributes:
         what: The comparison in words.
+        figure: What is compared.
         ours: Engine of ours.
-        theirs: System and engine of the peer.
-        limits: At 8, 32 and 128 tokens.
-        protocols: Over which it is looked at.
-        throughput: Whether it is about texts a second, of which there shall be more; else about p50.
+        theirs: System and engine of the other.
+        asked: By the number of tokens.
+        protocol: Over which both are asked; the raw engine has none.
     """
 
     what: str
+    figure: Figure
     ours: str
     theirs: tuple[str, str]
-    limits: tuple[float, float, float]
-    protocols: tuple[str, ...] = _ALL
-    throughput: bool = False
+    asked: Mapping[int, float]
+    protocol: str
 
 
-_AIMS = (
-    Aim("the same engine and file in both, ORT", ORT, ("Triton", ORT), (0.90, 0.90, 0.90)),
-    Aim("the same engine and file in both, OpenVINO", OPENVINO, ("Triton", OPENVINO), (0.90, 0.90, 0.90)),
-    Aim("the same engine and file in both, ORT", ORT, ("Triton", ORT), (1.15, 1.15, 1.10), throughput=True),
-    Aim(
-        "the same engine and file in both, OpenVINO",
-        OPENVINO,
-        ("Triton", OPENVINO),
-        (1.15, 1.15, 1.10),
-        throughput=True,
-    ),
-    Aim("ours with ORT, Triton with ORT", ORT, ("Triton", ORT), (0.90, 0.95, 0.75)),
-    Aim("ours with ORT, Triton with ORT", ORT, ("Triton", ORT), (1.10, 1.15, 1.15), throughput=True),
-    Aim("ours with OpenVINO, Triton with ORT", OPENVINO, ("Triton", ORT), (0.85, 0.90, 0.65)),
-    Aim("ours with OpenVINO, Triton with ORT", OPENVINO, ("Triton", ORT), (1.3, 1.5, 1.8), throughput=True),
-    Aim("ours with ORT, infinity with PyTorch", ORT, ("infinity", TORCH), (0.20, 0.20, 0.25), (HTTP,)),
-    Aim("ours with ORT, infinity with ONNX INT8", ORT, ("infinity", ORT), (0.20, 0.20, 0.25), (HTTP,)),
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        asked: As the aim has it.
+        found: Over the rounds; None where it was not measured.
+        more: Whether it shall be at least what is asked.
+    """
+
+    asked: float
+    found: Spread | None
+    more: bool
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median is what was asked for; None where it was not measured."""
+        if self.found is None:
+            return None
+        return self.found.median >= self.asked if self.more else self.found.median <= self.asked
+
+
+def _at(*asked: float) -> Mapping[int, float]:
+    return dict(zip(LENGTHS, asked, strict=True))
+
+
+def _over_both(
+    what: str, figure: Figure, ours: str, theirs: tuple[str, str], asked: Mapping[int, float]
+) -> tuple[Aim, ...]:
+    return tuple(Aim(what, figure, ours, theirs, asked, protocol) for protocol in _BOTH)
+
+
+_SAME = "same engine and file as Triton"
+AIMS = (
+    *_over_both(f"{_SAME}, ORT", _P50, ORT, ("Triton", ORT), _at(0.90, 0.90, 0.90)),
+    *_over_both(f"{_SAME}, OpenVINO", _P50, OPENVINO, ("Triton", OPENVINO), _at(0.90, 0.90, 0.90)),
+    *_over_both(f"{_SAME}, ORT", _PER_S, ORT, ("Triton", ORT), _at(1.15, 1.15, 1.10)),
+    *_over_both(f"{_SAME}, OpenVINO", _PER_S, OPENVINO, ("Triton", OPENVINO), _at(1.15, 1.15, 1.10)),
+    *_over_both("ORT beside Triton with ORT", _P50, ORT, ("Triton", ORT), _at(0.90, 0.95, 0.75)),
+    *_over_both("ORT beside Triton with ORT", _PER_S, ORT, ("Triton", ORT), _at(1.10, 1.15, 1.15)),
+    *_over_both("OpenVINO beside Triton with ORT", _P50, OPENVINO, ("Triton", ORT), _at(0.85, 0.90, 0.65)),
+    *_over_both("OpenVINO beside Triton with ORT", _PER_S, OPENVINO, ("Triton", ORT), _at(1.3, 1.5, 1.8)),
+    Aim("ORT beside infinity, PyTorch", _P50, ORT, ("infinity", TORCH), _at(0.20, 0.20, 0.25), HTTP),
+    Aim("ORT beside infinity, ONNX INT8", _P50, ORT, ("infinity", ORT), _at(0.20, 0.20, 0.25), HTTP),
+    Aim("ORT over the raw engine", _OVER, ORT, (RAW.system, ORT), {8: 0.30}, HTTP),
+    Aim("ORT over the raw engine", _OVER, ORT, (RAW.system, ORT), {8: 0.50}, GRPC_NAME),
+    *_over_both("ORT over the raw engine", _PER_S, ORT, (RAW.system, ORT), _at(0.65, 0.80, 0.88)),
 )
 
-_OVER_RAW_MS = {HTTP: 0.30, GRPC_NAME: 0.50}
-_OVER_RAW_TOKENS = 8
-_LEAST_PERCENT_OF_RAW = {8: 65, 32: 80, 128: 88}
 
-
-def targets(found: Store, model: str) -> list[Target]:
-    """Everything that is asked for, in the order of the specification."""
-    return [*_ratios(found, model), *_over_raw(found, model)]
-
-
-def _ratios(found: Store, model: str) -> Iterator[Target]:
-    for aim in _AIMS:
-        connections, name = (MANY, "per_s") if aim.throughput else (ONE, "p50_ms")
-        for tokens, limit in zip(_LENGTHS, aim.limits, strict=True):
-            for protocol in aim.protocols:
-                what = f"{aim.what}, {protocol}, {tokens} tokens: {_figure(connections)}"
-                asked = f"{'at least' if aim.throughput else 'at most'} {limit:.2f}"
-                if tokens not in found.lengths:
-                    yield Target(what, asked, "not measured", None)
-                    continue
-                ours, theirs = find(model, "bertserve", aim.ours, protocol), find(model, *aim.theirs, protocol)
-                ratio = found.ratio(tokens, ours, theirs, connections, name)
-                met = ratio.median >= limit if aim.throughput else ratio.median <= limit
-                yield Target(what, asked, _words(ratio, 2), met)
-
-
-def _over_raw(found: Store, model: str) -> Iterator[Target]:
-    for protocol, limit in _OVER_RAW_MS.items():
-        what = f"above the raw engine, {protocol}, {_OVER_RAW_TOKENS} tokens: {_figure(ONE)}"
-        if _OVER_RAW_TOKENS not in found.lengths:
-            yield Target(what, f"at most {limit:.2f} ms", "not measured", None)
-            continue
-        above = found.above(_OVER_RAW_TOKENS, find(model, "bertserve", ORT, protocol), RAW, ONE, "p50_ms")
-        yield Target(what, f"at most {limit:.2f} ms", f"{_words(above, 2)} ms", above.median <= limit)
-    for tokens, least in _LEAST_PERCENT_OF_RAW.items():
-        for protocol in _ALL:
-            what = f"of the raw engine, {protocol}, {tokens} tokens: {_figure(MANY)}"
-            if tokens not in found.lengths:
-                yield Target(what, f"at least {least}%", "not measured", None)
-                continue
-            share = found.ratio(tokens, find(model, "bertserve", ORT, protocol), RAW, MANY, "per_s")
-            yield Target(what, f"at least {least}%", f"{100 * share.median:.0f}%", 100 * share.median >= least)
-
-
-def _figure(connections: int) -> str:
-    return "p50 at 1 connection" if connections == ONE else f"texts a second at {connections}"
-
-
-def _words(spread: Spread, decimals: int) -> str:
-    return f"{spread.median:.{decimals}f} ({spread.low:.{decimals}f} to {spread.high:.{decimals}f})"
+def judge(found: Store, model: str, aim: Aim) -> dict[int, Verdict]:
+    """An aim's verdicts by the number of tokens."""
+    ours = find(model, "bertserve", aim.ours, aim.protocol)
+    theirs = RAW if aim.theirs[0] == RAW.system else find(model, *aim.theirs, aim.protocol)
+    figure = aim.figure
+    return {
+        tokens: Verdict(
+            asked, figure.compare(found, tokens, ours, theirs) if tokens in found.lengths else None, figure.more
+        )
+        for tokens, asked in aim.asked.items()
+    }
