@@ -99,9 +99,11 @@ def _target(word: str) -> str:
 def _scenario_name(word: str) -> str:
     """The word, once it is known to name a scenario: options travel to workers, so they stay plain."""
     try:
-        find_scenario(word)
+        scenario = find_scenario(word)
     except BenchError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if others := scenario.tasks.keys() - {"embed"}:
+        raise argparse.ArgumentTypeError(f"users ask for embeddings alone, not for {', '.join(sorted(others))}")
     return word
 
 
@@ -113,6 +115,8 @@ def _chosen(environment: Environment) -> Scenario | None:
 @locust.events.init.add_listener
 def prepare(environment: Environment, **_: object) -> None:
     """Keeps the users of the protocol asked for, and lets a scenario say how many there are."""
+    if isinstance(environment.runner, WorkerRunner):
+        return  # a worker is told whom to start
     options, scenario = environment.parsed_options, _chosen(environment)
     protocol = options.protocol or (scenario.protocol if scenario else "http")
     asked = [kind for kind in environment.user_classes if kind.__name__ in _PROTOCOLS[protocol]]

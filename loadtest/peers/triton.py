@@ -76,6 +76,60 @@ class TritonModel:
         )
 
 
+class Installation:
+    """The `tritonserver` of the wheel in a virtual environment."""
+
+    def __init__(self, environment: Path) -> None:
+        """Looks where it lies; `obstacle` tells whether it does.
+
+        Args:
+            environment: The virtual environment.
+        """
+        self._bin = environment.absolute() / "bin"
+        found = sorted((environment.absolute() / "lib").glob("python3.*/site-packages"))
+        self._packages = found[0] if found else environment.absolute()
+        self._server = self._packages / "pytriton" / "tritonserver"
+        self._python = self._packages.parent.name.removeprefix("python")
+        self._stub = self._server / "python_backend_stubs" / self._python / "triton_python_backend_stub"
+        self._library = Path(sysconfig.get_config_var("LIBDIR"), str(sysconfig.get_config_var("INSTSONAME")))
+
+    def obstacle(self) -> str | None:
+        """Why it cannot be started here; None where it can."""
+        if not self._server.is_dir():
+            return "nvidia-pytriton is not installed"
+        if not self._stub.is_file():
+            return f"nvidia-pytriton has no Python backend for Python {self._python}"
+        if not self._library.is_file() or ".so" not in self._library.name:
+            return "this Python has no shared library for Triton's Python backend"
+        return None
+
+    def command(self, repository: Path, work: Path, http: str, grpc: str) -> list[str]:
+        """The words that start it, without metrics.
+
+        Args:
+            repository: The model repository.
+            work: A directory to put a copy of the Python backend into: its stub has to lie beside its library.
+            http: `host:port` of HTTP.
+            grpc: `host:port` of gRPC.
+        """
+        backends = work / "backends"
+        shutil.copytree(self._server / "backends", backends)
+        shutil.copy(self._stub, backends / "python")
+        (http_host, _, http_port), (grpc_host, _, grpc_port) = http.rpartition(":"), grpc.rpartition(":")
+        return [
+            str(self._server / "bin" / "tritonserver"),
+            *("--model-repository", str(repository), "--backend-directory", str(backends)),
+            *("--http-address", http_host, "--http-port", http_port),
+            *("--grpc-address", grpc_host, "--grpc-port", grpc_port, "--allow-metrics", "false"),
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """What lets the stub find its libraries, and by the first `python3` of the path its packages."""
+        libraries = [str(self._library.parent), str(self._packages / "nvidia_pytriton.libs")]
+        path = [str(self._bin), os.environ["PATH"]]
+        return {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(path)}
+
+
 class TritonServer(ServerProcess):
     """A tritonserver with all models of a repository.
 
@@ -95,44 +149,21 @@ class TritonServer(ServerProcess):
         Raises:
             BenchError: The environment has no tritonserver for its Python.
         """
+        installation = Installation(environment)
+        if obstacle := installation.obstacle():
+            raise BenchError(f"{environment}: {obstacle}")
         self.http_port, self.grpc_port = free_ports(2)
-        packages = _packages(environment)
-        installed = packages / "pytriton" / "tritonserver"
-        version = packages.parent.name.removeprefix("python")
-        stub = installed / "python_backend_stubs" / version / "triton_python_backend_stub"
-        libpython = Path(sysconfig.get_config_var("LIBDIR"), str(sysconfig.get_config_var("INSTSONAME")))
-        if not stub.is_file():
-            raise BenchError(f"{environment} has no tritonserver for Python {version}")
-        if ".so" not in libpython.name or not libpython.is_file():
-            raise BenchError("this Python has no shared library, which Triton's Python backend needs")
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(installed / "backends", work / "backends")
-        shutil.copy(stub, work / "backends" / "python")
         for model in models:
             folder = work / "repository" / model.name
             (folder / "1").mkdir(parents=True)
             (folder / "config.pbtxt").write_text(model.config, encoding="utf-8")
             shutil.copy(_MODEL, folder / "1" / "model.py")
-        command = [
-            str(installed / "bin" / "tritonserver"),
-            *("--model-repository", str(work / "repository"), "--backend-directory", str(work / "backends")),
-            *("--http-address", HOST, "--http-port", str(self.http_port)),
-            *("--grpc-address", HOST, "--grpc-port", str(self.grpc_port), "--allow-metrics", "false"),
-        ]
-        # The stub finds its libraries by the one, and its packages by the first `python3` of the other.
-        libraries = [str(libpython.parent), str(packages / "nvidia_pytriton.libs")]
-        path = [str(environment.absolute() / "bin"), os.environ["PATH"]]
-        variables = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(path)}
-        super().__init__(command, isolated(variables), (self.http_port, "/v2/health/ready"))
+        http, grpc = f"{HOST}:{self.http_port}", f"{HOST}:{self.grpc_port}"
+        command = installation.command(work / "repository", work, http, grpc)
+        super().__init__(command, isolated(installation.variables()), (self.http_port, "/v2/health/ready"))
 
 
 def isolated(variables: dict[str, str]) -> dict[str, str]:
     """This process's environment without what would let another Python find this project, and these variables."""
     return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}
-
-
-def _packages(environment: Path) -> Path:
-    found = sorted((environment.absolute() / "lib").glob("python3.*/site-packages"))
-    if not found:
-        raise BenchError(f"{environment} is no virtual environment; make it with `make bench-peers`")
-    return found[0]
