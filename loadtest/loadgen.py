@@ -3,8 +3,8 @@
     python -m loadtest.loadgen --target http://127.0.0.1:8000 --scenario server --rate 100 --p99-ms 2
 
 Its package is `mlcommons-loadgen`. SingleStream sends a text when the last one is answered; Server sends on a Poisson
-schedule of its own and measures from the scheduled time. Beside SingleStream stands our own closed loop over the same
-requests. Exit code 0 once it is measured, 1 where it cannot be or a reply is wrong.
+schedule of its own and measures from the scheduled time. Beside each stands ours with the same texts: the closed loop,
+and the open loop of `bertserve load`. Exit code 0 once it is measured, 1 where it cannot be or a reply is wrong.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
 from loadtest.closed_loop import Lane, connect, one_by_one
 from loadtest.errors import BenchError
 from loadtest.http1 import HttpWire, post_bytes
+from loadtest.messages import Target
+from loadtest.result import Result
+from loadtest.run import Kind, Load
+from loadtest.run import run as drive
 from loadtest.sample import Window, sample_of
+from loadtest.scenario import Phase, Scenario
 from loadtest.workload import spoken_text
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ class Settings:
     """What a run is told.
 
     Attributes:
-        address: Host and port of the server.
+        target: The server, over HTTP.
         scenario: One of `SCENARIOS`.
         rate: Queries a second of the scenario server.
         seconds: How long it lasts at least.
@@ -59,7 +63,7 @@ class Settings:
         out: Where LoadGen's logs and the figures go, if anywhere.
     """
 
-    address: tuple[str, int]
+    target: Target
     scenario: str
     rate: float
     seconds: float
@@ -69,7 +73,7 @@ class Settings:
 
 
 @dataclass(slots=True, frozen=True)
-class Result:
+class Figures:
     """What one generator says.
 
     Attributes:
@@ -211,23 +215,20 @@ def _check(reply: Reply) -> None:
         raise BenchError(f"a wrong reply: {reply.fault or reply.body[:100]!r}")
 
 
-def run(settings: Settings) -> list[Result]:
-    """Measures with LoadGen and, where the scenario is a closed loop, with ours.
+def run(settings: Settings) -> list[Figures]:
+    """Measures with LoadGen and with ours.
 
     Raises:
         BenchError: LoadGen is not installed, the server does not answer, or a reply is wrong.
     """
     dice = random.Random(1)
-    host, port = settings.address
     texts = [spoken_text(settings.tokens, dice) for _ in range(_TEXTS)]
-    requests = [post_bytes(f"{host}:{port}", "/embed", {"inputs": text}) for text in texts]
-    results = [_loadgen(settings, requests)]
-    if settings.scenario == "single-stream":
-        results.append(_ours(settings, requests))
-    return results
+    requests = [post_bytes(settings.target.authority, "/embed", {"inputs": text}) for text in texts]
+    ours = _closed_loop(settings, requests) if settings.scenario == "single-stream" else _open_loop(settings, texts)
+    return [_loadgen(settings, requests), ours]
 
 
-def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Result:
+def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Figures:
     try:
         import mlperf_loadgen as loadgen  # noqa: PLC0415  an extra's package
     except ImportError:
@@ -248,7 +249,7 @@ def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Result:
         logs.log_output.outdir = str(folder)
         logs.enable_trace = False
         kind = OneByOne if single else SideBySide
-        target: OneByOne | SideBySide = stack.enter_context(kind(settings.address, requests))
+        target: OneByOne | SideBySide = stack.enter_context(kind(settings.target.address(), requests))
         system = loadgen.ConstructSUT(target.issue, lambda: None)
         library = loadgen.ConstructQSL(len(requests), len(requests), lambda _: None, lambda _: None)
         loadgen.StartTestWithLogSettings(system, library, asked, logs)
@@ -259,7 +260,7 @@ def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Result:
         return summary(settings.scenario, (folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"))
 
 
-def summary(scenario: str, text: str) -> Result:
+def summary(scenario: str, text: str) -> Figures:
     """What LoadGen's summary says.
 
     Args:
@@ -272,7 +273,7 @@ def summary(scenario: str, text: str) -> Result:
     lines = {found["name"].strip(): found["value"].strip() for found in _LINE.finditer(text)}
     rate = "QPS w/o loadgen overhead" if scenario == "single-stream" else "Completed samples per second"
     try:
-        return Result(
+        return Figures(
             "MLPerf LoadGen",
             scenario,
             int(lines["50.00 percentile latency (ns)"]) / _NS_PER_MS,
@@ -284,14 +285,26 @@ def summary(scenario: str, text: str) -> Result:
         raise BenchError(f"LoadGen's summary has no line {error}:\n{text}") from error
 
 
-def _ours(settings: Settings, requests: Sequence[bytes]) -> Result:
-    with connect(*settings.address) as connection:
+def _closed_loop(settings: Settings, requests: Sequence[bytes]) -> Figures:
+    with connect(*settings.target.address()) as connection:
         lane = Lane(connection, HttpWire(), _check)
         cpu = time.process_time()
         window = Window.after(time.perf_counter(), 0.0, settings.seconds)
         exchanges = one_by_one(lane, requests, window.end)
     sample = sample_of(exchanges, window, time.process_time() - cpu)
-    return Result("ours", settings.scenario, sample.p50_ms, sample.p99_ms, sample.per_s)
+    return Figures("ours", settings.scenario, sample.p50_ms, sample.p99_ms, sample.per_s)
+
+
+def _open_loop(settings: Settings, texts: Sequence[str]) -> Figures:
+    scenario = Scenario("server", "", (Phase(settings.seconds, 1, 1),), {settings.tokens: 1.0})
+    load = Load(scenario, settings.rate, (Kind("texts", "embed", 1.0, tuple(texts)),))
+    found = drive(settings.target, load, Result({}, settings.seconds), lambda *_: None)
+    if found.failed:
+        raise BenchError(f"{found.failed} of {found.offered} requests failed: {', '.join(found.faults)}")
+    latency = found.latency
+    return Figures(
+        "ours", settings.scenario, latency.percentile_ms(50), latency.percentile_ms(99), found.answered_per_s
+    )
 
 
 def parse(argv: Sequence[str] | None) -> Settings:
@@ -305,14 +318,14 @@ def parse(argv: Sequence[str] | None) -> Settings:
     parser.add_argument("--tokens", type=int, default=8, help="length of the texts, about (default: 8)")
     parser.add_argument("--out", type=Path, help="directory for LoadGen's logs and figures.json")
     given = parser.parse_args(argv)
-    place = urlsplit(given.target)
-    if place.scheme != "http" or not place.hostname:
-        parser.error("--target must be http://host:port")
     if min(given.rate, given.seconds, given.p99_ms, given.tokens) <= 0:
         parser.error("--rate, --seconds, --p99-ms and --tokens must be positive")
     words = vars(given)
-    del words["target"]
-    return Settings(address=(place.hostname, place.port or 80), **words)
+    try:
+        target = Target.of(words.pop("target"), "http", "")
+    except BenchError as error:
+        parser.error(str(error))
+    return Settings(target=target, **words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
