@@ -96,8 +96,7 @@ def _measure(settings: Settings, kit: servers.Kit, found: store.Store, lengths: 
         _show("comparing the vectors")
         rounds.open(fp32, kit.ort, texts, kit.threads)
         found.likeness = {name: min(cosine, found.likeness.get(name, 1.0)) for name, cosine in rounds.likeness.items()}
-        idle = ", ".join(f"{name} {percent:.1f}%" for name, percent in rounds.idle_percent.items())
-        _show(f"idle servers, of one core: {idle}")
+        found.idle_percent = rounds.idle_percent
         for number in range(1, settings.rounds + 1):
             for tokens in [tokens for tokens in lengths if len(found.lengths.get(tokens, [])) < number]:
                 begun = time.perf_counter()

@@ -69,11 +69,12 @@ def markdown(found: Store, command: str, samples: str, picture: str, tried: Tabl
         f" of the rounds, least to greatest in brackets; ratios are taken within a round. {quiet} of {len(every)}"
         " measurements had the machine to themselves; one that had not counts only where there is no other"
     )
+    idle = ", ".join(f"{name} {percent:.1f}%" for name, percent in found.idle_percent.items())
     parts = [
         "# Beside the servers that one would pick instead",
         f"Made by `{command}`, as `make bench-peers` does; `{samples}` holds every measurement.",
         f"![p50 and throughput of every server]({picture})",
-        "\n".join([*(f"- {name}: {value}" for name, value in facts.items()), method]),
+        "\n".join([*(f"- {name}: {value}" for name, value in facts.items()), method, f"- Idle, of one core: {idle}"]),
         *map(as_markdown, _figures(found)),
         as_markdown(_verdict(found)),
         _CONFIGURATIONS,

@@ -43,12 +43,14 @@ class Store:
         lengths: Complete rounds by the number of tokens.
         likeness: The least cosine to the fp32 model's vectors, by subject.
         versions: What each peer consists of, package by package.
+        idle_percent: CPU of each server while nobody asked it, in percent of one core.
     """
 
     facts: Facts
     lengths: dict[int, list[Round]] = field(default_factory=dict)
     likeness: dict[str, float] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    idle_percent: dict[str, float] = field(default_factory=dict)
 
     def figure(self, tokens: int, subject: Subject, connections: int, name: str) -> Spread:
         """A field of a subject's samples, over the rounds of a length."""
@@ -88,6 +90,7 @@ class Store:
             **asdict(self.facts),
             "versions": self.versions,
             "least_cosine": self.likeness,
+            "idle_percent": self.idle_percent,
             "rounds_by_tokens": rounds,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +114,7 @@ def read(path: Path, facts: Facts) -> Store:
     lengths = {
         int(tokens): [_round(samples) for samples in found] for tokens, found in content["rounds_by_tokens"].items()
     }
-    return Store(facts, lengths, content["least_cosine"], content["versions"])
+    return Store(facts, lengths, content["least_cosine"], content["versions"], content["idle_percent"])
 
 
 def _round(samples: Iterable[dict[str, Any]]) -> Round:

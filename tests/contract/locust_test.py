@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from tests.support.models import NAME, ROOT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.server import Server
 
 LIMIT_S = 120
@@ -32,9 +33,8 @@ to = 1
 
 def locust(*options: str) -> subprocess.CompletedProcess[str]:
     """Runs the command that the page on load testing names."""
-    command = Path(sys.executable).with_name("locust")
     return subprocess.run(
-        [command, "-f", "loadtest/locustfile.py", "--headless", *options],
+        [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

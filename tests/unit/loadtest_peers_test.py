@@ -49,7 +49,7 @@ def round_of(ours_ms: float, others_percent: float = 0.0) -> store.Round:
 def measured(*rounds: store.Round) -> store.Store:
     """A comparison at 8 tokens."""
     likeness = {subject.name: 0.99 for subject in subjects(MODEL)}
-    return store.Store(FACTS, {8: list(rounds)}, likeness, {"triton": {"nvidia-pytriton": "0.7.0"}})
+    return store.Store(FACTS, {8: list(rounds)}, likeness, {"triton": {"nvidia-pytriton": "0.7.0"}}, {"triton": 0.1})
 
 
 def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -108,6 +108,7 @@ def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
     assert "at most 0.90: yes, 0.60 (0.50 to 0.70)" in text
     assert "at most 0.95: not measured" in text
     assert "nvidia-pytriton 0.7.0" in text
+    assert "Idle, of one core: triton 0.1%" in text
 
 
 @pytest.mark.parametrize("name", FORMS)
