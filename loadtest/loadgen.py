@@ -248,8 +248,9 @@ def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Figures:
         logs = loadgen.LogSettings()
         logs.log_output.outdir = str(folder)
         logs.enable_trace = False
-        kind = OneByOne if single else SideBySide
-        target: OneByOne | SideBySide = stack.enter_context(kind(settings.target.address(), requests))
+        address = settings.target.address()
+        target: OneByOne | SideBySide = OneByOne(address, requests) if single else SideBySide(address, requests)
+        stack.enter_context(target)
         system = loadgen.ConstructSUT(target.issue, lambda: None)
         library = loadgen.ConstructQSL(len(requests), len(requests), lambda _: None, lambda _: None)
         loadgen.StartTestWithLogSettings(system, library, asked, logs)

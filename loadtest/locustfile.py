@@ -125,7 +125,7 @@ def prepare(environment: Environment, **_: object) -> None:
         environment.shape_class = Shape(scenario)
 
 
-class Shape(locust.LoadTestShape):  # type: ignore[misc]  Locust's classes are not typed
+class Shape(locust.LoadTestShape):
     """The users of a scenario over time."""
 
     abstract = True  # Locust would take it up by itself otherwise, whether a scenario was asked for or not
@@ -167,7 +167,7 @@ class _Asking:
         return spoken_text(tokens, self._dice)
 
 
-class HttpUser(_Asking, locust.FastHttpUser):  # type: ignore[misc]  likewise
+class HttpUser(_Asking, locust.FastHttpUser):
     """Asks over HTTP, mostly for one text."""
 
     default_headers = {"Content-Type": "application/json"}  # noqa: RUF012  as Locust has it
@@ -195,7 +195,7 @@ class HttpUser(_Asking, locust.FastHttpUser):  # type: ignore[misc]  likewise
                 response.failure("a reply without an embedding")
 
 
-class GrpcUser(_Asking, locust.User):  # type: ignore[misc]  likewise
+class GrpcUser(_Asking, locust.User):
     """Asks over gRPC, through a socket that Locust's own scheduler knows: grpc and gevent do not agree."""
 
     _lane: Lane | None = None

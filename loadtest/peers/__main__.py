@@ -103,7 +103,8 @@ def _measure(settings: Settings, kit: servers.Kit, found: store.Store, lengths: 
                 if longest and begun - started + longest > 60 * settings.minutes:
                     _show(f"no time for another round within {settings.minutes:g} minutes: run it again to go on")
                     return
-                samples = rounds.run(tokens, settings.seconds, lambda what, n=number: _show(f"round {n}, {what}"))
+                _show(f"round {number} of {settings.rounds}")
+                samples = rounds.run(tokens, settings.seconds, _show)
                 found.lengths.setdefault(tokens, []).append(samples)
                 found.write(settings.out)
                 longest = max(longest, time.perf_counter() - begun)

@@ -88,7 +88,7 @@ def _joined(versions: dict[str, str]) -> str:
 
 
 def _figures(found: Store) -> list[Table]:
-    tables = []
+    tables: list[Table] = []
     for tokens in sorted(found.lengths):
         rows = []
         for subject in subjects(found.facts.model["model"]):

@@ -100,7 +100,12 @@ def _tried(kit: Kit, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
             for tokens in LENGTHS:
                 for model in models:
                     print(f"round {number} of {rounds}, {tokens} tokens, {model.name}", file=sys.stderr, flush=True)
-                    asked = {"way": model.name, "tokens": tokens, "warm_up_s": _WARM_UP_S, "seconds": seconds}
+                    asked: dict[str, Any] = {
+                        "way": model.name,
+                        "tokens": tokens,
+                        "warm_up_s": _WARM_UP_S,
+                        "seconds": seconds,
+                    }
                     pair = [Sample(**client.ask("measure", connections=count, **asked)) for count in (ONE, MANY)]
                     found.setdefault((tokens, model.name), []).append((pair[0], pair[1]))
     for model in models:

@@ -51,7 +51,8 @@ def _tensors(group: list[Any]) -> dict[str, NDArray[np.int32]]:
 
 
 def _normalized(pooled: NDArray[np.float32]) -> NDArray[np.float32]:
-    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    normalized: NDArray[np.float32] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    return normalized
 
 
 def _onnxruntime(artifact: str, threads: int) -> Callable[[dict[str, Any]], NDArray[np.float32]]:
