@@ -131,7 +131,11 @@ class Dispatcher:
             return
         self._pumping = True
         try:
-            while self._engine is not None and (assignment := choose(self.queue, self._load, self._policy)):
+            while (
+                self._engine is not None
+                and self.queue.items
+                and (assignment := choose(self.queue, self._load, self._policy))
+            ):
                 self._start(self._engine, assignment)
         finally:
             self._pumping = False

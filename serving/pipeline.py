@@ -73,9 +73,10 @@ class Pipeline:
             started = time.perf_counter()
             texts = await self._encode(task, request, model, inputs, size)
             tokenize_us = (time.perf_counter() - started) * 1e6
-            tokens = sum(len(text.ids) for text in texts)
+            lengths = [len(text.ids) for text in texts]
+            tokens = sum(lengths)
             permit.resize(tokens)
-            ticket = await self._dispatcher.run(model.index, texts, self._deadline(request, model, texts))
+            ticket = await self._dispatcher.run(model.index, texts, self._deadline(request, model, lengths))
             work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
             if task.token_outputs and tokens > _INLINE_TOKENS:
                 answer = await asyncio.to_thread(task.finish, work)
@@ -88,7 +89,7 @@ class Pipeline:
             version=model.version,
             timings=Timings(tokenize_us, ticket.queue_us, ticket.compute_us, total_us),
             tokens=tokens,
-            truncated_tokens=sum(text.truncated for text in texts),
+            truncated_tokens=sum([text.truncated for text in texts]),
         )
         # After the reply, not before it: the client waits for one of them only.
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
@@ -107,11 +108,10 @@ class Pipeline:
         async with self._tokenizers:
             return await asyncio.to_thread(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
 
-    def _deadline(self, request: InferRequest[A], model: ServedModel, texts: Sequence[EncodedText]) -> float:
+    def _deadline(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> float:
         timeout_ms = request.timeout_ms
         if timeout_ms is None:
-            cost = self.costs[model.index] if self.costs else None
-            predicted_us = sum(cost.alone_us(len(text.ids)) for text in texts) if cost else 0.0
+            predicted_us = sum(map(self.costs[model.index].alone_us, lengths)) if self.costs else 0.0
             timeout_ms = max(self._settings.default_timeout_ms, _DEADLINE_COST_FACTOR * predicted_us / 1e3)
         elapsed_s = time.perf_counter() - request.arrival
         return asyncio.get_running_loop().time() - elapsed_s + min(timeout_ms, self._settings.max_timeout_ms) / 1e3

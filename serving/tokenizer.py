@@ -12,6 +12,7 @@ from serving.bundle import BundleError
 from serving.errors import InvalidRequest
 from serving.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedText
+from serving.words import word_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._words = word_table(tokenizer)
         self._vocab_size = vocab_size
         self.max_length = max_length
         self.max_characters = CHARACTERS_PER_TOKEN * max_length
@@ -108,16 +110,7 @@ class TextTokenizer:
         Raises:
             InvalidRequest: An input is too long, or its ids are not the model's.
         """
-        # One call for all: it holds neither the interpreter's lock nor, as `encode` does, character offsets.
-        if len(inputs) == 1 and isinstance(inputs[0], str):
-            return [self._fitted(0, inputs[0], self._tokenizer.encode_batch_fast(inputs)[0], truncate=truncate)]
-        encodings = iter(self._tokenizer.encode_batch_fast([value for value in inputs if not isinstance(value, list)]))
-        return [
-            self._check_ids(index, value)
-            if isinstance(value, list)
-            else self._fitted(index, value, next(encodings), truncate=truncate)
-            for index, value in enumerate(inputs)
-        ]
+        return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
 
     def encode_aligned(self, texts: Sequence[str], *, truncate: bool) -> list[AlignedText]:
         """Token ids of each text, with the characters and the word that each token stands for.
@@ -217,9 +210,16 @@ class TextTokenizer:
         first.truncate(most)
         return surplus
 
-    def _fitted(self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: bool) -> EncodedText:
-        # The common case costs no further call.
-        surplus = 0 if len(encoding) <= self.max_length else self._surplus(index, encoding, truncate=truncate)
+    def _encoded(self, index: int, value: TextInput, *, truncate: bool) -> EncodedText:
+        if isinstance(value, list):
+            return self._check_ids(index, value)
+        if self._words is not None and isinstance(value, str):
+            ids = self._words.encode(value)
+            if ids is not None and len(ids) <= self.max_length:
+                return EncodedText(ids)
+        # Unlike `encode`, this holds neither the interpreter's lock nor the characters' places.
+        encoding = self._tokenizer.encode_batch_fast([value])[0]
+        surplus = self._surplus(index, encoding, truncate=truncate)
         whole = self._truncated(value, surplus) if surplus else encoding
         types = None if isinstance(value, str) else array("i", whole.type_ids)
         return EncodedText(array("i", whole.ids), types, surplus)

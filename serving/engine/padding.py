@@ -78,13 +78,10 @@ def _places(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
 def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
     """For each text, whether all its numbers in all outputs are finite.
 
-    A sum of squares is finite only if every number is, so one product settles the common case; a sum that
-    overflows is looked at number by number.
+    A sum of squares is finite only if every number is, so one product settles the common case (`vdot`, which
+    unlike `dot` does not warn of what overflows); a sum that does is looked at number by number.
     """
-    numbers = [array.reshape(-1) for array in arrays if array.dtype == np.float32]
-    with np.errstate(over="ignore", invalid="ignore"):
-        finite = all(math.isfinite(row.dot(row)) for row in numbers)
-    if finite:
+    if all(math.isfinite(np.vdot(array, array)) for array in arrays if array.dtype == np.float32):
         return [True] * texts
     rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
     return [bool(row) for row in np.logical_and.reduce(rows)]

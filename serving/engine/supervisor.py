@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from serving.alarms import Alarms
 from serving.engine.lanes import lanes_for
 from serving.engine.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
@@ -27,13 +26,14 @@ from serving.scheduling.cost import CostTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.alarms import Alarm
     from serving.engine.base import Done, LaneKind
     from serving.records import Batch, BatchOutput
 
 log = logging.getLogger("bertserve.engine")
 
-_SECOND_LOOK_S = 0.5
+_LOOK_S = 0.25
+"""How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
+
 _HANG_FACTOR = 10.0
 
 
@@ -60,29 +60,32 @@ class _Lane(asyncio.Protocol):
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
         self._frames = FrameReader()
+        self._loop = asyncio.get_running_loop()
         self._number = 0
-        self._pending: deque[tuple[int, float, Done]] = deque()
-        self._watchdog: Alarm | None = None
+        self._pending: deque[tuple[int, Batch, Done]] = deque()
+        self._since = 0.0
+        self._suspect = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.WriteTransport", transport)
 
-    def submit(self, batch: Batch, done: Done, patience_s: float) -> None:
+    def submit(self, batch: Batch, done: Done) -> None:
         self._number += 1
-        self._pending.append((self._number, patience_s, done))
-        if len(self._pending) == 1:
-            self._watch(patience_s)
+        if not self._pending:
+            self._since = self._loop.time()
+        self._pending.append((self._number, batch, done))
         self.transport.write(pack_run(self._number, batch))
 
-    def _watch(self, patience_s: float) -> None:
-        """The lane has begun a batch, or has long been given it: it should answer within that time."""
-        self._watchdog = self._engine.alarms.at(asyncio.get_running_loop().time() + patience_s, self._overdue)
+    def hangs(self) -> bool:
+        """Whether the batch that the lane works on was overdue at the last look and still is.
 
-    def _overdue(self) -> None:
-        """A batch takes far too long, or this loop was stalled itself: look again a little later, then act."""
-        self._watchdog = self._engine.alarms.at(
-            asyncio.get_running_loop().time() + _SECOND_LOOK_S, lambda: self._engine.kill("hangs")
-        )
+        Once is not enough: this loop may have been stalled itself, and the answer may lie in the socket.
+        """
+        number, batch, _ = self._pending[0] if self._pending else (0, None, None)
+        if batch is None or self._loop.time() - self._since < self._engine.patience_s(batch):
+            number = 0
+        suspect, self._suspect = self._suspect, number
+        return number > 0 and number == suspect
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):
@@ -96,10 +99,8 @@ class _Lane(asyncio.Protocol):
 
     def _finish(self, outcome: BatchOutput | BertserveError) -> None:
         _, _, done = self._pending.popleft()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
         if self._pending:
-            self._watch(self._pending[0][1])
+            self._since = self._loop.time()
         done(outcome)
 
 
@@ -136,7 +137,7 @@ class RemoteEngine:
         self._hang_s = hang_s
         self._gone = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
-        self.alarms = Alarms()
+        self._look: asyncio.TimerHandle | None = None
         self._lanes: list[_Lane] = []
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
@@ -194,6 +195,7 @@ class RemoteEngine:
             raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
         self.ready = msgspec.json.decode(payload, type=Ready)
         self.lanes = self.ready.lanes
+        self._look_at_lanes()
         self.costs = [
             CostTable((p.tokens, p.compute_us) for p in self.ready.warm_up if p.model == model)
             for model in range(len(load.models))
@@ -213,15 +215,25 @@ class RemoteEngine:
         """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
         if self._gone.is_set():
             done(EngineLost("the engine has just ended; try again", retry_after_s=1))
-            return
+        else:
+            self._lanes[lane].submit(batch, done)
+
+    def patience_s(self, batch: Batch) -> float:
+        """How long a lane may work on a batch before it is suspected to hang."""
         predicted_s = self.costs[batch.model].alone_us(batch.padded_length) * len(batch.texts) / 1e6
-        self._lanes[lane].submit(batch, done, max(self._hang_s - _SECOND_LOOK_S, _HANG_FACTOR * predicted_s))
+        return max(self._hang_s - 2 * _LOOK_S, _HANG_FACTOR * predicted_s)
 
     def kill(self, why: str) -> None:
         """Ends the process at once; its requests fail and the supervisor takes over."""
         if self._process.poll() is None:
             log.error("killing the engine process %d: it %s", self.pid, why)
             self._process.kill()
+
+    def _look_at_lanes(self) -> None:
+        if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
+            self.kill("hangs")
+        else:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_lanes)
 
     def ended(self) -> None:
         """Told by each lane whose socket closes; the slot hears of it before any request is answered."""
@@ -237,6 +249,8 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Closes the sockets, which ends the process, and reaps it."""
+        if self._look is not None:
+            self._look.cancel()
         for transport in self._transports:
             transport.close()
         try:

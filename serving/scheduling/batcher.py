@@ -48,7 +48,7 @@ class Assignment(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         """Tokens of all its texts."""
-        return sum(item.tokens for item in self.items)
+        return sum([item.tokens for item in self.items])
 
 
 def choose(queue: WorkQueue, load: Sequence[int], policy: Policy) -> Assignment | None:

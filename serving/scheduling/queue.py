@@ -31,6 +31,7 @@ class WorkItem(msgspec.Struct, eq=False):
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
         order: Place in the queue; smaller goes first.
         key: Model and bucket; the queue sets it.
+        tokens: Of the text; asked for often.
     """
 
     model: ModelIndex
@@ -40,11 +41,10 @@ class WorkItem(msgspec.Struct, eq=False):
     alone: bool = False
     order: int = -1
     key: BucketKey = (-1, -1)
+    tokens: int = 0
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the text."""
-        return len(self.text.ids)
+    def __post_init__(self) -> None:
+        self.tokens = len(self.text.ids)
 
 
 class WorkQueue:
@@ -88,10 +88,13 @@ class WorkQueue:
 
     def head(self) -> WorkItem | None:
         """The item that has waited longest."""
-        heads = [next(iter(bucket.values())) for bucket in self._buckets.values()]
-        if len(heads) < 2:  # noqa: PLR2004  nothing to compare, as so often
-            return heads[0] if heads else None
-        return min(heads, key=lambda item: item.order)
+        buckets = self._buckets
+        if len(buckets) > 1:
+            return min((next(iter(bucket.values())) for bucket in buckets.values()), key=lambda item: item.order)
+        for bucket in buckets.values():
+            for item in bucket.values():
+                return item
+        return None
 
     def peers(self, item: WorkItem) -> Iterator[WorkItem]:
         """The items of an item's model and bucket, itself included, oldest first."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from serving.lifecycle import State
-from serving.telemetry.histogram import Histogram
+from serving.telemetry.collectors import Histogram, Tally, Total
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "bertserve_requests", "Requests by outcome; `ok` or an error's reason.", ["reason"], registry=self.registry
+        self._requests = Tally(
+            "bertserve_requests", "Requests by outcome; `ok` or an error's reason.", "reason", self.registry
         )
         self._stages = {
             name: Histogram(f"bertserve_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
@@ -39,33 +39,32 @@ class Metrics:
                 ("request", "Time from a request's arrival to its answer."),
             )
         }
-        self._texts = Counter("bertserve_texts", "Texts answered.", registry=self.registry)
-        self._tokens = Counter("bertserve_tokens", "Tokens computed, padding not counted.", registry=self.registry)
-        self._truncated = Counter("bertserve_truncated_tokens", "Tokens cut off.", registry=self.registry)
+        self._texts = Total("bertserve_texts", "Texts answered.", self.registry)
+        self._tokens = Total("bertserve_tokens", "Tokens computed, padding not counted.", self.registry)
+        self._truncated = Total("bertserve_truncated_tokens", "Tokens cut off.", self.registry)
         self._batches = Histogram(
             "bertserve_batch_size", "Texts in a batch.", buckets=_BATCH_SIZES, registry=self.registry
         )
-        self._restarts = Counter("bertserve_engine_restarts", "Deaths of the engine process.", registry=self.registry)
+        self._restarts = Total("bertserve_engine_restarts", "Deaths of the engine process.", self.registry)
         self._state = Gauge("bertserve_state", "1 for the server's state.", ["state"], registry=self.registry)
-        self._ok = self._requests.labels("ok")
+        self._requests.counts["ok"] = 0
         self._tokenize, self._queue, self._compute, self._request = self._stages.values()
 
     def answered(self, outcome: Outcome[Any]) -> None:
         """Records a request that got its answer."""
         timings = outcome.timings
-        self._ok.inc()
+        self._requests.counts["ok"] += 1
         self._tokenize.observe(timings.tokenize_us / 1e6)
         self._queue.observe(timings.queue_us / 1e6)
         self._compute.observe(timings.compute_us / 1e6)
         self._request.observe(timings.total_us / 1e6)
-        self._texts.inc(len(outcome.answer))
-        self._tokens.inc(outcome.tokens)
-        if outcome.truncated_tokens:
-            self._truncated.inc(outcome.truncated_tokens)
+        self._texts.value += len(outcome.answer)
+        self._tokens.value += outcome.tokens
+        self._truncated.value += outcome.truncated_tokens
 
     def refused(self, reason: str) -> None:
         """Records a request that got an error."""
-        self._requests.labels(reason).inc()
+        self._requests.counts[reason] += 1
 
     def batch(self, size: int) -> None:
         """Records a batch that started."""
@@ -73,7 +72,7 @@ class Metrics:
 
     def engine_died(self) -> None:
         """Records a death of the engine process."""
-        self._restarts.inc()
+        self._restarts.value += 1
 
     def state(self, current: State) -> None:
         """Records a change of the server's state."""

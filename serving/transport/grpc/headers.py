@@ -7,6 +7,7 @@ dynamic table at all: their blocks are constants, and no state is kept for a con
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
@@ -95,7 +96,13 @@ def status_field(status: int) -> bytes:
 
 def block(fields: Iterable[tuple[str, str]]) -> bytes:
     """Fields as literals that nobody indexes."""
-    return b"".join(b"\x00" + literal(name.encode()) + literal(value.encode()) for name, value in fields)
+    return b"".join([_named(name) + literal(value.encode()) for name, value in fields])
+
+
+@cache
+def _named(name: str) -> bytes:
+    """The beginning of a literal that nobody indexes; the names are the server's own, so they are few."""
+    return b"\x00" + literal(name.encode())
 
 
 def literal(value: bytes) -> bytes:

@@ -98,7 +98,8 @@ class HttpRequest(msgspec.Struct):
         Raises:
             UnsupportedMediaType: By its Content-Encoding.
         """
-        if (self.header(b"content-encoding") or b"identity").strip().lower() != b"identity":
+        given = self.headers.get(b"content-encoding")
+        if given is not None and given.strip().lower() not in {b"", b"identity"}:
             raise UnsupportedMediaType("compressed bodies are not read; send the body without Content-Encoding")
 
     def require_json(self) -> None:
@@ -107,7 +108,10 @@ class HttpRequest(msgspec.Struct):
         Raises:
             UnsupportedMediaType: By its Content-Type.
         """
-        given = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
+        given = self.headers.get(b"content-type", b"")
+        if given == JSON:
+            return
+        given = given.split(b";")[0].strip().lower()
         if given != JSON and not (given.startswith(b"application/") and given.endswith(b"+json")):
             raise UnsupportedMediaType("the Content-Type must be application/json")
 

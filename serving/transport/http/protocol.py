@@ -188,14 +188,18 @@ class HttpConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
         self._url += url
-        self._count_header_bytes(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > self._limits.header_bytes:
+            raise self._violated(self._headers_too_large())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Counts header lines and their bytes, trailers included, which no handler sees."""
         self._header_lines += 1
+        self._header_bytes += len(name) + len(value) + 4
         if self._header_lines > self._limits.header_count:
             raise self._violated(HeadersTooLarge(f"more than {self._limits.header_count} headers"))
-        self._count_header_bytes(len(name) + len(value) + 4)
+        if self._header_bytes > self._limits.header_bytes:
+            raise self._violated(self._headers_too_large())
         if self._reading is _Reading.HEAD:
             self._headers.setdefault(name.lower(), value)
 
@@ -318,11 +322,6 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserInvalidURLError:
             raise self._violated(MalformedRequest("the request's target is not a path")) from None
         return unquote_to_bytes(path).decode("utf-8", "replace")
-
-    def _count_header_bytes(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self._limits.header_bytes:
-            raise self._violated(self._headers_too_large())
 
     def _set_timer(self, reading: _Reading) -> None:
         if self._timer is not None:

@@ -1,0 +1,61 @@
+"""The metrics count as the library's own do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import prometheus_client
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.telemetry.collectors import Histogram, Tally, Total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BOUNDS = (0.001, 0.0025, 0.01, 1.0)
+
+
+def scraped(registry: prometheus_client.CollectorRegistry) -> dict[tuple[str, str], float]:
+    """Every sample by name and label."""
+    text = prometheus_client.generate_latest(registry).decode()
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
+    return {(sample.name, "".join(sample.labels.values())): sample.value for sample in samples}
+
+
+@given(st.lists(st.one_of(st.floats(0, 2), st.sampled_from(BOUNDS)), max_size=50))
+def test_it_is_the_librarys_histogram(values: Sequence[float]) -> None:
+    """Same names, bounds, cumulative counts and sum, whatever is observed; bounds are inclusive."""
+    ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    mine = Histogram("x_seconds", "A time.", BOUNDS, ours)
+    library = prometheus_client.Histogram("x_seconds", "A time.", buckets=BOUNDS, registry=theirs)
+    for value in values:
+        mine.observe(value)
+        library.observe(value)
+    assert scraped(ours) == scraped(theirs)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20))
+def test_a_total_is_the_librarys_counter(values: Sequence[int]) -> None:
+    """Same name and count."""
+    ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    mine = Total("x", "Things.", ours)
+    library = prometheus_client.Counter("x", "Things.", registry=theirs)
+    for value in values:
+        mine.value += value
+        library.inc(value)
+    assert scraped(ours) == scraped(theirs)
+
+
+@given(st.lists(st.sampled_from(["ok", "overloaded", 'a "quoted" one']), max_size=20))
+def test_a_tally_is_the_librarys_counter_with_a_label(values: Sequence[str]) -> None:
+    """Same name, labels and counts."""
+    ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    mine = Tally("x", "Things.", "reason", ours)
+    library = prometheus_client.Counter("x", "Things.", ["reason"], registry=theirs)
+    for value in values:
+        mine.counts[value] += 1
+        library.labels(value).inc()
+    assert scraped(ours) == scraped(theirs)
