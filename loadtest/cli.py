@@ -177,7 +177,7 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
         f"offered {result.offered_per_s:.1f}/s, answered {result.answered_per_s:.1f}/s, good {result.good_per_s:.1f}/s",
     ]
     if len(latency):
-        figures = " ".join(f"p{p:g} {latency.percentile_ms(p):.2f}" for p in (50, 90, 99, 99.9))
+        figures = " ".join(f"p{p:g} {latency.percentile_ms(p):.2f}" for p in (50, 90, 99, 99.9) if latency.resolves(p))
         lines.append(f"latency from the intended time, ms: {figures} max {latency.max_ms():.2f}")
     lines += [f"failed: {count} x {reason}" for reason, count in result.faults.most_common()]
     if result.generator_was_the_limit:
@@ -197,8 +197,11 @@ def _make_folder(out: Path) -> None:
 
 
 def _write(out: Path, values: object, html: str) -> None:
-    (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(html, encoding="utf-8")
+    try:
+        (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -78,10 +78,11 @@ class Job:
 class _Request:
     """One request on its way."""
 
-    __slots__ = ("intended", "kind", "sent")
+    __slots__ = ("due", "intended", "kind", "sent")
 
-    def __init__(self, intended: float, kind: int) -> None:
+    def __init__(self, intended: float, due: float, kind: int) -> None:
         self.intended = intended
+        self.due = due  # when the generator got to it
         self.kind = kind
         self.sent = 0.0
 
@@ -174,7 +175,7 @@ class Generator:
         while place < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
             now = clock()
             while place < count and times[place] <= now:
-                self._waiting.append(_Request(times[place], self._kinds[place]))
+                self._waiting.append(_Request(times[place], now, self._kinds[place]))
                 place += 1
             while self._waiting and self._send_first():
                 pass
@@ -197,6 +198,8 @@ class Generator:
             if self._free:
                 lane = self._free.popleft()
                 lane.is_free = False
+                if not lane.wire.room():  # the server has changed its mind since
+                    return True
             elif len(self._lanes) < _MOST_LANES[self._target.protocol]:
                 lane = self._open()
             else:
@@ -209,13 +212,16 @@ class Generator:
         request.sent = time.perf_counter()
         lane.under_way[request] = None
         try:
-            if not lane.send(lane.wire.request(next(self._supplies[request.kind]), request)):
-                self._poll.modify(lane.connection, select.EPOLLIN | select.EPOLLOUT)
+            self._send(lane, lane.wire.request(next(self._supplies[request.kind]), request))
         except OSError as error:
             self._lose(lane, f"connection broken: {error.strerror}")
         else:
             self._offer(lane)
         return True
+
+    def _send(self, lane: _Lane, data: bytes) -> None:
+        if not lane.send(data):
+            self._poll.modify(lane.connection, select.EPOLLIN | select.EPOLLOUT)
 
     def _open(self) -> _Lane:
         lane = _Lane(self._address, self._target.wire())
@@ -241,7 +247,7 @@ class Generator:
         except OSError as error:
             self._lose(lane, f"connection broken: {error.strerror}")
         except BenchError as error:
-            self._lose(lane, str(error).partition("\n")[0])
+            self._lose(lane, str(error).partition("\n")[0].rstrip(":"))
 
     def _read(self, lane: _Lane) -> None:
         data = lane.connection.recv(_READ_BYTES)
@@ -251,7 +257,7 @@ class Generator:
         for reply in lane.wire.feed(data):
             self._finish(lane, reply)
         if owed := lane.wire.owed():
-            lane.send(owed)
+            self._send(lane, owed)
         if lane.wire.room():
             self._offer(lane)
         elif not lane.under_way and not lane.out:  # it takes nothing more, and nothing is left to wait for
@@ -271,13 +277,13 @@ class Generator:
         self._records.append(
             PACK(
                 request.intended - start,
+                request.due - start,
                 request.sent - start,
                 done - start,
                 served.tokenize_us,
                 served.queue_us,
                 served.compute_us,
                 served.total_us,
-                served.tokens,
                 request.kind,
                 0,
             )
@@ -316,8 +322,8 @@ class Generator:
             place = self._faults[fault] = len(self._faults)
             self._new_faults.append(fault)
         done = time.perf_counter() if done is None else done
-        times = (request.intended - self._start, (request.sent or done) - self._start, done - self._start)
-        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, -1, request.kind, place))
+        times = (time - self._start for time in (request.intended, request.due, request.sent or done, done))
+        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, request.kind, place))
 
     def _flush(self) -> None:
         if self._records:

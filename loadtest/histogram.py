@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LEAST_US, _MOST_US = 1, 100_000_000
 _DIGITS = 3
+_ALL = 100.0
 
 
 class Histogram:
@@ -42,14 +43,13 @@ class Histogram:
         for value in seconds:
             self._recorded.record_value(min(_MOST_US, max(_LEAST_US, round(value * 1e6))))
 
-    def add(self, other: Histogram) -> None:
-        """Adds another one's counts."""
-        if len(other):
-            self._recorded.add(other._recorded)
-
     def percentile_ms(self, percent: float) -> float:
         """The latency that so many percent do not exceed; not a number where nothing was recorded."""
         return float(self._recorded.get_value_at_percentile(percent)) / 1e3 if len(self) else math.nan
+
+    def resolves(self, percent: float) -> bool:
+        """Whether at least one latency lies above a percentile: with fewer it is the greatest under another name."""
+        return len(self) * (_ALL - percent) >= _ALL - 1e-9
 
     def max_ms(self) -> float:
         """The greatest latency."""
@@ -66,9 +66,15 @@ class Histogram:
 
     def distribution(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The latencies that occur, in ms and ascending, and how often each does."""
-        found = [
-            (item.value_iterated_to / 1e3, item.count_added_in_this_iter_step)
-            for item in self._recorded.get_recorded_iterator()
-        ]
-        values, counts = zip(*found, strict=True) if found else ((), ())
-        return np.array(values, np.float64), np.array(counts, np.int64)
+        # The library's own iterator spends 10 ms on this, in Python, for every histogram.
+        counts = np.frombuffer(self._recorded.counts, np.int64)
+        places = np.flatnonzero(counts)
+        return _values_us(self._recorded.sub_bucket_half_count, places) / 1e3, counts[places]
+
+
+def _values_us(half: int, places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The greatest value that counts in each place: from `2 * half` on, every `half` places have twice the width."""
+    bucket = np.maximum(places // half - 1, 0)
+    within = places - bucket * half
+    values: NDArray[np.float64] = ((within + 1) * 2.0**bucket) - 1
+    return values

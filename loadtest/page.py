@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loadtest.result import Result
     from loadtest.slo import Verdict
 
-PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")
 _MOST_POINTS = 400
 
@@ -125,7 +125,7 @@ def _caution(result: Result) -> str:
 
 def _headline(result: Result) -> str:
     latency = result.latency
-    figures = [(f"p{p:g}", f"{_ms(latency.percentile_ms(p))} ms") for p in PERCENTILES[:4]]
+    figures = [(f"p{p:g}", f"{_percentile(latency, p)} ms") for p in PERCENTILES if latency.resolves(p)]
     figures += [("greatest", f"{_ms(latency.max_ms())} ms"), ("answered", f"{result.answered_per_s:.1f}/s")]
     figures.append(("failed", f"{100 * result.failed / max(1, result.offered):.2f}%"))
     return f'<div class="figures">{"".join(f"<div><b>{escape(b)}</b><span>{a}</span></div>" for a, b in figures)}</div>'
@@ -151,10 +151,10 @@ def _latency(result: Result) -> list[str]:
     up = Axis.of("ms", [y for line in lines for _, y in line.points], is_log=True)
     over_time = line_chart("Latency over time", _time_axis(result), up, lines, limits)
     rows = [
-        (name, f"{len(own)}", *(_ms(own.percentile_ms(p)) for p in PERCENTILES[:4]), _ms(own.max_ms()))
+        (name, f"{len(own)}", *(_percentile(own, p) for p in PERCENTILES), _ms(own.max_ms()))
         for name, own in [("all", result.latency), *sorted(result.kinds.items(), key=_by_number)]
     ]
-    columns = ("requests", "answered", *(f"p{p:g} ms" for p in PERCENTILES[:4]), "greatest ms")
+    columns = ("requests", "answered", *(f"p{p:g} ms" for p in PERCENTILES), "greatest ms")
     return [
         "<h2>Latency over percentiles</h2>",
         _figure(
@@ -215,7 +215,8 @@ def _stages(result: Result) -> str:
         (
             f'<span class="key {colour}"></span>{escape(name)}',
             "client" if place < 2 else "server",  # noqa: PLR2004  the client sees the first two
-            *(_ms(value) for value in (own.mean_ms(), *(own.percentile_ms(p) for p in (50, 99, 99.9)))),
+            _ms(own.mean_ms()),
+            *(_percentile(own, p) for p in (50.0, 99.0, 99.9)),
         )
         for place, ((name, own), (_, colour, _)) in enumerate(zip(result.stages.items(), means, strict=True))
     ]
@@ -236,8 +237,8 @@ def _faults(result: Result) -> str:
 def _generator(result: Result) -> str:
     facts = result.generator
     rows = [
-        ("sent after the intended time, p50", f"{_ms(facts.sent_late.percentile_ms(50))} ms"),
-        ("the same, p99", f"{_ms(facts.sent_late.percentile_ms(99))} ms"),
+        ("sent after the intended time, p50", f"{_ms(facts.lateness.percentile_ms(50))} ms"),
+        ("the same, p99", f"{_ms(facts.lateness.percentile_ms(99))} ms"),
         (f"sent more than {LATE_S * 1e3:g} ms late", f"{facts.late} of {result.offered}"),
         ("CPU time on a request", f"{facts.cpu_us:.0f} us"),
         ("processes", f"{facts.processes}"),
@@ -285,6 +286,10 @@ def _time_axis(result: Result) -> Axis:
 def _by_number(item: tuple[str, object]) -> tuple[str, int]:
     words = item[0].replace(",", "").split()
     return words[0] if not words[0].isdigit() else "", next(int(word) for word in words if word.isdigit())
+
+
+def _percentile(latency: Histogram, percent: float) -> str:
+    return _ms(latency.percentile_ms(percent)) if latency.resolves(percent) else "-"
 
 
 def _ms(value: float) -> str:

@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 RECORD = np.dtype(
     [
         ("intended", "<f8"),
+        ("due", "<f8"),
         ("sent", "<f8"),
         ("done", "<f8"),
         ("tokenize_us", "<f4"),
         ("queue_us", "<f4"),
         ("compute_us", "<f4"),
         ("total_us", "<f4"),
-        ("tokens", "<i4"),
         ("kind", "<u2"),
         ("fault", "<u2"),
     ]
 )
-"""A request: three times in seconds from the run's start, what the server says of its stages (-1: nothing), which
-kind of request it was, and its fault as a place in the table of faults; 0 is none."""
+"""A request: four times in seconds from the run's start (when it should have been sent, when the generator got to
+it, when it was sent, when its answer was whole), what the server says of its stages (-1: nothing), which kind of
+request it was, and its fault as a place in the table of faults; 0 is none."""
 
-PACK = struct.Struct("<dddffffiHH").pack
+PACK = struct.Struct("<ddddffffHH").pack
 _SIZE = struct.Struct("<II")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT = "bertserve-load-1"
 LATE_S = 0.001
-"""A request that is sent later than this after its time was held up by the generator, not by the server."""
+"""A request that the generator gets to later than this was held up by the generator, not by the server."""
 
 _MOST_SLICES = 120
 _LEAST_SLICE_S = 0.25
@@ -51,8 +51,8 @@ class GeneratorFacts:
 
     Attributes:
         processes: How many there were.
-        late: Requests sent more than `LATE_S` after their time.
-        sent_late: How late requests were sent.
+        late: Requests that it got to more than `LATE_S` after their time.
+        lateness: How late it got to them; waiting for a free connection is not in it.
         null: Latencies of the same generator against an empty server.
         null_late: Requests of that measurement that were sent late.
         cpu_us: CPU time that the generators spent on a request.
@@ -60,7 +60,7 @@ class GeneratorFacts:
 
     processes: int = 1
     late: int = 0
-    sent_late: Histogram = field(default_factory=Histogram)
+    lateness: Histogram = field(default_factory=Histogram)
     null: Histogram = field(default_factory=Histogram)
     null_late: int = 0
     cpu_us: float = 0.0
@@ -149,8 +149,8 @@ class Result:
             self.slices[place].offered += 1
             self.slices[place].failed += failed
         self.faults.update(faults[place] for place in records["fault"].tolist() if place)
-        late = records["sent"] - records["intended"]
-        self.generator.sent_late.record(late.tolist())
+        late = records["due"] - records["intended"]
+        self.generator.lateness.record(late.tolist())
         self.generator.late += int((late > LATE_S).sum())
         answered = records[records["fault"] == 0]
         taken = (answered["done"] - answered["intended"]).tolist()
@@ -193,7 +193,7 @@ class Result:
             "faults": dict(self.faults),
             "generator": {
                 **{f.name: getattr(self.generator, f.name) for f in dataclasses.fields(GeneratorFacts)},
-                "sent_late": self.generator.sent_late.encoded(),
+                "lateness": self.generator.lateness.encoded(),
                 "null": self.generator.null.encoded(),
             },
             "latency": self.latency.encoded(),
@@ -225,7 +225,7 @@ class Result:
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Result:
         told = dict(values["generator"])
-        told |= {name: Histogram.decoded(told[name]) for name in ("sent_late", "null")}
+        told |= {name: Histogram.decoded(told[name]) for name in ("lateness", "null")}
         return cls(
             facts=values["facts"],
             seconds=values["seconds"],

@@ -99,14 +99,14 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
         BenchError: A generator failed.
     """
     count = load.processes
-    cpu_s = 0.0
+    readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         processes = [stack.enter_context(_process()) for _ in range(count)]
-        for place, process in enumerate(processes):
+        for place, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, place))
-            selector.register(_pipe(process), selectors.EVENT_READ, (process, ChunkReader([""])))
+            selector.register(_pipe(process), selectors.EVENT_READ, (process, reader))
         start = _start(processes)
         names = [kind.name for kind in load.kinds]
         end = start + load.scenario.seconds + load.patience_s + _GRACE_S
@@ -120,7 +120,6 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
                     _check_end(process)
                 for records in reader.feed(data):
                     result.take(records, reader.faults, names)
-                    cpu_s += reader.cpu_s
             now = time.perf_counter()
             if now > end:
                 raise BenchError("a generator did not end in time")
@@ -128,7 +127,7 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
                 shown = now
                 show(result, min(now - start, load.scenario.seconds))
     result.generator.processes = count
-    result.generator.cpu_us = cpu_s / max(1, result.offered) * 1e6
+    result.generator.cpu_us = sum(reader.cpu_s for reader in readers) / max(1, result.offered) * 1e6
     return result
 
 
