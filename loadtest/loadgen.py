@@ -224,8 +224,9 @@ def run(settings: Settings) -> list[Figures]:
     dice = random.Random(1)
     texts = [spoken_text(settings.tokens, dice) for _ in range(_TEXTS)]
     requests = [post_bytes(settings.target.authority, "/embed", {"inputs": text}) for text in texts]
+    theirs = _loadgen(settings, requests)
     ours = _closed_loop(settings, requests) if settings.scenario == "single-stream" else _open_loop(settings, texts)
-    return [_loadgen(settings, requests), ours]
+    return [theirs, ours]
 
 
 def _loadgen(settings: Settings, requests: Sequence[bytes]) -> Figures:

@@ -68,7 +68,7 @@ def test_a_missed_objective_is_exit_code_1(fake_server: Server) -> None:
 
 def test_workers_keep_the_steps(fake_server: Server) -> None:
     """Two workers, users of both protocols: their latencies meet in one table with their hundredths."""
-    options = ("--protocol", "both", "--processes", "2", "-u", "4", "-t", "1s")
+    options = ("--protocol", "both", "--processes", "2", "-u", "4", "-r", "4", "-t", "1s")
     ended = against(fake_server, *options, "--slo-p50-ms", "10000")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert LATENCY.search(ended.stdout)
