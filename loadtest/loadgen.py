@@ -18,20 +18,18 @@ import selectors
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.closed_loop import Lane, connect, one_by_one
+from loadtest.closed_loop import Lane, connect, measure
 from loadtest.errors import BenchError
 from loadtest.http1 import HttpWire, post_bytes
 from loadtest.messages import Target
 from loadtest.result import Result
 from loadtest.run import Kind, Load
 from loadtest.run import run as drive
-from loadtest.sample import Window, sample_of
 from loadtest.scenario import Phase, Scenario
 from loadtest.workload import spoken_text
 
@@ -289,11 +287,7 @@ def summary(scenario: str, text: str) -> Figures:
 
 def _closed_loop(settings: Settings, requests: Sequence[bytes]) -> Figures:
     with connect(*settings.target.address()) as connection:
-        lane = Lane(connection, HttpWire(), _check)
-        cpu = time.process_time()
-        window = Window.after(time.perf_counter(), 0.0, settings.seconds)
-        exchanges = one_by_one(lane, requests, window.end)
-    sample = sample_of(exchanges, window, time.process_time() - cpu)
+        sample = measure([Lane(connection, HttpWire(), _check)], requests, 1, 0.0, settings.seconds)
     return Figures("ours", settings.scenario, sample.p50_ms, sample.p99_ms, sample.per_s)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
 from loadtest.child import answer
-from loadtest.closed_loop import Lane, connect, one_by_one, side_by_side
+from loadtest.closed_loop import Lane, connect, measure
 from loadtest.grpc_client import GrpcClient
 from loadtest.http1 import HttpWire
 from loadtest.peers.forms import FORMS, request_bytes
-from loadtest.sample import Window, sample_of
 from loadtest.server import HOST
 
 if TYPE_CHECKING:
@@ -46,15 +44,7 @@ class _Http:
         requests = self._requests[tokens]
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack) for _ in range(connections)]
-            cpu = time.process_time()
-            window = Window.after(time.perf_counter(), warm_up_s, seconds)
-            exchanges = (
-                one_by_one(lanes[0], requests, window.end)
-                if connections == 1
-                else side_by_side(lanes, requests, connections, window.end)
-            )
-            cpu_s = time.process_time() - cpu
-        return dataclasses.asdict(sample_of(exchanges, window, cpu_s))
+            return dataclasses.asdict(measure(lanes, requests, connections, warm_up_s, seconds))
 
     def _lane(self, stack: contextlib.ExitStack) -> Lane:
         return Lane(stack.enter_context(connect(HOST, self._port)), HttpWire(), self._form.check(self._hidden_size))
