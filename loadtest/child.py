@@ -26,19 +26,24 @@ _ROOT = Path(__file__).parents[1]
 _END_S = 5.0
 
 
+def module_environment() -> dict[str, str]:
+    """The environment in which `python -m loadtest.x` finds this very package."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Child:
     """The asking end. Leaving its `with` block ends the process."""
 
     def __init__(self, module: str) -> None:
         """Starts `python -m module`, which must call `answer`."""
         self._module = module
-        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=module_environment(),
         )
 
     def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  whatever JSON holds

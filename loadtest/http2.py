@@ -35,9 +35,10 @@ _FRAME_BYTES = 16_384
 _MANY_STREAMS = 1 << 20
 _KEPT_FIELDS = 1 << 16
 
-# Representations of a field (RFC 7541, 6): the bits that tell them apart, and how many bits of the first byte
-# belong to the index behind them.
-_INDEXED, _INDEXING, _SIZE_UPDATE = 0x80, 0x40, 0x20
+_INDEXED, _INDEXING, _SIZE_UPDATE, _NEVER_INDEXED = 0x80, 0x40, 0x20, 0x10
+_KIND = 0xE0
+"""The bits that tell representations of a field apart (RFC 7541, 6)."""
+
 _HUFFMAN_AND_LENGTH = 7
 
 _CODES = (
@@ -84,41 +85,48 @@ class FieldReader:
         Raises:
             BenchError: It cannot be decoded, or refers to a dynamic table.
         """
-        at = 0
+        at, known = 0, self._known
         try:
             while at < len(block):
-                first = block[at]
-                stop = _end_of_integer(block, at, _prefix_bits(first))
-                if not first & _INDEXED and first & (_INDEXING | _SIZE_UPDATE) != _SIZE_UPDATE:
-                    if not first & (63 if first & _INDEXING else 15):  # the name stands here, too
-                        stop = _end_of_string(block, stop)
-                    stop = _end_of_string(block, stop)
-                    yield self._field(block[at:stop])
-                elif first & _INDEXED:
-                    yield self._field(block[at:stop])
+                stop = _end_of_field(block, at)
+                if block[at] & _KIND != _SIZE_UPDATE:
+                    data = block[at:stop]
+                    yield known.get(data) or self._decode(data)
                 at = stop
         except IndexError:
             raise BenchError(f"a broken header block over gRPC: {block.hex()}") from None
 
-    def _field(self, data: bytes) -> Field:
-        known = self._known.get(data)
-        if known is None:
-            try:
-                [found] = Decoder().decode(data, raw=True)
-            except (HPACKError, ValueError) as error:
-                raise BenchError(f"a header over gRPC that cannot be decoded ({error}): {data.hex()}") from error
-            if len(self._known) >= _KEPT_FIELDS:
-                self._known.clear()
-            known = self._known[data] = (bytes(found[0]), bytes(found[1]))
-        return known
+    def _decode(self, data: bytes) -> Field:
+        try:
+            [found] = Decoder().decode(data, raw=True)
+        except (HPACKError, ValueError) as error:
+            raise BenchError(f"a header over gRPC that cannot be decoded ({error}): {data.hex()}") from error
+        if len(self._known) >= _KEPT_FIELDS:
+            self._known.clear()
+        self._known[data] = field = (bytes(found[0]), bytes(found[1]))
+        return field
 
 
-def _prefix_bits(first: int) -> int:
+def _end_of_field(block: bytes, at: int) -> int:
+    """Where a field or a size update ends (RFC 7541, 6)."""
+    first = block[at]
+    if not first & ~_NEVER_INDEXED:  # the usual one, a literal with its name, without the steps of the others
+        name = block[at + 1] & 127
+        value = block[at + 2 + name] & 127
+        if name < 127 and value < 127:  # noqa: PLR2004  lengths of one byte
+            stop = at + 3 + name + value
+            if stop > len(block):
+                raise IndexError
+            return stop
     if first & _INDEXED:
-        return 7
-    if first & _INDEXING:
-        return 6
-    return 5 if first & _SIZE_UPDATE else 4
+        return _end_of_integer(block, at, 7)
+    if first & _KIND == _SIZE_UPDATE:
+        return _end_of_integer(block, at, 5)
+    bits = 6 if first & _INDEXING else 4
+    stop = _end_of_integer(block, at, bits)
+    if not first & ((1 << bits) - 1):  # no index: the name stands here, too
+        stop = _end_of_string(block, stop)
+    return _end_of_string(block, stop)
 
 
 def _end_of_integer(block: bytes, at: int, bits: int) -> int:

@@ -35,7 +35,7 @@ class Reply(NamedTuple):
     Attributes:
         tag: What its request was sent with.
         fault: Why there is no answer, in a few words that are equal for equal reasons; empty where there is one.
-        head: The header that tells of the request's processing, as it came; see `Wire.served`.
+        head: The header that tells of the request's processing (of HTTP/1.1 in small letters); see `Wire.served`.
         body: The answer, or what the server says of its failure.
     """
 

@@ -1,0 +1,208 @@
+"""`bertserve load`: how a server behaves under a load that does not wait for it.
+
+Exit codes: 0 the objectives are held (or none were given), 1 one is missed, 2 nothing could be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest import capacity, compare, page
+from loadtest.errors import BenchError
+from loadtest.measure import Measurement
+from loadtest.messages import Target
+from loadtest.progress import Progress
+from loadtest.result import Result
+from loadtest.scenario import GRPC_TASKS, PROTOCOLS, SCENARIOS, find_scenario
+from loadtest.slo import judge, parse_slo
+from loadtest.workload import find_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadtest.scenario import Scenario
+    from loadtest.slo import Objective, Verdict
+
+HELD, MISSED, IMPOSSIBLE = 0, 1, 2
+_INTERRUPTED = 130
+_PROBE_S = 10.0
+"""Length of one run of a search for capacity, unless told otherwise."""
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """A command line that makes sense.
+
+    Attributes:
+        target: The server.
+        scenario: With everything applied that the command line changes of it.
+        bundle: Where token counts come from, if not from the server.
+        slo: May be empty.
+        find_capacity: Whether to search for the highest rate.
+        seed: Of the schedules.
+        out: Where reports go.
+    """
+
+    target: Target
+    scenario: Scenario
+    bundle: Path | None
+    slo: tuple[Objective, ...]
+    find_capacity: bool
+    seed: int
+    out: Path
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> Options:
+        """Reads what argparse found.
+
+        Raises:
+            BenchError: What is wrong, in one line.
+        """
+        if given.target is None:
+            raise BenchError("--target URL is missing: which server?")
+        if given.find_capacity and not given.slo:
+            raise BenchError("--find-capacity needs --slo: capacity is the highest rate at which an objective holds")
+        scenario = find_scenario(given.scenario)
+        for name in ("rate", "duration"):
+            value = getattr(given, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise BenchError(f"--{name} must be above 0, not {value:g}")
+        bundle = find_bundle(given.models) if given.models else None
+        protocol = given.protocol or (None if "://" in given.target else scenario.protocol)
+        target = Target.of(given.target, protocol, given.model or (bundle.model if bundle else "minilm"))
+        if target.protocol == "grpc" and (other := scenario.tasks.keys() - set(GRPC_TASKS)):
+            raise BenchError(f"the task {min(other)} of scenario {scenario.name} is not to be had over gRPC")
+        if given.rate is not None:
+            scenario = dataclasses.replace(scenario, rate=given.rate)
+        if given.duration is not None:
+            scenario = scenario.lasting(given.duration)
+        elif given.find_capacity:
+            scenario = scenario.lasting(_PROBE_S)
+        slo = parse_slo(given.slo) if given.slo else ()
+        return cls(target, scenario, bundle.path if bundle else None, slo, given.find_capacity, given.seed, given.out)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="bertserve load",
+        description="Send a load that does not wait for the server, and judge its latency.",
+        epilog="Scenarios: " + " ".join(f"{name}: {found.purpose}" for name, found in SCENARIOS.items()),
+        allow_abbrev=False,
+    )
+    made.add_argument("--target", metavar="URL", help="http://host:port or grpc://host:port")
+    made.add_argument(
+        "--scenario", default="steady", metavar="NAME|FILE", help=f"{', '.join(SCENARIOS)}, or a TOML file"
+    )
+    made.add_argument("--rate", type=float, metavar="R", help="requests a second where a phase has its whole load")
+    made.add_argument("--duration", type=float, metavar="S", help="seconds into which the phases are pressed")
+    made.add_argument("--protocol", choices=PROTOCOLS, help="default: what the target or else the scenario says")
+    made.add_argument("--slo", metavar="P", help="objectives, as in p99=2ms,errors=0.1%%")
+    made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that holds the SLO")
+    made.add_argument("--models", type=Path, metavar="DIR", help="count tokens with this repository's tokenizer")
+    made.add_argument("--model", help="the model that requests over gRPC name (default: of --models, else minilm)")
+    made.add_argument("--seed", type=int, default=1, help="of the arrivals and the mix (default: 1)")
+    made.add_argument("--out", type=Path, default=Path("load-report"), metavar="DIR", help="default: load-report")
+    made.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="compare two reports instead of measuring"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    given = parser().parse_args(argv)
+    try:
+        if given.compare:
+            print(compare.text(*map(Result.read, given.compare)))
+            return HELD
+        options = Options.of(given)
+        return find_capacity(options) if options.find_capacity else load(options)
+    except BenchError as error:
+        print(f"bertserve load: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+    except KeyboardInterrupt:
+        print("bertserve load: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def load(options: Options) -> int:
+    """Runs a scenario once, writes its report and judges it.
+
+    Raises:
+        BenchError: Nothing could be measured.
+    """
+    _make_folder(options.out)
+    measurement = Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
+    with Progress(options.scenario.seconds) as progress:
+        progress.say("measuring the generator against an empty server")
+        result = measurement.run(options.scenario, options.scenario.rate, options.seed, progress.show)
+    verdicts = judge(options.slo, result)
+    _write(
+        options.out,
+        result.as_json() | {"slo": [dataclasses.asdict(v) for v in verdicts]},
+        page.report(result, verdicts),
+    )
+    print(summary(result, verdicts))
+    print(f"\nreport: {options.out / 'report.html'} (and report.json)")
+    return HELD if all(verdict.held for verdict in verdicts) else MISSED
+
+
+def find_capacity(options: Options) -> int:
+    """Searches for capacity and writes what was found.
+
+    Raises:
+        BenchError: Nothing could be measured.
+    """
+    _make_folder(options.out)
+    measurement = Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
+    with Progress(options.scenario.seconds) as progress:
+        found = capacity.search(measurement, options.scenario, progress)
+    _write(options.out, found.as_json(), page.capacity_report(found))
+    print(found.text())
+    print(f"\nreport: {options.out / 'report.html'} (and report.json)")
+    return HELD if found.highest else MISSED
+
+
+def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
+    """What a terminal shows of a run."""
+    latency = result.latency
+    lines = [
+        f"offered {result.offered_per_s:.1f}/s, answered {result.answered_per_s:.1f}/s, good {result.good_per_s:.1f}/s",
+    ]
+    if len(latency):
+        figures = " ".join(f"p{p:g} {latency.percentile_ms(p):.2f}" for p in (50, 90, 99, 99.9) if latency.resolves(p))
+        lines.append(f"latency from the intended time, ms: {figures} max {latency.max_ms():.2f}")
+    lines += [f"failed: {count} x {reason}" for reason, count in result.faults.most_common()]
+    if result.generator_was_the_limit:
+        lines.append(
+            f"CAUTION: {result.generator.late} of {result.offered} requests were sent late by more than 1 ms:"
+            " the generator was the limit, and the tail is partly its own"
+        )
+    lines += [f"{'held' if v.held else 'MISSED'}: {v.objective}, found {v.found}" for v in verdicts]
+    return "\n".join(lines)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
+
+
+def _write(out: Path, values: object, html: str) -> None:
+    try:
+        (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
+from loadtest.closed_loop import Lane, connect, one_by_one
+from loadtest.measure import Measurement
+from loadtest.messages import Target, messages
+from loadtest.probe import Probe
+from loadtest.run import Kind
+from loadtest.sample import percentile
+from loadtest.scenario import Phase, Scenario
+from tests.support.server import Server, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from loadtest.result import Result
+
+STALL_MS = 50
+RATE = 300.0
+SECONDS = 2.0
+EVEN = Scenario("even", "", (Phase(SECONDS, 1, 1),), {8: 1.0}, rate=RATE, arrivals="constant")
+
+
+@pytest.fixture(scope="module")
+def narrow_server(models: Path) -> Iterator[Server]:
+    """A server that is slow and lets few requests wait."""
+    words = ("--engine", "fake", "--fake-ms", "100", "--max-batch-tokens", "32", "--max-queue-tokens", "64")
+    with Server(models, *words) as server:
+        yield server
+
+
+def target_of(server: Server, protocol: str) -> Target:
+    """Where a load test finds a server."""
+    return Target.of(f"{protocol}://{server.http if protocol == 'http' else server.grpc}", None, "minilm")
+
+
+def measured(
+    target: Target, scenario: Scenario = EVEN, on_progress: Callable[[Result, float], None] | None = None
+) -> Result:
+    """One open-loop run, without measuring the generator first."""
+    measurement = Measurement(target, scenario, (Kind("8 tokens", "embed", 1.0, ("a text of a few words",)),), (), 1)
+    return measurement.run(scenario, scenario.rate, 1, on_progress or (lambda *_: None), check=False)
+
+
+def stall(server: Server) -> None:
+    """Holds the server for a moment: its users see a pause, and nothing is lost."""
+    os.kill(server.pid, signal.SIGSTOP)
+    time.sleep(STALL_MS / 1e3)  # the length of the stall is what is measured
+    os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_stall_shows_in_the_open_loop_and_hides_in_the_closed_one(serve: Callable[..., Server]) -> None:
+    """50 ms in which a server stands still are in the open loop's p99, and vanish from a closed loop's.
+
+    Of 600 scheduled requests the stall meets 15, and each waits for the rest of it; a closed loop has one
+    request under way and sends no other meanwhile.
+    """
+    server = serve("--engine", "fake")
+    target = target_of(server, "http")
+    planted: list[float] = []
+
+    def plant(_: Result, passed_s: float) -> None:
+        if not planted:
+            planted.append(passed_s)
+            stall(server)
+
+    result = measured(target, on_progress=plant)
+    assert planted
+    assert result.latency.percentile_ms(99) > STALL_MS / 3
+
+    requests = messages(target, "embed", ["a text of a few words"])
+    with connect(*target.address()) as connection:
+        lane = Lane(connection, target.wire(), lambda _: None)
+        lane.exchange(requests[0])
+        timer = threading.Timer(SECONDS / 2, stall, [server])
+        timer.start()
+        exchanges = one_by_one(lane, requests, time.perf_counter() + SECONDS)
+        timer.join()
+    times = sorted(1e3 * (done - sent) for sent, done in exchanges)
+    assert times[-1] > 0.8 * STALL_MS
+    assert percentile(times, 99) < STALL_MS / 3
+
+
+@pytest.mark.parametrize(("protocol", "reason"), [("http", "429 Too Many Requests"), ("grpc", "RESOURCE_EXHAUSTED")])
+def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, reason: str) -> None:
+    """A server that sheds what it cannot carry shows as offered, answered and refused requests that add up."""
+    result = measured(target_of(narrow_server, protocol), EVEN.lasting(1))
+    assert result.offered == RATE
+    assert result.faults[reason] > result.offered / 2
+    assert len(result.latency) + result.failed == result.offered
+    assert len(result.latency) > 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_run_has_the_server_s_own_stages(fake_server: Server, protocol: str) -> None:
+    """Over both protocols every stage is told, and the compute stage is not the network's."""
+    result = measured(target_of(fake_server, protocol), EVEN.lasting(0.5))
+    assert result.failed == 0
+    assert len(result.stages["compute"]) == result.offered
+    assert result.generator.cpu_us > 0
+
+
+def test_texts_have_the_lengths_that_were_asked_for(fake_server: Server) -> None:
+    """Without the tokenizer at hand the server's own count makes texts of every length."""
+    lengths = (8, 32, 128, 250)
+    with Probe(target_of(fake_server, "http")) as probe:
+        kinds = probe.kinds(dataclasses.replace(EVEN, lengths=dict.fromkeys(lengths, 1.0)), None)
+        for tokens, kind in zip(lengths, kinds, strict=True):
+            counts = [probe.tokens("embed", text) for text in kind.texts]
+            assert max(abs(count - tokens) for count in counts) <= 1
+            assert len(set(kind.texts)) > len(kind.texts) / 2
+
+
+@pytest.mark.parametrize(("slo", "code"), [("p99=10s,errors=0%", HELD), ("p50=1us", MISSED)])
+def test_the_exit_code_is_the_verdict(fake_server: Server, tmp_path: Path, slo: str, code: int) -> None:
+    """A held objective ends in 0, a missed one in 1, and both leave their report."""
+    words = ["--target", fake_server.http, "--duration", "0.5", "--slo", slo, "--out", str(tmp_path)]
+    assert main(words) == code
+    assert ("<strong>missed</strong>" in (tmp_path / "report.html").read_text(encoding="utf-8")) == (code == MISSED)
+    values = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert all(verdict["held"] for verdict in values["slo"]) == (code == HELD)
+
+
+def test_a_server_that_dies_is_counted_not_fatal(serve: Callable[..., Server]) -> None:
+    """Requests to a server that is killed in the middle fail with a reason, and the run ends with its figures."""
+    server = serve("--engine", "fake")
+
+    def kill(_: Result, __: float) -> None:
+        if server.process.poll() is None:
+            server.process.kill()
+
+    result = measured(target_of(server, "http"), on_progress=kill)
+    assert result.offered == RATE * SECONDS
+    assert len(result.latency) > 0
+    assert result.failed > 0
+    assert all("connect" in reason for reason in result.faults)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "--target URL is missing"),
+        (["--target", "ftp://host"], "must look like http://host:port or grpc://host:port"),
+        (["--target", "http://host:port"], "--target http://host:port"),
+        (["--target", "http://host:1", "--protocol", "grpc"], "gRPC has a port of its own"),
+        (["--target", "host:1", "--scenario", "stedy"], "did you mean steady?"),
+        (["--target", "host:1", "--rate", "0"], "--rate must be above 0"),
+        (["--target", "host:1", "--duration", "nan"], "--duration must be above 0"),
+        (["--target", "host:1", "--slo", "p99"], "a latency takes a limit"),
+        (["--target", "host:1", "--find-capacity"], "--find-capacity needs --slo"),
+        (["--compare", "a.json", "b.json"], "a.json: No such file or directory"),
+    ],
+)
+def test_what_makes_no_sense_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    """A command that cannot be carried out ends in 2 and says in one line why."""
+    assert main(words) == IMPOSSIBLE
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_a_target_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nobody listening is not a missed objective: exit code 2, and the address in the message."""
+    port = free_port()
+    assert main(["--target", f"127.0.0.1:{port}", "--out", str(tmp_path)]) == IMPOSSIBLE
+    assert f"cannot connect to 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_task_that_no_model_does_is_one_clear_line(
+    fake_server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A scenario that the server cannot answer ends before any load, in the server's words."""
+    file = tmp_path / "tags.toml"
+    file.write_text("lengths = { 8 = 1 }\ntasks = { tag = 1 }\n[[phases]]\nseconds = 1\nfrom = 1\nto = 1\n")
+    assert main(["--target", fake_server.http, "--scenario", str(file), "--out", str(tmp_path)]) == IMPOSSIBLE
+    said = capsys.readouterr().err
+    assert "answers 4" in said
+    assert said.count("\n") == 1
