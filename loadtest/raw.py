@@ -19,7 +19,7 @@ import onnxruntime as ort
 from loadtest.child import answer
 from loadtest.errors import BenchError
 from loadtest.sample import Window, sample_of
-from loadtest.subjects import NARROW, OPTIONS, WIDE
+from loadtest.subjects import NARROW, OPTIONS, WIDE, batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,10 +113,10 @@ class RawEngine:
 
         The latencies of a batch are those of the whole batch; rates are always in texts.
         """
-        size = int(way.removeprefix("batch")) if way.startswith("batch") else 1
+        size = batch_size(way)
         batches = [list(batch) for batch in _chunks(self._texts[tokens], size)]
         feeds = [tensors_of(self._names, batch) for batch in batches]
-        sessions = self._sessions[options, NARROW if way == NARROW else WIDE]
+        sessions = self._sessions[options, NARROW if way.startswith(NARROW) else WIDE]
         exchanges: list[list[Exchange]] = [[] for _ in sessions]
         cpu_s = time.process_time()
         window = Window.after(time.perf_counter(), warm_up_s, seconds)
