@@ -181,9 +181,9 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
         lines.append(f"latency from the intended time, ms: {figures} max {latency.max_ms():.2f}")
     lines += [f"failed: {count} x {reason}" for reason, count in result.faults.most_common()]
     if result.generator_was_the_limit:
+        late_ms = result.generator.lateness.percentile_ms(99)
         lines.append(
-            f"CAUTION: {result.generator.late} of {result.offered} requests were sent late by more than 1 ms:"
-            " the generator was the limit, and the tail is partly its own"
+            f"CAUTION: the generator was the limit: one request in a hundred was sent more than {late_ms:.2f} ms late"
         )
     lines += [f"{'held' if v.held else 'MISSED'}: {v.objective}, found {v.found}" for v in verdicts]
     return "\n".join(lines)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from hdrh.histogram import HdrHistogram
+
+from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hdrh.histogram import HdrHistogram
     from numpy.typing import NDArray
 
 _LEAST_US, _MOST_US = 1, 100_000_000
@@ -18,17 +20,30 @@ _DIGITS = 3
 _ALL = 100.0
 
 
+def _library() -> Any:  # noqa: ANN401  a class of a library without types
+    """The well-kept implementation, which the server itself does not need.
+
+    Raises:
+        BenchError: It is not installed.
+    """
+    try:
+        from hdrh.histogram import HdrHistogram  # noqa: PLC0415  an optional installation brings it
+    except ModuleNotFoundError as error:
+        raise BenchError(f"the module {error.name} is missing: pip install 'bertserve[loadtest]'") from error
+    return HdrHistogram
+
+
 class Histogram:
     """Counts of latencies; the encoded form is the standard one that every HdrHistogram tool reads."""
 
     def __init__(self, recorded: HdrHistogram | None = None) -> None:
         """Starts empty, or from what was recorded elsewhere."""
-        self._recorded = recorded or HdrHistogram(_LEAST_US, _MOST_US, _DIGITS)
+        self._recorded = recorded or _library()(_LEAST_US, _MOST_US, _DIGITS)
 
     @classmethod
     def decoded(cls, text: str) -> Self:
         """The histogram in its standard encoded form, in microseconds."""
-        return cls(HdrHistogram.decode(text))
+        return cls(_library().decode(text))
 
     def encoded(self) -> str:
         """The standard form: compressed, in base64."""

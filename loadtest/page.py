@@ -115,11 +115,11 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 def _caution(result: Result) -> str:
     if not result.generator_was_the_limit:
         return ""
-    share = 100 * result.generator.late / max(1, result.offered)
+    late = _ms(result.generator.lateness.percentile_ms(99))
     return (
-        f'<div class="verdict caution"><strong>The generator was the limit.</strong> {share:.1f}% of the requests were '
-        f"sent more than {LATE_S * 1e3:g} ms late, so the tail is partly the generator's own: it shares its cores with "
-        "others, or needs more of them.</div>"
+        '<div class="verdict caution"><strong>The generator was the limit.</strong> One request in a hundred was sent '
+        f"more than {late} ms late, a large part of the tail: the generator shares its cores with others, or needs "
+        "more of them. What the server alone would show is better than this.</div>"
     )
 
 

@@ -23,6 +23,8 @@ FORMAT = "bertserve-load-1"
 LATE_S = 0.001
 """A request that the generator gets to later than this was held up by the generator, not by the server."""
 
+_TAIL_PERCENT = 99.0
+
 _MOST_SLICES = 120
 _LEAST_SLICE_S = 0.25
 
@@ -129,8 +131,10 @@ class Result:
 
     @property
     def generator_was_the_limit(self) -> bool:
-        """Whether too much was sent late to trust the tail: more than one request in a hundred."""
-        return self.generator.late > max(1, self.offered) / 100
+        """Whether the tail is the generator's own: its p99 of lateness exceeds `LATE_S` and a tenth of the p99."""
+        late_ms, latency_ms = (h.percentile_ms(_TAIL_PERCENT) for h in (self.generator.lateness, self.latency))
+        # Where nothing was answered there is no p99 that could excuse it.
+        return late_ms > 1e3 * LATE_S and not late_ms <= latency_ms / 10
 
     def good(self, part: Slice) -> int:
         """Answers of a slice within the limit."""

@@ -23,10 +23,14 @@ SECONDS = 1.0
 
 @dataclass
 class Queue:
-    """A server with a known capacity: beyond it every request waits; `shaky` is the width of the edge."""
+    """A server with a known capacity: beyond it every request waits.
+
+    `shaky` is the width of the edge; the runs of `slow_runs` meet a neighbour and miss whatever the rate.
+    """
 
     capacity: float
     shaky: float = 0.0
+    slow_runs: tuple[int, ...] = ()
     slo: tuple[Objective, ...] = parse_slo("p99=10ms")
     seed: int = 1
     rates: list[float] = field(default_factory=list)
@@ -41,7 +45,7 @@ class Queue:
         self.rates.append(rate)
         edge = self.capacity * (1 + self.shaky * np.random.default_rng(seed).uniform(-1, 1))
         records = np.zeros(int(rate * SECONDS) or 1, RECORD)
-        records["done"] = 0.001 if rate <= edge else 0.5
+        records["done"] = 0.001 if rate <= edge and len(self.rates) not in self.slow_runs else 0.5
         result = Result({}, SECONDS)
         result.take(records, [""], ["8 tokens"])
         return result
@@ -69,6 +73,13 @@ def test_an_edge_that_shakes_is_measured_again() -> None:
     found = searched(queue, 100.0)
     assert queue.rates.count(found.highest) >= 2
     assert 0.85 * 400 <= found.highest <= 1.1 * 400
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3, 5, 8])
+def test_a_single_bad_run_does_not_decide(slow: int) -> None:
+    """A run that a neighbour spoiled, early or late in the search, moves the result by nothing."""
+    found = searched(Queue(333.0, slow_runs=(slow,)), 50.0)
+    assert 333 / 1.09 < found.highest <= 333
 
 
 def test_a_server_that_never_holds_has_no_capacity() -> None:
