@@ -23,13 +23,14 @@ _CONFIGURATIONS = """\
 - **Triton**: a `tritonserver` with its Python backend. The text model is as lean as it goes: tokenizer, engine,
   length 1, without the checks of the one that `bertserve export --triton` writes. Artifacts, engines and their
   versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. Of the configurations in the
-  last table it has the fastest: one instance on all cores at 1 connection, a single-threaded instance a core at 32,
-  no dynamic batching. Over HTTP it is asked with binary tensors, its client's default.
+  last table it has the fastest: at 1 connection one instance on all cores, at 32 a single-threaded instance a core,
+  which with OpenVINO computes what the dynamic batcher puts together as one batch. Over HTTP it is asked with binary
+  tensors, its client's default.
 - **infinity**: PyTorch, and its ONNX engine with an INT8 model that its own `optimum` exported and quantised for
   AVX-512 VNNI; over its OpenAI route.
 - **FastAPI**: a tokenizer and ONNX Runtime with our INT8 file in an application of 60 lines on uvicorn with uvloop and
-  httptools. At 1 connection it computes on all cores where it stands, at 32 in threads on a session a core: each was
-  the faster way.
+  httptools. At 1 connection it computes on all cores where it stands, at 32 in threads on a session a core, which
+  carry twice as much.
 
 All run at once on the machine, one is asked at a time; what an idle one would cost the others is left out: servers
 that use 1% of a core or more while nobody asks are stopped (SIGSTOP) meanwhile. Every reply is looked at for its form,

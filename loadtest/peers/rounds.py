@@ -31,6 +31,8 @@ _LEAST_COSINE_OF_ONE_ARTIFACT = 0.9999
 _SETTLE_S = 2.0
 _FROZEN_FROM_PERCENT = 1.0
 _MOST_REPEATS = 2
+_LONG_TOKENS, _LONGER = 128, 2.0
+"""A server that answers 32 long texts at once takes the better part of a second: a window has to hold several."""
 
 
 class Rounds:
@@ -153,6 +155,8 @@ class Rounds:
         return best
 
     def _measure(self, subject: Subject, connections: int, tokens: int, seconds: float) -> Sample:
+        if connections == MANY and tokens >= _LONG_TOKENS:
+            seconds *= _LONGER
         arguments = {"tokens": tokens, "seconds": seconds, "warm_up_s": min(_LONGEST_WARM_UP_S, seconds / 4)}
         if subject is RAW:
             return self._watched("raw", options="served", way=subject.place(connections), **arguments)

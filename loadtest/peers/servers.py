@@ -14,6 +14,9 @@ from loadtest.workload import find_bundle
 if TYPE_CHECKING:
     from loadtest.workload import Bundle
 
+TRITON_BATCH = 8
+"""Texts that Triton's dynamic batcher may put together where that is tried."""
+
 
 @dataclass(slots=True, frozen=True)
 class Place:
@@ -87,9 +90,10 @@ def triton_models(kit: Kit) -> list[TritonModel]:
     """The models for one connection and for many: of the configurations that `tune` tries the fastest."""
     cores = kit.threads
     return [
-        triton_model(kit, f"{name}-{many}", engine, instances=count, threads=width)
-        for name, engine in (("ort", "onnxruntime"), ("openvino", "openvino"))
-        for many, count, width in (("one", 1, cores), ("many", cores, 1))
+        triton_model(kit, "ort-one", "onnxruntime", instances=1, threads=cores),
+        triton_model(kit, "ort-many", "onnxruntime", instances=cores, threads=1),
+        triton_model(kit, "openvino-one", "openvino", instances=1, threads=cores),
+        triton_model(kit, "openvino-many", "openvino", instances=cores, threads=1, batch=TRITON_BATCH, together=True),
     ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.child import Child
 from loadtest.errors import BenchError
-from loadtest.peers.servers import kit_of, triton_model
+from loadtest.peers.servers import TRITON_BATCH, kit_of, triton_model
 from loadtest.peers.subjects import MANY, ONE
 from loadtest.peers.triton import TritonServer
 from loadtest.sample import Sample, Spread
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from loadtest.peers.triton import TritonModel
 
 _TEXTS = 100
-_BATCH = 8
 _WARM_UP_S = 0.5
 _RESULT = "-triton.json"
 
@@ -43,7 +42,7 @@ def candidates(kit: Kit) -> list[TritonModel]:
     found = []
     for engine in ("onnxruntime", "openvino"):
         for instances, threads in ((1, cores), (cores, 1), (cores, cores)):
-            for batch in (1, _BATCH):
+            for batch in (1, TRITON_BATCH):
                 name = f"{engine}-{instances}x{threads}-{batch}"
                 together = engine == "openvino" and batch > 1
                 found.append(
