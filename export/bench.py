@@ -51,9 +51,10 @@ _MIB, _GB = 1 << 20, 1e9
 _METRICS = """\
 Times 100, over public test sets; no artifact has seen any of their texts. PyTorch computes in fp32."""
 _ANSWERS = """\
-Over the package's own texts, each alone, beside PyTorch alone. `agree`: the same label, span or tag. `invariant`:
-whether a text's answer is the same padded and in mixed batches; only then is it batched. `limits broken`: an export
-stops at them unless its command line lets them pass, as it did here."""
+Over the package's own texts, each alone, beside PyTorch alone; INT8 takes its ranges from every second of them.
+`agree`: the same label, span or tag. `invariant`: whether a text's answer is the same padded in mixed batches;
+only then is it batched. `limits broken`: an export stops at them unless its command line lets them pass, as it did
+here."""
 _COSTS = f"""\
 From the command's start to its end, beside whatever else ran on the machine. Memory: the most that the command and
 TensorRT's builder had resident together, looked at every {_SAMPLE_S * 1000:.0f} ms."""
@@ -202,12 +203,7 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
             *(f"- {name}: {value}" for name, value in _facts().items()),
             "",
-            "## The task's own metric",
-            "",
-            _METRICS,
-            "",
-            *_table(("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference"), figures, text=4),
-            "",
+            *_metrics(figures),
             "## Raw answers and decisions",
             "",
             _ANSWERS,
@@ -231,6 +227,12 @@ def page(results: Sequence[Result], words: Sequence[str]) -> str:
             "",
         ]
     )
+
+
+def _metrics(figures: Sequence[Sequence[str]]) -> list[str]:
+    """The section on labelled text; none where no export was given any."""
+    head = ("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference")
+    return ["## The task's own metric", "", _METRICS, "", *_table(head, figures, text=4), ""] if figures else []
 
 
 def _facts() -> dict[str, str]:

@@ -7,6 +7,7 @@ import importlib.metadata
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,47 +21,48 @@ import transformers
 from export import (
     accuracy,
     corpus,
+    emulation,
     graph,
     half,
+    int8,
     latency,
+    native,
     openvino,
     optimize,
     page,
     parity,
-    quantize,
     reference,
     tensorrt,
 )
 from export.decisions import Judge
 from export.engines import open_engine
-from export.errors import ExportError
+from export.errors import BrokenLimitError
 from export.recipe import FORMS
-from serving.bundle import BundleWriter, digest, file_entry
+from serving.bundle import BundleWriter, file_entry
+from serving.cache import CacheWriter
 from serving.engine.base import ModelSpec
 from serving.engine.cpu import available_cpus
 from serving.manifest import (
-    GPUS,
     REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
     Accuracy,
     Artifact,
-    EngineBuild,
     Manifest,
-    ShapeProfile,
+    Quantisation,
     Source,
 )
+from serving.node import processor
+from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from export.checkpoint import Checkpoint
     from export.progress import Progress
     from export.recipe import Recipe
     from serving.bundle import Bundle
     from serving.engine.base import Engine
-    from serving.manifest import Target
     from serving.records import EncodedText
 
 _WORK = "work"
@@ -111,9 +113,18 @@ class _Export:
         self._raw = writer.path / _WORK / "raw.onnx"
         self._fused = writer.path / _WORK / "fused.onnx"
         self._judge = judge_of(checkpoint)
+        self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
 
     def run(self) -> Bundle:
+        cache = self._recipe.cache_dir
+        if cache is None or tensorrt.NATIVE not in self._recipe.tensorrt:
+            return self._made(None)
+        with CacheWriter(cache, self._writer.model, self._writer.version) as node:
+            native.recall_timings(cache, self._folder.with_name(str(self._writer.version - 1)), node.path)
+            return self._made(node)
+
+    def _made(self, node: CacheWriter | None) -> Bundle:
         self._raw.parent.mkdir()
         proof = self._proof(self._examples())
         # A large model fills memory, and PyTorch's modules refer to one another: do not wait for their turn.
@@ -121,18 +132,21 @@ class _Export:
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
         artifacts = [self._artifact(form, proof) for form in self._recipe.forms]
-        artifacts += self._engines()
+        shipped, own = self._engines(node)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
             (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
             reference.write(self._folder / reference.REFERENCE, self._judge, proof.reference)
-            manifest = self._manifest(tuple(artifacts))
-            return self._writer.publish(self._reported(manifest, proof.reference))
+            manifest = self._manifest((*artifacts, *shipped))
+            bundle = self._writer.publish(self._reported(manifest, proof.reference))
+            if node is not None:
+                node.publish(bundle, engines=own, files=[native.TIMINGS])
+        return bundle
 
     def _reported(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
         """Writes the page that people read; the manifest with the page among its files."""
         path = self._folder / REPORT
-        machine = page.Machine(latency.processor(), available_cpus())
+        machine = page.Machine(processor(), available_cpus())
         path.write_text(page.render(manifest, reference, self._findings, machine), encoding="utf-8")
         return msgspec.structs.replace(manifest, files=(*manifest.files, file_entry(path)))
 
@@ -168,57 +182,60 @@ class _Export:
     def _artifact(self, name: str, proof: _Proof) -> Artifact:
         form = FORMS[name]
         path = self._folder / form.file
-        shape = optimize.shape_of(self._checkpoint)
+        if name in int8.FORMS:
+            return self._eight_bits(path, name, proof)
         with self._progress.stage(f"making {path.name}"):
-            if name == "int8":
-                quantize.quantize(self._fused, path, shape)
-            elif name == "int8-openvino":
-                openvino.quantize(self._raw, path, layers=shape.layers)
-            elif name == "fp16":
+            if name == "fp16":
                 half.convert(self._fused, path)
             else:
                 shutil.copyfile(self._fused, path)
         return self._verified(path, name, proof)
 
-    def _engines(self) -> list[Artifact]:
-        """TensorRT engines; proven where they run, which is rarely here."""
+    def _eight_bits(self, path: Path, name: str, proof: _Proof, ways: Sequence[int8.Way] = int8.WAYS) -> Artifact:
+        way, *others = ways
+        with self._progress.stage(f"making {path.name}"):
+            self._int8.make(name, path, way, self._fused, self._raw, self._spec)
+        try:
+            return self._verified(path, name, proof, self._int8.told(name, way))
+        except BrokenLimitError as broken:
+            if not others:
+                raise
+            self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
+        return self._eight_bits(path, name, proof, others)
+
+    def _engines(self, node: CacheWriter | None) -> tuple[list[Artifact], list[Artifact]]:
+        """TensorRT engines for other machines, which go into the bundle, and this node's own, which go into its cache.
+
+        They are proven where they run, which is rarely here.
+        """
         if not self._recipe.tensorrt:
-            return []
+            return [], []
         halved = self._raw.with_name("half.onnx")
         with self._progress.stage("making the fp16 graph"):
             half.convert(self._raw, halved)
-        return [self._engine(halved, target) for target in self._recipe.tensorrt]
+        away = [target for target in self._recipe.tensorrt if target != tensorrt.NATIVE]
+        return (
+            [self._engine(halved, target, self._folder) for target in away],
+            [] if node is None else [self._engine(halved, tensorrt.NATIVE, node.path, node.path / native.TIMINGS)],
+        )
 
-    def _engine(self, halved: Path, target: str) -> Artifact:
+    def _engine(self, halved: Path, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
         with self._progress.stage(f"building the TensorRT engine for {target}"):
             engine = tensorrt.build(
-                halved, made, target, max_length=self._checkpoint.max_length, count=self._progress.count
+                halved,
+                made,
+                target,
+                max_length=self._checkpoint.max_length,
+                count=self._progress.count,
+                timing_cache=timings,
             )
-        built_for = _gpu(engine.compute_capability)
-        path = made.replace(self._folder / f"model.{built_for}.fp16.engine")
-        return Artifact(
-            file=path.name,
-            kind="tensorrt",
-            precision="fp16",
-            target=built_for,
-            sha256=digest(path),
-            size_bytes=engine.size_bytes,
-            batch_invariant=False,
-            parity=None,
-            invariance=None,
-            operators={},
-            engine=EngineBuild(
-                flavour="rtx" if engine.flavour == "tensorrt_rtx" else "enterprise",
-                version=engine.version,
-                compute_capability=engine.compute_capability,
-                profiles=tuple(
-                    ShapeProfile(profile.minimum, profile.optimum, profile.maximum) for profile in engine.profiles
-                ),
-            ),
-        )
+        # The bundle may hold another flavour's engine for the same GPU.
+        stem = "native" if target == tensorrt.NATIVE else "model"
+        name = f"{stem}.{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
+        return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
 
-    def _verified(self, path: Path, name: str, proof: _Proof) -> Artifact:
+    def _verified(self, path: Path, name: str, proof: _Proof, quantisation: Quantisation | None = None) -> Artifact:
         form = FORMS[name]
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {path.name} with PyTorch"):
@@ -235,7 +252,7 @@ class _Export:
         broken = verdict.broken | parity.broken_accuracy(figures, limits)
         for limit, sentence in broken.items():
             if not self._recipe.allows(name, limit):
-                raise ExportError(
+                raise BrokenLimitError(
                     f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
                 )
         self._findings[path.name] = page.Finding(
@@ -256,6 +273,7 @@ class _Export:
             accuracy=figures,
             waived=tuple(broken),
             limits=self._recipe.asked_of(name),
+            quantisation=quantisation,
         )
 
     def _latencies(self, name: str, engine: Engine, proof: _Proof, *, batched: bool) -> list[latency.Latency]:
@@ -281,7 +299,7 @@ class _Export:
         if form != "fp16":
             return path
         twin = self._raw.with_name("twin.onnx")
-        half.emulate(path, twin)
+        emulation.emulate(path, twin)
         return twin
 
     def _spec(self, path: Path) -> ModelSpec:
@@ -304,7 +322,7 @@ class _Export:
         source = checkpoint.source
         return Manifest(
             schema_version=SCHEMA_VERSION,
-            model=writer.path.parent.name,
+            model=writer.model,
             version=writer.version,
             task=checkpoint.task,
             pooling=checkpoint.sentence.pooling if checkpoint.task == "embed" else None,
@@ -326,15 +344,6 @@ class _Export:
         )
 
 
-def _gpu(compute_capability: str) -> Target:
-    """A compute capability as targets name it: `7.5` is `sm75`."""
-    wanted = f"sm{compute_capability.replace('.', '')}"
-    for target in GPUS:
-        if target == wanted:
-            return target
-    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
-
-
 def judge_of(checkpoint: Checkpoint) -> Judge:
     """How the answers of a checkpoint's graph are read."""
     return Judge(
@@ -347,10 +356,7 @@ def judge_of(checkpoint: Checkpoint) -> Judge:
 
 def _texts(checkpoint: Checkpoint) -> tuple[list[corpus.Text], list[EncodedText]]:
     texts = corpus.for_task(corpus.read(), checkpoint.task)
-    encoded = checkpoint.vocabulary.encode(texts, checkpoint.max_length)
-    if checkpoint.task == "fill_mask":
-        encoded = corpus.with_masks(encoded, checkpoint.vocabulary.special_ids)
-    return texts, encoded
+    return texts, checkpoint.encode(texts)
 
 
 def _tools() -> dict[str, str]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export import pooling, vocabulary, weights
+from export import corpus, pooling, vocabulary, weights
 from export.architectures import ARCHITECTURES, Architecture
 from export.errors import ExportError
 from export.folder import Folder
 from export.labels import Labels, read_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from export.source import Source
     from serving.manifest import Task
+    from serving.records import EncodedText
 
 CANDIDATES = 100
 """Words that the graph of fill_mask offers for each mask, unless the vocabulary is smaller."""
@@ -83,6 +84,11 @@ class Checkpoint:
     def candidates(self) -> int:
         """Words that the graph offers for each mask; 0 for other tasks."""
         return min(CANDIDATES, self.size("vocab_size")) if self.task == "fill_mask" else 0
+
+    def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
+        """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
+        encoded = self.vocabulary.encode(texts, self.max_length)
+        return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.task == "fill_mask" else encoded
 
 
 def open_checkpoint(

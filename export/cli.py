@@ -12,6 +12,7 @@ from export.checkpoint import open_checkpoint
 from export.command import positive, run
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
+from export.tensorrt import NATIVE
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
 from serving.bundle import BundleWriter
 
@@ -58,7 +59,12 @@ def _export(recipe: Recipe, progress: Progress) -> int:
 
 
 def _recipe(argv: list[str]) -> Recipe:
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if NATIVE in given.tensorrt and given.cache_dir is None:
+        parser.error("--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir")
+    if given.calibration_column is not None and given.calibration is None:
+        parser.error("--calibration-column is of a --calibration file")
     chosen = given.precision or DEFAULT_FORMS
     return Recipe(
         source=given.source,
@@ -66,12 +72,15 @@ def _recipe(argv: list[str]) -> Recipe:
         name=given.name,
         forms=tuple(form for form in FORMS if form in chosen),
         tensorrt=tuple(dict.fromkeys(given.tensorrt)),
+        cache_dir=given.cache_dir,
         triton=given.triton,
         max_length=given.max_length,
         task=given.task,
         references=tuple(given.reference),
         limits=dict(given.limit),
         allowed=frozenset(given.allow),
+        calibration=given.calibration,
+        calibration_column=given.calibration_column,
     )
 
 
@@ -98,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a TensorRT engine to build, for that GPU or for the one at hand (native); may be given more than once",
     )
     parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="the node's cache, which the engine of --tensorrt native goes into",
+    )
+    parser.add_argument(
         "--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too"
     )
     parser.add_argument(
@@ -105,6 +120,18 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help="tokens of the longest input (default: the checkpoint's own limit)",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="texts that INT8 takes its ranges from: one a line, .jsonl with `text` and perhaps `pair`, or a column of "
+        "a .csv or .tsv (default: the package's own)",
+    )
+    parser.add_argument(
+        "--calibration-column",
+        metavar="NAME",
+        help="the column, by its name in the first row or its number (default: 1)",
     )
     _add_proof(parser)
     return parser

@@ -10,6 +10,7 @@ from export.errors import ExportError
 from export.interrupts import Interrupted, Interrupts
 from export.progress import Progress
 from serving.bundle import BundleError
+from serving.cache import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: fr
         if (error.name or "").partition(".")[0] not in modules:
             raise
         _say(verb, f"the module {error.name} is missing: pip install bertserve[{extras}]")
-    except (ExportError, BundleError) as error:
+    except (ExportError, BundleError, CacheError) as error:
         _say(verb, str(error))
     except OSError as error:
         _say(verb, f"{error.filename or path}: {error.strerror or error}")

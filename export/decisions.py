@@ -82,11 +82,14 @@ class Judge:
         """Share of the decisions that are the same; None for embed, which decides nothing.
 
         classify: the label of a text, or each of its labels. rerank: which of two texts stands first, over all
-        pairs whose scores differ clearly. answer: the best span. tag: the tag of a token. fill_mask: the best word
-        of a mask.
+        pairs whose scores differ clearly. answer: the best span, or one that the wanted answer scores no worse than
+        its best but for a step of fp16 in each logit: it does not tell those two apart itself. tag: the tag of a
+        token. fill_mask: the best word of a mask.
         """
         if self.task == "embed":
             return None
+        if self.task == "answer":
+            return float(np.mean([self._same_span(*pair) for pair in zip(found, wanted, texts, strict=True)]))
         if self.task == "rerank":
             return order_agreement(np.array([row[0][0] for row in found]), np.array([row[0][0] for row in wanted]))
         pairs = [
@@ -103,11 +106,16 @@ class Judge:
             spoken = np.array([token not in self._frame() for token in text.ids])
             tags: NDArray[np.int64] = row[0].argmax(axis=-1)[spoken]
             return tags
-        if self.task == "fill_mask":
-            return row[0][:, 0].astype(np.int64)
+        return row[0][:, 0].astype(np.int64)
+
+    def _same_span(self, found: Row, wanted: Row, text: EncodedText) -> bool:
         first, last = self.context(text)
-        start, end = best_span(row[0][first:last], row[1][first:last])
-        return np.array([start * len(text.ids) + end])
+        starts, ends = (side[first:last] for side in wanted)
+        if not len(starts):
+            return True
+        best, other = best_span(starts, ends), best_span(found[0][first:last], found[1][first:last])
+        logits, others = (np.array([starts[span[0]], ends[span[1]]], np.float64) for span in (best, other))
+        return bool(logits.sum() - others.sum() <= np.spacing(np.abs(logits).astype(np.float16)).sum(dtype=np.float64))
 
     def _frame(self) -> set[int]:
         return {self.special_ids[role] for role in ("cls", "sep", "pad")}

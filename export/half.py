@@ -19,11 +19,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export import ranges
+from export import nodes, ranges
 from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -42,10 +41,6 @@ _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """What commutes with a scale by a power of two."""
 _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
 """What may run in fp16 between two products."""
-_NEVER_FLOAT = frozenset(
-    {"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf"}
-    | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-)
 
 
 def convert(source: Path, target: Path) -> None:
@@ -62,51 +57,9 @@ def convert(source: Path, target: Path) -> None:
         ExportError: A weight lies outside of what fp16 can hold, or the graph cannot be kept in range.
     """
     model = onnx.load(source)
-    _lift_constants(model.graph)
+    nodes.lift_constants(model.graph)
     _Conversion(model.graph).run()
     onnx.save(model, target)
-
-
-def emulate(source: Path, target: Path) -> None:
-    """Writes a twin of an fp16 graph whose answers on a CPU are those of fp16 arithmetic.
-
-    ONNX Runtime's CPU provider has no fp16 kernels for most operators. It computes in FP32 and drops the casts
-    in between, so that nothing is rounded and nothing overflows but the weights. The twin says each of these
-    steps: every operator computes in FP32, as tensor cores accumulate, and its result is cast to fp16.
-
-    Args:
-        source: The fp16 graph.
-        target: Where to write.
-    """
-    model = onnx.load(source)
-    graph = model.graph
-    _lift_constants(graph)
-    halves = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16}
-    halves |= _activations(graph, halves, TensorProto.FLOAT16)
-    nodes: dict[str, NodeProto] = {}
-    for node in graph.node:
-        if node.op_type == "Cast" or node.op_type in ranges.MOVES or halves.isdisjoint(node.output):
-            nodes[node.output[0]] = node
-            continue
-        for name in halves.intersection(node.input):
-            nodes[f"{name}:wide"] = _cast(name, f"{name}:wide", TensorProto.FLOAT)
-        wide = _copy(node, [f"{name}:wide" if name in halves else name for name in node.input])
-        wide.output[0] = f"{node.output[0]}:exact"
-        nodes[wide.output[0]] = wide
-        nodes[node.output[0]] = _cast(wide.output[0], node.output[0], TensorProto.FLOAT16)
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes.values())
-    onnx.save(model, target)
-
-
-def _lift_constants(graph: GraphProto) -> None:
-    """Turns `Constant` nodes into initialisers, so that there is one kind of constant."""
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
-        if tensor is not None:
-            graph.initializer.add().CopyFrom(tensor)
-            graph.initializer[-1].name = node.output[0]
-            graph.node.remove(node)
 
 
 class _Conversion:
@@ -115,7 +68,7 @@ class _Conversion:
     def __init__(self, graph: GraphProto) -> None:
         self._graph = graph
         self._constants = _float_constants(graph)
-        self._floats = _activations(graph, self._constants.keys(), TensorProto.FLOAT)
+        self._floats = nodes.activations(graph, self._constants.keys(), TensorProto.FLOAT)
         self._ranges = ranges.of_graph(graph, self._constants)
         self._producers = {name: node for node in graph.node for name in node.output}
         self._outputs = {output.name for output in graph.output}
@@ -209,7 +162,7 @@ class _Conversion:
         """Takes a node over as it is, with its inputs in FP32."""
         factor = self._factor_to_absorb(node)
         inputs = [self._single(name) if factor is None else self._absorbed(name, factor) for name in node.input]
-        self._nodes.append(_copy(node, inputs))
+        self._nodes.append(nodes.copy(node, inputs))
 
     def _factor_to_absorb(self, node: NodeProto) -> float | None:
         """What divided scores need when their own scale follows: it can undo the division as well."""
@@ -232,7 +185,7 @@ class _Conversion:
             for position, name in enumerate(node.input)
         ]
         renamed = [f"{name}:fp16" if name in self._outputs else name for name in node.output]
-        copy = _copy(node, inputs)
+        copy = nodes.copy(node, inputs)
         copy.output[:] = renamed
         self._nodes.append(copy)
         self._exponents.update(dict.fromkeys(renamed, exponent))
@@ -286,7 +239,7 @@ class _Conversion:
         return made
 
     def _cast(self, source: str, target: str, to: int) -> str:
-        self._nodes.append(_cast(source, target, to))
+        self._nodes.append(nodes.cast(source, target, to))
         return target
 
     def _times(self, source: str, exponent: int, target: str = "") -> str:
@@ -321,39 +274,6 @@ def _float_constants(graph: GraphProto) -> dict[str, Array]:
         if tensor.data_type == TensorProto.FLOAT
     }
     return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}
-
-
-def _activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> set[str]:
-    """Names of the tensors of one float type that nodes compute.
-
-    Types follow from the operators alone, fused ones too, which shape inference does not know.
-
-    Args:
-        graph: In topological order.
-        constants: The initialisers of this type.
-        kind: The type, a number of `TensorProto.DataType`.
-    """
-    found: set[str] = set()
-    for node in graph.node:
-        is_kind = any(name in found or name in constants for name in node.input)
-        if node.op_type == "Cast":
-            is_kind = next(attribute.i for attribute in node.attribute if attribute.name == "to") == kind
-        elif node.op_type == "ConstantOfShape":
-            is_kind = kind == next((attribute.t.data_type for attribute in node.attribute), TensorProto.FLOAT)
-        if is_kind and node.op_type not in _NEVER_FLOAT:
-            found.update(node.output if node.op_type == "Split" else node.output[:1])
-    return found
-
-
-def _cast(source: str, target: str, to: int) -> NodeProto:
-    return helper.make_node("Cast", [source], [target], name=target, to=to)
-
-
-def _copy(node: NodeProto, inputs: list[str]) -> NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.input[:] = inputs
-    return copy
 
 
 def _consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
@@ -90,12 +87,3 @@ def _run(engine: Engine, texts: Sequence[EncodedText]) -> float:
     if not isinstance(results[0], BatchOutput):
         raise ExportError(f"the engine failed on a batch of {len(texts)} texts: {results[0]}")
     return (time.perf_counter() - started) * 1e3
-
-
-def processor(file: Path = Path("/proc/cpuinfo")) -> str:
-    """What this machine's processor calls itself."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else os.uname().machine

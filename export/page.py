@@ -13,7 +13,7 @@ from export import charts
 from export.corpus import shown
 from export.markup import Markup, element, join
 from export.recipe import Limits, limits_of
-from export.report import answer, executor, size
+from export.report import answer, executor, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ def _head(manifest: Manifest, reference: Reference) -> Markup:
         "Checkpoint's SHA-256": element("code", source.sha256),
         "Made on": manifest.created.replace("T", " "),
         "Compared with": f"PyTorch {manifest.tools.get('torch', '')}, fp32, on {len(reference.texts)} texts, "
-        "each alone, padded, and in mixed batches",
+        "each alone, and padded in mixed batches",
     }
     return join(element("h1", f"{manifest.model} version {manifest.version}"), _facts(facts))
 
@@ -187,6 +187,7 @@ def _section(artifact: Artifact, manifest: Manifest, reference: Reference, findi
         element("p", f"{artifact.precision} for {executor(artifact)}, {size(artifact.size_bytes)}", class_="faint"),
         _waived(artifact),
         _engine(artifact),
+        None if artifact.quantisation is None else element("p", "Activations: ", ranges(artifact.quantisation), "."),
         _figures(artifact, limits),
         None if finding is None else _charts(finding.comparison, limits),
         None if finding is None else _worst(finding.comparison, reference),

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Plan = list[tuple[list[int], list[EncodedText]]]
 
 _BATCH = 8
+_SHORT = 16
+"""Tokens that texts are cut to before they are put into company."""
 _POINTS = 800
 
 
@@ -77,7 +79,7 @@ class Verdict:
     Attributes:
         comparison: Text by text.
         parity: Each text alone, beside PyTorch alone.
-        invariance: Each text alone, beside itself padded and in mixed batches.
+        invariance: Each text alone, beside itself padded in a mixed batch; long texts cut short, some whole.
         batch_invariant: Whether the differences of `invariance` keep the limits.
         broken: The limits that were broken, by name, each with a sentence.
     """
@@ -92,7 +94,7 @@ class Verdict:
 def verify(
     engine: Engine, judge: Judge, reference: Reference, limits: Limits, *, max_length: int, count: Count
 ) -> Verdict:
-    """Runs an artifact over the texts: each alone, padded to its sequence bucket, and in a mixed batch.
+    """Runs an artifact over the texts: each alone, and padded to its sequence bucket in a mixed batch.
 
     Args:
         engine: Runs the artifact as its only model, whose first lane takes padding and batches.
@@ -106,13 +108,16 @@ def verify(
         ExportError: The engine failed on a batch.
     """
     texts = reference.encoded
-    plans = [_alone(texts), _padded(texts, max_length), _mixed(texts)]
-    ticks = _Ticks(count, sum(len(plan) for plan in plans))
-    alone, padded, mixed = (_run(engine, judge, texts, plan, ticks) for plan in plans)
+    probes = _probes(texts, max_length)
+    company = _in_company(probes.texts, max_length)
+    ticks = _Ticks(count, len(texts) + len(probes.cut) + len(company))
+    alone = _run(engine, judge, texts, _alone(texts), ticks)
+    cut = _run(engine, judge, [probes.texts[index] for index in probes.cut], _alone(probes.cut), ticks)
+    together = _run(engine, judge, probes.texts, company, ticks)
     comparison = _compare(judge, alone, reference.rows)
     agreement = judge.agreement(alone, reference.rows, reference.encoded)
     parity = _parity(comparison, agreement, reference)
-    invariance = _invariance(judge, alone, [padded, mixed])
+    invariance = _invariance(judge, probes.rows(alone, cut), together, len(texts))
     return Verdict(comparison, parity, invariance, _is_invariant(invariance, limits), _broken(parity, limits))
 
 
@@ -126,27 +131,67 @@ def answers(engine: Engine, judge: Judge, texts: Sequence[EncodedText], count: C
     return _run(engine, judge, texts, plan, _Ticks(count, len(plan)))
 
 
-def _alone(texts: Sequence[EncodedText]) -> Plan:
+def _alone(texts: Sequence[object]) -> Plan:
     return [([index], []) for index in range(len(texts))]
 
 
-def _padded(texts: Sequence[EncodedText], max_length: int) -> Plan:
-    """Texts of the same bucket together, with a neighbour that is as long as the bucket."""
-    buckets = defaultdict(list)
-    for index, text in enumerate(texts):
-        buckets[min(bucket_for(len(text.ids)), max_length)].append(index)
-    plan: Plan = []
-    for length, indices in sorted(buckets.items()):
-        neighbour = text_of_length(texts, length)
-        plan += [(indices[at : at + _BATCH - 1], [neighbour]) for at in range(0, len(indices), _BATCH - 1)]
-    return plan
+@dataclass(slots=True, frozen=True)
+class _Probes:
+    """The texts that are put into company.
+
+    Attributes:
+        texts: All texts, the long ones cut short; then some as they are.
+        cut: Which of them were cut.
+        whole: Which texts those at the end are.
+    """
+
+    texts: Sequence[EncodedText]
+    cut: Sequence[int]
+    whole: Sequence[int]
+
+    def rows(self, alone: Sequence[Row], cut: Sequence[Row]) -> list[Row]:
+        """Their answers alone, from those of the texts and those of what was cut."""
+        shortened = dict(zip(self.cut, cut, strict=True))
+        return [
+            *(shortened.get(index, row) for index, row in enumerate(alone)),
+            *(alone[index] for index in self.whole),
+        ]
 
 
-def _mixed(texts: Sequence[EncodedText]) -> Plan:
-    """Batches that each reach over the whole range of lengths."""
+def _probes(texts: Sequence[EncodedText], max_length: int) -> _Probes:
+    """Every text, cut to `_SHORT`, and of each longer bucket the longest text as it is.
+
+    Company of many long texts takes longer than all else together and tells no more: of the demo model's INT8 the
+    least cosine is 0.947 this way, and 0.942 with every text whole, padded and mixed over all lengths, in eight times
+    the tokens.
+    """
+    short = [_cut(text) if len(text.ids) > _SHORT else text for text in texts]
     by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
-    batches = -(-len(texts) // _BATCH)
-    return [(by_length[at::batches], []) for at in range(batches)]
+    longest = {min(bucket_for(len(texts[index].ids)), max_length): index for index in by_length}
+    whole = [index for bucket, index in longest.items() if bucket > _SHORT]
+    return _Probes(
+        [*short, *(texts[index] for index in whole)],
+        [index for index, text in enumerate(texts) if len(text.ids) > _SHORT],
+        whole,
+    )
+
+
+def _cut(text: EncodedText) -> EncodedText:
+    types = None if text.type_ids is None else text.type_ids[: _SHORT - 1] + text.type_ids[-1:]
+    return EncodedText(text.ids[: _SHORT - 1] + text.ids[-1:], types)
+
+
+def _in_company(texts: Sequence[EncodedText], max_length: int) -> Plan:
+    """Texts of the same bucket together, of all its lengths, with a neighbour that is as long as the bucket."""
+    buckets = defaultdict(list)
+    for index in sorted(range(len(texts)), key=lambda index: len(texts[index].ids)):
+        buckets[min(bucket_for(len(texts[index].ids)), max_length)].append(index)
+    plan: Plan = []
+    for length, indices in buckets.items():
+        neighbour = text_of_length(texts, length)
+        batches = -(-len(indices) // (_BATCH - 1))
+        plan += [(indices[at::batches], [neighbour]) for at in range(batches)]
+    return plan
 
 
 def text_of_length(texts: Sequence[EncodedText], length: int) -> EncodedText:
@@ -199,14 +244,13 @@ def _parity(found: Comparison, agreement: float | None, reference: Reference) ->
     )
 
 
-def _invariance(judge: Judge, alone: Sequence[Row], others: Sequence[Sequence[Row]]) -> Invariance:
-    wanted = [judge.numbers(row) for row in alone]
-    ways = [[judge.numbers(row) for row in rows] for rows in others]
-    cosines = [_cosines(judge, found, wanted) for found in ways]
+def _invariance(judge: Judge, alone: Sequence[Row], together: Sequence[Row], texts: int) -> Invariance:
+    wanted, found = ([judge.numbers(row) for row in rows] for rows in (alone, together))
+    cosines = _cosines(judge, found, wanted)
     return Invariance(
-        texts=len(alone),
-        max_abs_difference=max(float(_differences(found, wanted).max()) for found in ways),
-        cosine_min=min(float(each.min()) for each in cosines if each is not None) if judge.directed else None,
+        texts=texts,
+        max_abs_difference=float(_differences(found, wanted).max()),
+        cosine_min=None if cosines is None else float(cosines.min()),
     )
 
 

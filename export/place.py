@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.bundle import open_bundle, versions
+from serving.bundle import open_bundle
 from serving.manifest import MANIFEST
+from serving.sealed import versions
 
 if TYPE_CHECKING:
     from serving.bundle import Bundle

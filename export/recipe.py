@@ -135,12 +135,15 @@ class Recipe:
         name: The model's name there; None takes it from the source.
         forms: Which ONNX artifacts to make, in the order of `FORMS`.
         tensorrt: What to build TensorRT engines for.
+        cache_dir: The cache of the node that native engines are built for; None where none is.
         triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
         references: Files of labelled text for the task's own metric.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
+        calibration: A file of text that INT8's ranges are taken from; None for the package's own texts.
+        calibration_column: The column of that file, by its number or its name.
     """
 
     source: str
@@ -148,12 +151,15 @@ class Recipe:
     name: str | None = None
     forms: tuple[str, ...] = DEFAULT_FORMS
     tensorrt: tuple[str, ...] = ()
+    cache_dir: Path | None = None
     triton: Path | None = None
     max_length: int | None = None
     task: Task | None = None
     references: tuple[Path, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()
+    calibration: Path | None = None
+    calibration_column: str | None = None
 
     def asked_of(self, form: str) -> dict[str, float]:
         """The limits set for an artifact of that form; what is said of one form wins over what is said of all."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from serving.bundle import Bundle
-    from serving.manifest import Artifact, Manifest, Task
+    from serving.manifest import Artifact, Manifest, Quantisation, Task
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
@@ -36,6 +36,16 @@ def executor(artifact: Artifact) -> str:
     if artifact.engine is not None:
         return f"TensorRT, compute capability {artifact.engine.compute_capability}"
     return _EXECUTORS.get(artifact.target, artifact.target)
+
+
+def ranges(quantisation: Quantisation) -> str:
+    """How activations become 8 bits, in words."""
+    if not quantisation.calibration:
+        return "8 bits, by ranges of their own for each row, found while running"
+    source = f"{quantisation.texts} texts ({quantisation.calibration})"
+    if quantisation.activations == "dynamic":
+        return f"8 bits, channels made alike by {source}, ranges found while running"
+    return f"8 bits, channels made alike and ranges fixed by {source}"
 
 
 def size(size_bytes: int) -> str:
@@ -79,6 +89,8 @@ def _details(artifact: Artifact, task: Task) -> Iterator[str]:
     limits = asdict(limits_of(artifact, task))
     kept = [f"{name} {value:g}" for name, value in limits.items() if value != getattr(_NO_LIMITS, name)]
     yield f"  limits: {', '.join(kept)}"
+    if artifact.quantisation is not None:
+        yield f"  activations: {printable(ranges(artifact.quantisation))}"
     if artifact.operators:
         yield f"  operators: {', '.join(f'{count} {printable(name)}' for name, count in artifact.operators.items())}"
 

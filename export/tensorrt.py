@@ -20,11 +20,15 @@ from export import room
 from export.errors import ExportError
 from export.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
 from serving.engine.cpu import available_cpus
+from serving.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
 from serving.scheduling.buckets import BUCKETS, bucket_for
+from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from serving.manifest import Target
 
 Flavour = Literal["tensorrt_rtx", "tensorrt"]
 
@@ -138,6 +142,46 @@ def build(
         build_seconds=done.seconds,
         peak_memory_bytes=done.peak_memory_bytes,
     )
+
+
+def artifact(made: Engine, file: Path) -> Artifact:
+    """What a manifest says of an engine; nobody has compared its answers with PyTorch's yet.
+
+    Args:
+        made: What was built.
+        file: Where it lies now.
+    """
+    return Artifact(
+        file=file.name,
+        kind="tensorrt",
+        precision="fp16",
+        target=target_of(made.compute_capability),
+        sha256=digest(file),
+        size_bytes=made.size_bytes,
+        batch_invariant=False,
+        parity=None,
+        invariance=None,
+        operators={},
+        engine=EngineBuild(
+            flavour="rtx" if made.flavour == "tensorrt_rtx" else "enterprise",
+            version=made.version,
+            compute_capability=made.compute_capability,
+            profiles=tuple(ShapeProfile(each.minimum, each.optimum, each.maximum) for each in made.profiles),
+        ),
+    )
+
+
+def target_of(compute_capability: str) -> Target:
+    """A compute capability as targets name it: `7.5` is `sm75`.
+
+    Raises:
+        ExportError: There is no such target.
+    """
+    wanted = f"sm{compute_capability.replace('.', '')}"
+    for target in GPUS:
+        if target == wanted:
+            return target
+    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
 
 
 def check_opens(engine: Path, flavour: Flavour) -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
-from serving.bundle import digest
 from serving.manifest import POSITIONS, TOKENIZER
 from serving.scheduling.buckets import bucket_for
+from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,11 @@ from export.engines import open_engine
 from export.errors import ExportError
 from export.recipe import limits_of
 from export.vocabulary import BareExceptions, Vocabulary
-from serving.bundle import BundleError, digest
+from serving.bundle import BundleError
+from serving.cache import CacheWriter, Proof
 from serving.engine.base import ModelSpec
 from serving.manifest import TOKENIZER, Accuracy
+from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +76,21 @@ def verify(bundle: Bundle, references: Sequence[Path], threads: int, progress: P
         ExportError: The bundle does not hold what can be compared with, or a reference does not fit.
     """
     return _Verification(bundle, references, threads, progress).run()
+
+
+def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
+    """Puts what was proven into the node's cache, and takes out of it what turned out to be wrong.
+
+    Returns:
+        The directory of the cache that holds it now.
+
+    Raises:
+        CacheError: It cannot lie there.
+    """
+    judged = [outcome for outcome in outcomes if outcome.state is not State.UNCHECKED]
+    proofs = {o.artifact.file: None if o.state is State.BROKEN else Proof.of(o.artifact) for o in judged}
+    with CacheWriter(cache, bundle.manifest.model, bundle.manifest.version) as writer:
+        return writer.publish(bundle, proofs=proofs).path
 
 
 class _Verification:
@@ -174,11 +191,11 @@ class _Verification:
         if artifact.precision != "fp16":
             return open_engine(self._spec(path, artifact.sha256), artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
-        from export import half  # noqa: PLC0415
+        from export import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
             twin = Path(folder) / artifact.file
-            half.emulate(path, twin)
+            emulation.emulate(path, twin)
             return open_engine(self._spec(twin, digest(twin)), artifact.target, self._threads)
 
     def _spec(self, path: Path, sha256: str) -> ModelSpec:

@@ -27,25 +27,28 @@ def main(argv: list[str]) -> int:
         return int(end.code or 0)
     return run(
         "verify",
-        lambda progress: _verify(given.bundle, given.reference, given.threads or available_cpus(), progress),
+        lambda progress: _verify(given, progress),
         path=given.bundle,
         modules=_EXTRAS,
         extras="cpu,verify",
     )
 
 
-def _verify(path: Path, references: list[Path], threads: int, progress: Progress) -> int:
+def _verify(given: argparse.Namespace, progress: Progress) -> int:
+    threads = given.threads or available_cpus()
     with progress.stage("checking files, digests and operators"):
-        bundle = open_at(path)
+        bundle = open_at(given.bundle)
     # Brings the engine's library, which takes a second to import; what is wrong with the files is said before.
-    from export.verify import State, verify  # noqa: PLC0415
+    from export.verify import State, keep, verify  # noqa: PLC0415
 
-    outcomes = verify(bundle, references, threads, progress)
+    outcomes = verify(bundle, given.reference, threads, progress)
     ran = [outcome.artifact for outcome in outcomes if outcome.state is not State.UNCHECKED]
     table = f"{report.table(ran)}\n\n" if ran else ""
     print(f"\n{bundle.path}: {report.answer(bundle.manifest)}; here, on {threads} threads:\n\n{table}", end="")
     for outcome in outcomes:
         print(f"  {outcome.artifact.file} {report.printable(outcome.sentence)}")
+    if given.cache_dir is not None and ran:
+        print(f"\nkept in {keep(given.cache_dir, bundle, outcomes)}")
     if broken := [outcome.artifact.file for outcome in outcomes if outcome.state is State.BROKEN]:
         raise ExportError(f"bundle {bundle.path}: {', '.join(broken)} must not be served")
     if not ran:
@@ -68,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="labelled text that the export was given too, to repeat the task's metric; may be given more than once",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="the node's cache: keep the proof there, for `bertserve serve --cache-dir DIR` on this node",
     )
     parser.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     return parser

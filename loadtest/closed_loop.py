@@ -14,11 +14,12 @@ import time
 from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError
+from loadtest.sample import Window, sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loadtest.sample import Exchange
+    from loadtest.sample import Exchange, Sample
     from loadtest.wire import Reply, Wire
 
 _READ_BYTES = 1 << 16
@@ -92,6 +93,20 @@ class Lane:
         while not (replies := self.receive()):
             pass
         return replies[0]
+
+
+def measure(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, warm_up_s: float, seconds: float) -> Sample:
+    """Keeps `count` requests under way over all lanes, and times those whose replies come after the warm-up.
+
+    Raises:
+        BenchError: A reply is wrong, or none came in time.
+    """
+    cpu = time.process_time()
+    window = Window.after(time.perf_counter(), warm_up_s, seconds)
+    exchanges = (
+        one_by_one(lanes[0], requests, window.end) if count == 1 else side_by_side(lanes, requests, count, window.end)
+    )
+    return sample_of(exchanges, window, time.process_time() - cpu)
 
 
 def one_by_one(lane: Lane, requests: Sequence[bytes], end: float) -> list[Exchange]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import struct
-import time
 from typing import TYPE_CHECKING, Any
 
 from loadtest.child import answer
-from loadtest.closed_loop import Lane, connect, one_by_one, side_by_side
+from loadtest.closed_loop import Lane, connect, measure
 from loadtest.errors import BenchError
 from loadtest.http2 import GrpcWire, prefixed
-from loadtest.sample import Window, sample_of
 
 if TYPE_CHECKING:
     from loadtest.wire import Reply
@@ -119,15 +117,7 @@ class GrpcClient:
             lanes = [self._lane(stack) for _ in range(min(connections, _CONNECTIONS))]
             for lane in lanes:
                 lane.exchange(requests[0])  # the settings of both sides are known from here on
-            cpu = time.process_time()
-            window = Window.after(time.perf_counter(), warm_up_s, seconds)
-            exchanges = (
-                one_by_one(lanes[0], requests, window.end)
-                if connections == 1
-                else side_by_side(lanes, requests, connections, window.end)
-            )
-            cpu_s = time.process_time() - cpu
-        return dataclasses.asdict(sample_of(exchanges, window, cpu_s))
+            return dataclasses.asdict(measure(lanes, requests, connections, warm_up_s, seconds))
 
     def _lane(self, stack: contextlib.ExitStack) -> Lane:
         host, _, port = self._target.rpartition(":")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from loadtest.child import answer
-from loadtest.closed_loop import Lane, connect, one_by_one, side_by_side
+from loadtest.closed_loop import Lane, connect, measure
 from loadtest.errors import BenchError
 from loadtest.http1 import HttpWire, post_bytes
-from loadtest.sample import Window, sample_of
 
 if TYPE_CHECKING:
     from loadtest.wire import Reply
@@ -89,15 +87,7 @@ class HttpClient:
         requests = self._requests[tokens]
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack, tokens) for _ in range(connections)]
-            cpu = time.process_time()
-            window = Window.after(time.perf_counter(), warm_up_s, seconds)
-            exchanges = (
-                one_by_one(lanes[0], requests, window.end)
-                if connections == 1
-                else side_by_side(lanes, requests, connections, window.end)
-            )
-            cpu_s = time.process_time() - cpu
-        return dataclasses.asdict(sample_of(exchanges, window, cpu_s))
+            return dataclasses.asdict(measure(lanes, requests, connections, warm_up_s, seconds))
 
     def _lane(self, stack: contextlib.ExitStack, tokens: int) -> Lane:
         connection = stack.enter_context(connect(*self._address))

@@ -19,7 +19,7 @@ import onnxruntime as ort
 from loadtest.child import answer
 from loadtest.errors import BenchError
 from loadtest.sample import Window, sample_of
-from loadtest.subjects import NARROW, OPTIONS, WIDE
+from loadtest.subjects import NARROW, OPTIONS, WIDE, batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,19 +99,24 @@ class RawEngine:
 
     def vector(self, tokens: int) -> list[float]:
         """What the artifact answers to the first text of that length, scaled to length 1."""
+        return self.vectors(tokens, 1)[0]
+
+    def vectors(self, tokens: int, count: int) -> list[list[float]]:
+        """The same for the first `count` texts, each computed alone."""
         [session] = self._sessions["served", WIDE]
-        pooled = session.run(None, tensors_of(self._names, self._texts[tokens][:1]))[0][0]
-        return [float(value) for value in pooled / np.linalg.norm(pooled)]
+        feeds = [tensors_of(self._names, [ids]) for ids in self._texts[tokens][:count]]
+        rows = [session.run(None, feed)[0][0] for feed in feeds]
+        return [[float(value) for value in row / np.linalg.norm(row)] for row in rows]
 
     def measure(self, options: str, way: str, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
         """Measures one way with one set of options; returns a `Sample`'s fields.
 
         The latencies of a batch are those of the whole batch; rates are always in texts.
         """
-        size = int(way.removeprefix("batch")) if way.startswith("batch") else 1
+        size = batch_size(way)
         batches = [list(batch) for batch in _chunks(self._texts[tokens], size)]
         feeds = [tensors_of(self._names, batch) for batch in batches]
-        sessions = self._sessions[options, NARROW if way == NARROW else WIDE]
+        sessions = self._sessions[options, NARROW if way.startswith(NARROW) else WIDE]
         exchanges: list[list[Exchange]] = [[] for _ in sessions]
         cpu_s = time.process_time()
         window = Window.after(time.perf_counter(), warm_up_s, seconds)
@@ -157,4 +162,4 @@ def _loop(run: Callable[..., object], feeds: list[Tensors], end: float, times: l
 
 if __name__ == "__main__":
     engine = RawEngine()
-    answer({"open": engine.open, "vector": engine.vector, "measure": engine.measure})
+    answer({"open": engine.open, "vector": engine.vector, "vectors": engine.vectors, "measure": engine.measure})

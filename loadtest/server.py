@@ -1,4 +1,4 @@
-"""The server under test: started on free ports, ended whatever happens."""
+"""Servers under test: started on free ports, ended whatever happens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from loadtest.errors import BenchError
 from loadtest.processes import cpu_s, descendants, resident_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -36,32 +37,33 @@ class Usage:
     engine: float
 
 
-class BertServer:
-    """`bertserve serve` in a process of its own; leaving its `with` block ends it.
+class ServerProcess:
+    """A server in a process of its own, started on free ports; leaving its `with` block ends it.
 
     Attributes:
-        http_port: Its port of HTTP.
-        grpc_target: Its `host:port` of gRPC.
-        ready_s: Seconds from starting the process to the first 200 of `/readyz`.
+        ready_s: Seconds from starting the process until it was ready.
     """
 
-    def __init__(self, models: Path, precision: str, threads: int) -> None:
-        """Says what to serve.
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        ready: tuple[int, str],
+        folder: Path | None = None,
+    ) -> None:
+        """Says what to run.
 
         Args:
-            models: A model repository.
-            precision: As `bertserve serve --precision` has it.
-            threads: Cores of its engine.
+            command: The words of the command.
+            environment: All of its environment.
+            ready: The port and the path that answer 200 once it is ready.
+            folder: Where it runs; None: where this process does.
         """
-        self.http_port, grpc_port, self._probe_port = free_ports(3)
-        self.grpc_target = f"{HOST}:{grpc_port}"
         self.ready_s = 0.0
-        self._command = [
-            str(_command()),
-            *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
-            *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
-            *("--metrics-port", str(self._probe_port), "--lame-duck-s", "0"),
-        ]
+        self._command = command
+        self._environment = environment
+        self._ready = ready
+        self._folder = folder
 
     def __enter__(self) -> Self:
         """Starts it and waits until it is ready.
@@ -70,12 +72,15 @@ class BertServer:
             BenchError: It does not become ready; the message ends with its last words.
         """
         self._log = tempfile.TemporaryFile()
-        # What is measured are the defaults, not what this shell happens to set.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
         started = time.perf_counter()
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
         self._process = subprocess.Popen(
-            self._command, stdout=self._log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            self._command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            cwd=self._folder,
+            start_new_session=True,
         )
         try:
             self._wait_until_ready(started)
@@ -90,6 +95,10 @@ class BertServer:
     ) -> None:
         """Ends it."""
         self._end()
+
+    def pids(self) -> list[int]:
+        """Its processes, the first one in front."""
+        return [self._process.pid, *descendants(self._process.pid)]
 
     def cpu_s(self) -> Usage:
         """CPU time used so far, in seconds."""
@@ -110,7 +119,7 @@ class BertServer:
         return "\n".join(lines)
 
     def _wait_until_ready(self, started: float) -> None:
-        while not _answers(self._probe_port):
+        while not _answers(*self._ready):
             if self._process.poll() is not None or time.perf_counter() - started > _START_LIMIT_S:
                 raise BenchError(f"the server did not become ready:\n{self.last_words()}")
             time.sleep(_POLL_S)
@@ -123,6 +132,36 @@ class BertServer:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+
+class BertServer(ServerProcess):
+    """`bertserve serve`.
+
+    Attributes:
+        http_port: Its port of HTTP.
+        grpc_target: Its `host:port` of gRPC.
+    """
+
+    def __init__(self, models: Path, precision: str, threads: int, *options: str) -> None:
+        """Says what to serve.
+
+        Args:
+            models: A model repository.
+            precision: As `bertserve serve --precision` has it.
+            threads: Cores of its engine.
+            *options: More words of the command line.
+        """
+        self.http_port, grpc_port, probe_port = free_ports(3)
+        self.grpc_target = f"{HOST}:{grpc_port}"
+        command = [
+            str(_command()),
+            *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
+            *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
+            *("--metrics-port", str(probe_port), "--lame-duck-s", "0", *options),
+        ]
+        # What is measured are the defaults, not what this shell happens to set.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+        super().__init__(command, environment, (probe_port, "/readyz"))
 
 
 def _command() -> Path:
@@ -142,10 +181,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", path)
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

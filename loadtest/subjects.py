@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import ascii_letters
+
 LENGTHS = (8, 32, 128)
 CONNECTIONS = (1, 8, 32)
 PROTOCOLS = ("HTTP", "gRPC")
@@ -10,8 +12,8 @@ OPTIONS = ("served", "default")
 """`served` copies the session options of the server's engine; `default` is what ONNX Runtime does by itself."""
 
 WIDE, NARROW = "wide", "narrow"
-BATCHES = (8, 32)
-"""Batches tried on the wide session where the artifact allows the server to batch."""
+BATCHED = (f"{WIDE}8", f"{NARROW}2", f"{NARROW}8")
+"""Batches tried, by kind of session and size, where the artifact allows the server to batch."""
 
 _RAW = "raw "
 
@@ -20,9 +22,14 @@ def ways(*, batch_invariant: bool) -> tuple[str, ...]:
     """How texts are brought to the cores of a raw engine.
 
     `wide`: one after the other on one session that uses all cores; `narrow`: in parallel on one
-    single-threaded session a core; `batch8`: eight at a time on the wide session.
+    single-threaded session a core; `wide8`, `narrow8`: eight at a time.
     """
-    return (WIDE, NARROW, *(f"batch{size}" for size in BATCHES if batch_invariant))
+    return (WIDE, NARROW, *(BATCHED if batch_invariant else ()))
+
+
+def batch_size(way: str) -> int:
+    """Texts at a time."""
+    return int(way.lstrip(ascii_letters) or 1)
 
 
 def raw_subject(way: str, options: str) -> str:

@@ -5,6 +5,8 @@ A bundle is read as files: its manifest and its tokenizer. Nothing of the server
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TRIES_PER_TEXT = 20
+_TOKENS_PER_WORD = 1.26
+_SPECIAL_TOKENS = 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,12 +61,13 @@ class Text:
     ids: list[int]
 
 
-def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
+def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") -> Bundle:
     """The newest version of the first model in a repository, which is what its server answers with.
 
     Args:
         repository: Holds `<model>/<version>/manifest.json`.
         precision: `fp32`, `int8`, or `auto`: int8 where there is one, as the server does on a CPU.
+        target: What the artifact was made for: `cpu` (ONNX Runtime) or `openvino`.
 
     Raises:
         BenchError: There is none, or it has no such artifact.
@@ -72,9 +77,9 @@ def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
         raise BenchError(f"{repository} holds no model; make one with `bertserve export`")
     path = max((path for path in paths if path.parent == paths[0].parent), key=lambda path: int(path.name))
     manifest = json.loads((path / "manifest.json").read_bytes())
-    artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,))
+    artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,), target)
     if artifact is None:
-        raise BenchError(f"{path} has no artifact of the precision {precision}")
+        raise BenchError(f"{path} has no artifact of the precision {precision} for {target}")
     return Bundle(
         path=path,
         model=manifest["model"],
@@ -88,10 +93,10 @@ def find_bundle(repository: Path, precision: str = "auto") -> Bundle:
     )
 
 
-def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...]) -> dict[str, Any] | None:
+def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...], target: str) -> dict[str, Any] | None:
     for precision in precisions:
         for artifact in manifest["artifacts"]:
-            if artifact["precision"] == precision and artifact["kind"] == "onnx":
+            if (artifact["precision"], artifact["kind"], artifact["target"]) == (precision, "onnx", target):
                 return dict(artifact)
     return None
 
@@ -109,7 +114,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
         BenchError: The tokenizer does not let such texts be made.
     """
     tokenizer = Tokenizer.from_str((bundle / "tokenizer.json").read_text(encoding="utf-8"))
-    words = (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
+    words = _words()
     costs = [len(tokenizer.encode(word, add_special_tokens=False)) for word in words]
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     dice = random.Random(seed)
@@ -124,6 +129,24 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
         if len(found) == count:
             return list(found.values())
     raise BenchError(f"only {len(found)} of {count} texts of {tokens} tokens could be made")
+
+
+def spoken_text(tokens: int, dice: random.Random) -> str:
+    """Consecutive words of real English that have about so many tokens, for where no tokenizer is at hand.
+
+    Args:
+        tokens: Special tokens included.
+        dice: Chooses where the text begins.
+    """
+    words = _words()
+    count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
+    start = dice.randrange(len(words))
+    return " ".join(itertools.islice(itertools.cycle(words), start, start + count))
+
+
+@functools.cache
+def _words() -> list[str]:
+    return (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
 
 
 def _fitting(costs: list[int], start: int, tokens: int) -> Iterator[int]:

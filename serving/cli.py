@@ -6,6 +6,7 @@ the wire and the engine are imported only afterwards, so that a wrong setting is
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -27,10 +28,15 @@ def _serve(argv: list[str]) -> int:
     from serving.settings import Settings  # noqa: PLC0415  in the order of the checks
 
     settings = Settings.load(argv)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from serving.repository import Repository  # noqa: PLC0415
 
     repository = Repository.open(
-        settings.models, settings.precision, engine=settings.backend, allow_unproven=settings.allow_unproven
+        settings.models,
+        settings.precision,
+        engine=settings.backend,
+        allow_unproven=settings.allow_unproven,
+        cache=settings.cache_dir,
     )
     from serving.transport.ports import Ports  # noqa: PLC0415
 

@@ -101,6 +101,20 @@ class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: tuple[ShapeProfile, ...]
 
 
+class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an INT8 artifact's activations become 8 bits.
+
+    Attributes:
+        activations: `static` by ranges seen on calibration text, `dynamic` by ranges found while running.
+        calibration: Where the text is from; a file's name, never a path. Empty where none was used.
+        texts: How many were used.
+    """
+
+    activations: Literal["static", "dynamic"]
+    calibration: str = ""
+    texts: int = 0
+
+
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One executable form of the model.
 
@@ -112,6 +126,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         waived: Limits that it broke and that the recipe let pass.
         limits: Limits that the recipe set for it, in place of the usual ones.
         engine: What a TensorRT engine is tied to.
+        quantisation: How its activations become 8 bits; None where they do not.
     """
 
     file: str
@@ -128,6 +143,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waived: tuple[str, ...] = ()
     limits: dict[str, float] = {}
     engine: EngineBuild | None = None
+    quantisation: Quantisation | None = None
 
     @property
     def proven(self) -> bool:

@@ -6,11 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from serving.bundle import BundleError, open_bundle, versions
+from serving.bundle import BundleError, open_bundle
+from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
+from serving.engine.lanes import COPIED_BYTES
 from serving.errors import InvalidRequest, ModelNotFound, StartupError, WrongTask
 from serving.manifest import MODEL_NAME, Target
 from serving.records import ModelIndex
+from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ class ServedModel:
             special_ids=self.manifest.special_ids,
             inputs=tuple(tensor.name for tensor in self.manifest.inputs),
             outputs=self.manifest.outputs,
+            copied=self.artifact.size_bytes <= COPIED_BYTES,
         )
 
 
@@ -87,7 +91,13 @@ class Repository:
 
     @classmethod
     def open(
-        cls, root: Path, precision: str = "auto", *, engine: str = "ort-cpu", allow_unproven: bool = False
+        cls,
+        root: Path,
+        precision: str = "auto",
+        *,
+        engine: str = "ort-cpu",
+        allow_unproven: bool = False,
+        cache: Path | None = None,
     ) -> Repository:
         """Verifies and opens the newest version of every model below `root`.
 
@@ -96,6 +106,7 @@ class Repository:
             precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
             engine: What will run the models; it decides which artifacts can be served.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
+            cache: What this node made of bundles; None for no such directory.
 
         Raises:
             StartupError: There is no model, or one of them must not or cannot be served.
@@ -109,6 +120,8 @@ class Repository:
             raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
         try:
             bundles = [open_bundle(path) for path in newest]
+            if cache is not None:
+                bundles = [with_proofs(cache, bundle) for bundle in bundles]
             return cls(
                 [
                     _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, unproven=allow_unproven))
@@ -173,8 +186,9 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) ->
     best = min(fitting, key=lambda artifact: (not artifact.proven, wanted.index(artifact.precision)))
     if not best.proven and not unproven:
         raise BundleError(
-            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it with `bertserve verify`,"
-            " or serve it as it is with --allow-unproven true"
+            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with `bertserve verify"
+            f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
+            " --allow-unproven true"
         )
     return best
 

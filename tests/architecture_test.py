@@ -122,7 +122,10 @@ def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
     """The exporter shares the bundle and the engines with the server, nothing else."""
     allowed = (
         "serving.bundle",
+        "serving.cache",
         "serving.manifest",
+        "serving.node",
+        "serving.sealed",
         "serving.records",
         "serving.scheduling.buckets",
         "serving.engine",

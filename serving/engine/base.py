@@ -44,6 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         special_ids: Ids of the special tokens by role.
         inputs: Names of the graph's inputs.
         outputs: The graph's outputs.
+        copied: Whether each lane may hold it: it is small.
     """
 
     name: str
@@ -55,6 +56,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     special_ids: dict[str, int]
     inputs: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
+    copied: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Whether narrow lanes run it too: where it is not batched, nothing else fills the device."""
+        return self.copied or not self.batch_invariant
 
 
 class Runner(Protocol):

@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU.
 
-A model whose artifact is not batch-invariant gets one session as wide as the machine and one narrow
-session per core: the wide one answers a lone text fastest, the narrow ones carry more texts a second. A
-batch-invariant artifact is batched on the wide session alone.
+A model gets one session as wide as the machine and one narrow session per core: the wide one answers a lone
+text fastest, the narrow ones carry more texts a second. A large batch-invariant artifact, whose weights should
+be held once, is batched on the wide session alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serving.bundle import BundleError, read_artifact
-from serving.engine.base import LaneKind
-from serving.engine.lanes import lanes_for
+from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.records import BatchOutput
@@ -24,7 +23,7 @@ from serving.records import BatchOutput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import ModelSpec, Runner
+    from serving.engine.base import LaneKind, ModelSpec, Runner
     from serving.records import Batch
 
 VERSION = str(ort.__version__)
@@ -71,11 +70,7 @@ class OrtCpuBackend:
         """
         self._lanes = lanes_for(models, threads)
         self._padders = [Padder(model) for model in models]
-        self._sessions: list[list[ort.InferenceSession | None]] = []
-        for model in models:
-            lanes = self._lanes[:1] if model.batch_invariant else self._lanes
-            sessions = _sessions(model, [threads if lane is LaneKind.WIDE else 1 for lane in lanes])
-            self._sessions.append([*sessions, *[None] * (len(self._lanes) - len(sessions))])
+        self._sessions = [on_lanes(model, self._lanes, threads, _sessions) for model in models]
 
     def lanes(self) -> Sequence[LaneKind]:
         """One wide lane, then the narrow ones."""
@@ -94,7 +89,7 @@ class _OrtRunner:
     def run(self, batch: Batch) -> BatchOutput:
         session = self._sessions[batch.model]
         if session is None:
-            raise EngineFault("a batch-invariant model was sent to a narrow lane")
+            raise EngineFault("a model was sent to a lane that does not hold it")
         started = time.perf_counter()
         try:
             arrays = session.run(None, self._padders[batch.model].tensors(batch))

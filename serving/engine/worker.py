@@ -22,6 +22,7 @@ import msgspec
 
 from serving.bundle import BundleError
 from serving.engine.fake import FakeBackend, Fault
+from serving.engine.one_by_one import OneByOne
 from serving.engine.wire import (
     Channel,
     Kind,
@@ -69,7 +70,8 @@ def main(descriptors: list[int]) -> None:
         _until_the_end(lambda: control.send(refused))
         os._exit(1)
     for lane in range(len(backend.lanes())):
-        threading.Thread(target=_serve, args=(lanes[lane], backend.runner(lane)), daemon=True).start()
+        runner = OneByOne(backend.runner(lane), load.models)
+        threading.Thread(target=_serve, args=(lanes[lane], runner), daemon=True).start()
     _until_the_end(lambda: control.send(pack(Kind.READY, msgspec.json.encode(ready))))
     _until_the_end(control.receive)
     log.error("an unexpected frame on the control socket")
@@ -117,7 +119,7 @@ def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
     points = []
     for index, model in enumerate(models):
         lengths = sorted({min(length, model.max_length) for length in (_WARM_UP_LENGTH, *BUCKETS, model.max_length)})
-        lanes = backend.lanes()[:1] if model.batch_invariant else backend.lanes()
+        lanes = backend.lanes() if model.narrow else backend.lanes()[:1]
         for lane in range(len(lanes)):
             runner = backend.runner(lane)
             for tokens in lengths:

@@ -1,14 +1,17 @@
 """What runs next: a pure choice over the queue and the lanes.
 
-The item that has waited longest decides. A batch-invariant model takes as many items of that item's bucket
-as the token budget holds, on the wide lane. A model that is not batch-invariant runs text by text: on the
-wide lane when nothing else is there to do, else side by side on the narrow ones. A narrow lane gets its next
-text while it still works on its last few tokens: a lane that had to wait until the event loop has taken its
-answer and sent it another text would stand idle for a good part of every short one.
+The item that has waited longest decides. A lone item runs on the wide lane, which answers it fastest; several
+run side by side on the narrow ones, which carry more. What is held once only runs on the wide lane, with as many
+items of the first one's bucket as the token budget holds.
+
+Short texts would keep a narrow lane waiting, and the event loop busy, for a good part of their own time. So it
+gets several at once, where so many wait that every lane has its share, and its next ones while it still works on
+the last few tokens. An engine computes them together where the model is batch-invariant, and else one by one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,13 +32,17 @@ class Policy:
 
     Attributes:
         max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
-        prefetch_tokens: A narrow lane with fewer tokens than this before it takes another text. It is short,
-            because what is given to a lane waits behind it and is computed even if its client goes.
-        batch_invariant: For each model, whether its texts may share a batch.
+        batch_invariant: For each model, whether its texts may be computed together.
+        narrow: For each model, whether narrow lanes run it too.
+        group_tokens: Padded tokens that a narrow lane is given at once; a single text may always run.
+        prefetch_tokens: A narrow lane with fewer tokens than this before it takes more. Both are small, because
+            what is given to a lane is computed even if its client goes, and waits for nothing better.
     """
 
     max_batch_tokens: int
     batch_invariant: Sequence[bool]
+    narrow: Sequence[bool]
+    group_tokens: int = 0
     prefetch_tokens: int = 0
 
 
@@ -63,24 +70,24 @@ def choose(queue: WorkQueue, load: Sequence[int], policy: Policy) -> Assignment 
     if head is None or load[WIDE]:
         return None
     idle = not any(load)
-    if policy.batch_invariant[head.model]:
-        return Assignment(WIDE, _batch(queue, head, policy.max_batch_tokens)) if idle else None
-    if idle and (queue.items == 1 or len(load) == 1):
-        return Assignment(WIDE, [head])
-    lane = min(range(1, len(load)), key=load.__getitem__, default=None)
-    if lane is None or (load[lane] and load[lane] >= policy.prefetch_tokens):
+    if not policy.narrow[head.model] or len(load) == 1 or (idle and queue.items == 1):
+        most = queue.items if policy.batch_invariant[head.model] else 1
+        return Assignment(WIDE, _batch(queue, head, policy.max_batch_tokens, most)) if idle else None
+    lane = min(range(1, len(load)), key=load.__getitem__)
+    if load[lane] and load[lane] >= policy.prefetch_tokens:
         return None
-    return Assignment(lane, [head])
+    share = math.ceil(queue.items / (len(load) - 1))
+    return Assignment(lane, _batch(queue, head, policy.group_tokens, share))
 
 
-def _batch(queue: WorkQueue, head: WorkItem, budget: int) -> list[WorkItem]:
+def _batch(queue: WorkQueue, head: WorkItem, budget: int, most: int) -> list[WorkItem]:
     if head.alone:
         return [head]
     batch: list[WorkItem] = []
     longest = 0
     for item in queue.peers(head):
         longest = max(longest, item.tokens)
-        if batch and longest * (len(batch) + 1) > budget:
+        if batch and (len(batch) == most or longest * (len(batch) + 1) > budget):
             break
         if not item.alone:
             batch.append(item)

@@ -14,15 +14,18 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.bert import BertModel
 
+from export import report
 from export.cli import main
 from serving.bundle import Bundle, open_bundle
 from serving.engine.base import ModelSpec
 from serving.engine.inline import InlineEngine
 from serving.engine.ort import OrtCpuBackend
 from serving.errors import StartupError
+from serving.manifest import Quantisation
 from serving.records import Batch, BatchOutput, ModelIndex
 from serving.repository import Repository
-from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint
+from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.gpus import without_gpu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,12 +114,8 @@ def test_exporting_again_writes_the_next_version(folder: Path, tmp_path: Path) -
 
 
 def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
-    """Makes one activation huge and then ignores it: float32 does not mind, 8 bits are used up by it."""
-    for layer in (0, 1):
-        tensors[f"bert.encoder.layer.{layer}.intermediate.dense.bias"][0] = 3e4
-        weight = tensors[f"bert.encoder.layer.{layer}.output.dense.weight"]
-        weight *= 10
-        weight[:, 0] = 0
+    """Makes the vector of a word huge that no text holds: float32 does not mind, the table's 8 bits are used up."""
+    tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 1e3
 
 
 def test_an_artifact_beyond_its_limit_stops_the_export(
@@ -134,6 +133,53 @@ def test_an_artifact_beyond_its_limit_stops_the_export(
     )
     assert not (tmp_path / "models").exists()
     assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+
+
+def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp_path: Path) -> None:
+    """By the file's name, with how many texts were used; `inspect` and the report say it too."""
+    texts = tmp_path / "mine.csv"
+    texts.write_text("label,body\n" + "".join(f"0,the server {number}\n" for number in range(20)), encoding="utf-8")
+    words = ["--precision", "int8", "--calibration", str(texts), "--calibration-column", "body"]
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    (artifact,) = bundle.manifest.artifacts
+    assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
+    assert "ranges fixed by 20 texts (mine.csv)" in report.whole(bundle)
+    assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--precision", "int8"], r"mine\.txt: holds 1 different texts; to calibrate takes 16"),
+        (["--precision", "fp32"], r"mine\.txt: calibration is for INT8, which was not asked for"),
+    ],
+)
+def test_calibration_text_that_is_of_no_use_stops_the_export(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    """One line says why, before any work is done."""
+    texts = tmp_path / "mine.txt"
+    texts.write_text("one text", encoding="utf-8")
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words, "--calibration", str(texts)]) == 1
+    assert re.fullmatch(rf"bertserve export: .*{sentence}\n", capsys.readouterr().err)
+    assert not (tmp_path / "models").exists()
+
+
+def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranges of each row's own lie nearer to PyTorch; the manifest says which way was taken."""
+    pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8-openvino"]
+    assert main(common) == 0
+    first = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts[0]
+    assert first.quantisation == Quantisation("static", "the package's own texts", 128)
+    assert main([*common, "--limit", f"cosine_mean={first.parity.cosine_mean + 1e-7:.9f}"]) == 0
+    second = open_bundle(tmp_path / "models" / "small" / "2").manifest.artifacts[0]
+    assert second.quantisation == Quantisation("dynamic")
+    assert second.parity.cosine_mean > first.parity.cosine_mean
+    assert "next, dynamic ones" in capsys.readouterr().out
 
 
 def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
@@ -177,6 +223,7 @@ def test_a_failure_is_one_line(
         ["demo", "--out", "x", "--limit", "cosine_min=most"],
         ["demo", "--out", "x", "--allow", "invariance_cosine"],
         ["demo", "--out", "x", "--tensorrt", "sm60"],
+        ["demo", "--out", "x", "--tensorrt", "native"],
     ],
 )
 def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +238,24 @@ def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsy
     assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
     assert "the weights lack 1 of" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
+
+
+@without_gpu
+def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one the export ends with what to do, and leaves neither a bundle nor anything in the node's cache."""
+    words = ["--precision", "fp32", "--tensorrt", "native", "--cache-dir", str(tmp_path / "cache")]
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 1
+    assert "the TensorRT engine for native cannot be built: no NVIDIA driver is in use here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
+    """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
+    checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
+    words = ["--precision", "fp32", "--tensorrt", "t4", "--max-length", "16"]
+    assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words]) == 0
+    manifest = open_bundle(tmp_path / "models" / "words" / "1").manifest
+    assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
 
 
 def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
@@ -243,7 +308,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_the_demos_figures(demo: Bundle) -> None:
-    """fp32 is PyTorch to the last digits and batch-invariant; INT8 keeps its limits and is not."""
+    """fp32 is PyTorch to the last digits, INT8 keeps its limits; both are batch-invariant."""
     fp32, int8 = demo.artifact("fp32"), demo.artifact("int8")
     assert fp32 is not None
     assert int8 is not None
@@ -257,7 +322,8 @@ def test_the_demos_figures(demo: Bundle) -> None:
     }
     assert int8.parity.cosine_mean >= 0.99
     assert int8.parity.cosine_min >= 0.95
-    assert not int8.batch_invariant
+    assert int8.batch_invariant
+    assert int8.quantisation == Quantisation("static", "the package's own texts", 128)
     assert int8.operators["QAttention"] == 6
     assert int8.size_bytes < fp32.size_bytes / 3
 

@@ -17,12 +17,14 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
+from serving.bundle import open_bundle
 from tests.support.clients import post_json
 from tests.support.models import ROOT
 from tests.support.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SHARED = ROOT.parent / "shared"
 NAMES = ("minilm-sst2", "minilm-squad", "minilm-wnut17")
@@ -44,6 +46,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         subprocess.run([*command, "--out", str(repository)], cwd=ROOT, capture_output=True, check=True)
     with Server(repository) as running:
         yield running
+
+
+LABELLED = {
+    "demo": "stsb-test.csv",
+    "minilm-sst2": "sst2-test.tsv",
+    "minilm-squad": "xquad-heldout.json",
+    "minilm-wnut17": "wnut17-test.conll",
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_int8_keeps_its_limits_on_labelled_text(tmp_path: Path, name: str) -> None:
+    """An export that is given labelled text stops at a lost point; INT8 with fixed ranges passes, and is batched."""
+    source = name if name == "demo" else str(SHARED / "models" / name)
+    command = [sys.executable, "bertserve.py", "export", source, "--name", "real", "--out", str(tmp_path)]
+    command += ["--precision", "int8", "--precision", "int8-openvino"]
+    command += ["--reference", str(SHARED / "data" / LABELLED[name])]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    for artifact in open_bundle(tmp_path / "real" / "1").manifest.artifacts:
+        assert artifact.quantisation is not None
+        assert artifact.quantisation.activations == "static"
+        assert artifact.batch_invariant
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:

@@ -138,7 +138,7 @@ def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, 
             Manifest(
                 schema_version=SCHEMA_VERSION,
                 model=name or task,
-                version=1,
+                version=writer.version,
                 task=task,
                 hidden_size=HIDDEN_SIZE,
                 vocab_size=len(vocabulary()),

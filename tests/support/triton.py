@@ -7,40 +7,28 @@ environment of its own that borrows the rest from this one.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from loadtest.peers.triton import Installation
 from tests.support.clients import get
 from tests.support.models import ROOT
 from tests.support.server import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
-ENVIRONMENT = ROOT / "build" / "triton"
 START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
-_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_PACKAGES = ENVIRONMENT / "lib" / f"python{_PYTHON}" / "site-packages"
-_INSTALLED = _PACKAGES / "pytriton" / "tritonserver"
-_STUB = _INSTALLED / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
-_LIBPYTHON = Path(sysconfig.get_config_var("LIBDIR"), str(sysconfig.get_config_var("INSTSONAME")))
+_INSTALLED = Installation(ROOT / "build" / "triton")
 
 
 def obstacle() -> str | None:
     """Why no tritonserver can be started here; None where one can."""
-    if not _INSTALLED.is_dir():
-        return "nvidia-pytriton is not installed: make triton"
-    if not _STUB.is_file():
-        return f"nvidia-pytriton has no Python backend for Python {_PYTHON}"
-    if not _LIBPYTHON.is_file() or ".so" not in _LIBPYTHON.name:
-        return "this Python has no shared library for Triton's Python backend"
-    return None
+    found = _INSTALLED.obstacle()
+    return f"{found} (see make triton)" if found else None
 
 
 class Triton:
@@ -66,14 +54,15 @@ class Triton:
 
     def __enter__(self) -> Self:
         """Starts the server and waits until it is ready."""
-        backends = self._work / "backends"
-        shutil.copytree(_INSTALLED / "backends", backends)
-        shutil.copy(_STUB, backends / "python")
+        command = [
+            *_INSTALLED.command(self._repository, self._work, self.http, self.grpc),
+            *("--model-control-mode", "explicit"),
+            *[word for model in self._models for word in ("--load-model", model)],
+        ]
+        environment = {**os.environ, **_INSTALLED.variables()}
         self.log_path = self._work / "tritonserver.log"
         with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                self._command(backends), env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             wait_for(self._ready_or_gone, "a ready tritonserver", START_LIMIT_S)
         except BaseException:
@@ -99,16 +88,6 @@ class Triton:
         """Everything that the server wrote so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
-    def _command(self, backends: Path) -> list[str]:
-        (http, grpc) = (address.rpartition(":")[2] for address in (self.http, self.grpc))
-        return [
-            str(_INSTALLED / "bin" / "tritonserver"),
-            *("--model-repository", str(self._repository), "--backend-directory", str(backends)),
-            *("--http-address", "127.0.0.1", "--http-port", http, "--grpc-address", "127.0.0.1", "--grpc-port", grpc),
-            *("--allow-metrics", "false", "--model-control-mode", "explicit"),
-            *[word for model in self._models for word in ("--load-model", model)],
-        ]
-
     def _ready_or_gone(self) -> bool:
         if self.process.poll() is not None:
             return True
@@ -116,10 +95,3 @@ class Triton:
             return get(self.http, "/v2/health/ready").status == 200
         except OSError:
             return False
-
-
-def _environment() -> dict[str, str]:
-    """What lets the stub find its libraries, and by the first `python3` of the path its packages."""
-    libraries = [str(_LIBPYTHON.parent), str(_PACKAGES / "nvidia_pytriton.libs")]
-    path = [str(ENVIRONMENT / "bin"), os.environ["PATH"]]
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(path)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BATCHED, TEXT_BY_TEXT = 0, 1
-POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False])
+POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True])
 IDLE = [False, False, False]
 
 
@@ -125,7 +125,7 @@ def test_a_text_waits_while_every_narrow_lane_is_busy() -> None:
     assert choose(queue, [False, True, True], POLICY) is None
 
 
-PREFETCH = Policy(max_batch_tokens=64, batch_invariant=[True, False], prefetch_tokens=20)
+PREFETCH = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True], prefetch_tokens=20)
 
 
 @pytest.mark.parametrize(("load", "lane"), [([0, 8, 0], 2), ([0, 8, 5], 2), ([0, 5, 8], 1), ([0, 19, 40], 1)])
@@ -149,6 +149,45 @@ def test_batches_are_never_sent_ahead() -> None:
     assert choose(queue, [0, 4, 0], PREFETCH) is None
 
 
+GROUPS = Policy(
+    max_batch_tokens=640, batch_invariant=[True, False], narrow=[False, True], group_tokens=20, prefetch_tokens=25
+)
+
+
+@pytest.mark.parametrize(("waiting", "given"), [(2, 1), (3, 2), (4, 2), (8, 4), (30, 5)])
+def test_a_narrow_lane_gets_its_share_of_short_texts(waiting: int, given: int) -> None:
+    """Two lanes divide what waits between them, up to so many tokens each."""
+    queue, items = queued(*[4] * waiting, model=TEXT_BY_TEXT)
+    assert choose(queue, IDLE, GROUPS) == Assignment(1, items[:given])
+
+
+@pytest.mark.parametrize("lengths", [(30, 30, 30, 30), (15, 15, 15, 15), (12, 4, 17, 4, 4, 4)])
+def test_a_group_keeps_its_token_budget(lengths: tuple[int, ...]) -> None:
+    """A long text runs by itself; what would make a group too long starts the next one."""
+    queue, items = queued(*lengths, model=TEXT_BY_TEXT)
+    chosen = choose(queue, IDLE, GROUPS)
+    assert chosen is not None
+    assert chosen.items[0] is items[0]
+    assert len(chosen.items) == 1 or sum(item.tokens for item in chosen.items) <= 20
+
+
+@pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
+def test_narrow_lanes_run_every_model_that_they_hold(model: int) -> None:
+    """What may be computed together goes there in groups as well, and a lone text to the wide lane."""
+    policy = Policy(640, batch_invariant=[True, False], narrow=[True, True], group_tokens=20)
+    queue, items = queued(*[4] * 8, model=model)
+    assert choose(queue, IDLE, policy) == Assignment(1, items[:4])
+    queue, items = queued(4, model=model)
+    assert choose(queue, IDLE, policy) == Assignment(WIDE, items)
+
+
+def test_the_next_group_is_sent_ahead() -> None:
+    """While a lane works on its last group, and not while it has two."""
+    queue, items = queued(*[4] * 10, model=TEXT_BY_TEXT)
+    assert choose(queue, [0, 20, 24], GROUPS) == Assignment(1, items[:5])
+    assert choose(queue, [0, 40, 44], GROUPS) is None
+
+
 def test_without_narrow_lanes_texts_run_one_by_one_on_the_wide_lane() -> None:
     """As on a machine with one core."""
     queue, items = queued(4, 4, model=TEXT_BY_TEXT)
@@ -166,7 +205,8 @@ def situations(draw: st.DrawFn) -> tuple[list[WorkItem], list[bool], Policy]:
     ]
     busy = draw(st.lists(st.booleans(), min_size=1, max_size=4))
     invariant = draw(st.lists(st.booleans(), min_size=3, max_size=3))
-    return items, busy, Policy(draw(st.integers(16, 256)), invariant)
+    narrow = [draw(st.booleans()) or not together for together in invariant]
+    return items, busy, Policy(draw(st.integers(16, 256)), invariant, narrow, draw(st.integers(0, 64)))
 
 
 @given(situations())
@@ -185,15 +225,16 @@ def test_every_choice_keeps_every_rule(situation: tuple[list[WorkItem], list[boo
     assert batch[0] is items[0]
     assert [one for one in items if one in batch] == batch
     assert len({(one.model, bucket_for(one.tokens)) for one in batch}) == 1
-    assert len(batch) == 1 or max(one.tokens for one in batch) * len(batch) <= policy.max_batch_tokens
+    budget = policy.max_batch_tokens if chosen.lane == WIDE else policy.group_tokens
+    assert len(batch) == 1 or max(one.tokens for one in batch) * len(batch) <= budget
     assert len(batch) == 1 or not any(one.alone for one in batch)
-    assert len(batch) == 1 or policy.batch_invariant[batch[0].model]
     assert not busy[chosen.lane]
     assert not busy[WIDE]
     if chosen.lane == WIDE:
         assert not any(busy)
+        assert len(batch) == 1 or policy.batch_invariant[batch[0].model]
     else:
-        assert not policy.batch_invariant[batch[0].model]
+        assert policy.narrow[batch[0].model]
 
 
 @given(situations())

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from serving.bundle import BundleError, BundleWriter, Manifest, digest, file_entry, open_bundle, read_artifact, versions
+from serving.bundle import BundleError, BundleWriter, Manifest, file_entry, open_bundle, read_artifact
 from serving.errors import InvalidRequest, ModelNotFound, StartupError
 from serving.repository import Repository
+from serving.sealed import digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, tiny_bundle
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIZE = 8
 BATCHED, TEXT_BY_TEXT = ModelIndex(0), ModelIndex(1)
 RAISES, NAN = 9001, 9002
-POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False])
+POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True])
 SPECS = [
     model_spec(size=SIZE, batch_invariant=invariant, vocab_size=2000, max_length=64)
     for invariant in POLICY.batch_invariant

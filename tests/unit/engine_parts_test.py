@@ -6,6 +6,7 @@ import os
 from array import array
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,14 +73,15 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
     assert available_cpus(tmp_path) == cpus
 
 
-def test_lanes_of_batch_invariant_models() -> None:
+def test_lanes_of_large_batch_invariant_models() -> None:
     """Models that are batched need one wide lane and nothing else."""
     assert lanes_for([spec(), spec()], threads=8) == [LaneKind.WIDE]
 
 
 def test_lanes_of_models_run_text_by_text() -> None:
-    """One model that is not batch-invariant brings a narrow lane for each core."""
-    assert lanes_for([spec(), spec(batch_invariant=False)], threads=3) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
+    """One model that is not batch-invariant, or one that is small, brings a narrow lane for each core."""
+    for other in (spec(batch_invariant=False), msgspec.structs.replace(spec(), copied=True)):
+        assert lanes_for([spec(), other], threads=3) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
 
 
 def test_lanes_of_one_core() -> None:

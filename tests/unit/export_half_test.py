@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from export import graph, half, optimize, ranges
+from export import emulation, graph, half, nodes, optimize, ranges
 from export.checkpoint import open_checkpoint
 from export.errors import ExportError
 from export.parity import cosine
@@ -53,7 +53,7 @@ def halved(path: Path) -> Path:
     """The fp16 graph of an fp32 one, and beside it its twin that rounds on a CPU."""
     target = half_of(path)
     half.convert(path, target)
-    half.emulate(target, twin(target))
+    emulation.emulate(target, twin(target))
     return target
 
 
@@ -119,7 +119,7 @@ def test_weights_that_overflow_plain_fp16_stay_finite(
     path = model(architecture, OVERFLOWING)
     plain = tmp_path / "plain.onnx"
     onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True, op_block_list=[]), plain)
-    half.emulate(plain, twin(plain))
+    emulation.emulate(plain, twin(plain))
     inputs = batch()
     mask = inputs["attention_mask"]
     assert not all(np.isfinite(array).all() for array in answers(twin(plain), inputs))
@@ -133,7 +133,7 @@ def test_weights_that_overflow_plain_fp16_stay_finite(
 def test_no_activation_exceeds_its_proven_range(model: Callable[..., Path], tmp_path: Path, architecture: str) -> None:
     """Every float tensor of a run lies within what `ranges` says, and all products have a known range."""
     loaded = onnx.load(model(architecture))
-    half._lift_constants(loaded.graph)
+    nodes.lift_constants(loaded.graph)
     bounds = ranges.of_graph(loaded.graph, half._float_constants(loaded.graph))
     assert all(node.output[0] in bounds for node in loaded.graph.node if node.op_type in PRODUCTS)
     names = [name for name in bounds if name not in {value.name for value in loaded.graph.output}]
@@ -182,7 +182,7 @@ def test_the_twin_rounds_where_onnx_runtime_does_not(tmp_path: Path) -> None:
         helper.make_graph(nodes, "two", values[:1], values[1:], tensors), opset_imports=opset, ir_version=8
     )
     onnx.save(model, tmp_path / "two.onnx")
-    half.emulate(tmp_path / "two.onnx", tmp_path / "twin.onnx")
+    emulation.emulate(tmp_path / "two.onnx", tmp_path / "twin.onnx")
     x = generator.normal(size=(16, 64)).astype(np.float32)
     expected = x.astype(np.float16).astype(np.float32)
     for weight in weights:

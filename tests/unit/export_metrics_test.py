@@ -145,6 +145,28 @@ AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
         text(0, 5, 2, 6, 7, 2),
         1,
     ),
+    # Another span is as good as the best where the wanted logits are apart by no more than a step of fp16.
+    (
+        judge("answer"),
+        (floats(0, 0, 0, 0, 1, 0), floats(0, 0, 0, 0, 1, 0)),
+        (floats(0, 0, 0, 1, 1 - 2**-11, 0), floats(0, 0, 0, 1, 1 - 2**-11, 0)),
+        text(0, 5, 2, 6, 7, 2),
+        1,
+    ),
+    (
+        judge("answer"),
+        (floats(0, 0, 0, 0, 1, 0), floats(0, 0, 0, 0, 1, 0)),
+        (floats(0, 0, 0, 1, 0.99, 0), floats(0, 0, 0, 1, 0.99, 0)),
+        text(0, 5, 2, 6, 7, 2),
+        0,
+    ),
+    (
+        judge("answer"),
+        (floats(0, 1, 0, 0), floats(0, 1, 0, 0)),
+        (floats(0, 1, 0, 0), floats(0, 1, 0, 0)),
+        text(0, 5, 2, 2),
+        1,
+    ),
 ]
 
 

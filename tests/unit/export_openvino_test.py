@@ -44,7 +44,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(raw: Path) -> Path:
     """Its weights in 8 bits."""
     path = raw.with_name("quantized.onnx")
-    openvino.quantize(raw, path, layers=LAYERS)
+    openvino.quantize(raw, path, layers=LAYERS, cuts=None)
     return path
 
 
@@ -83,7 +83,7 @@ def test_the_graph_means_the_same(raw: Path, quantized: Path) -> None:
 def test_a_graph_that_lost_matrices_is_refused(raw: Path, tmp_path: Path) -> None:
     """As where another exporter writes products in another way; nothing is written then."""
     with pytest.raises(ExportError, match="12 products with a weight, 18 expected"):
-        openvino.quantize(raw, tmp_path / "out.onnx", layers=LAYERS + 1)
+        openvino.quantize(raw, tmp_path / "out.onnx", layers=LAYERS + 1, cuts=None)
     assert not list(tmp_path.iterdir())
 
 
@@ -96,7 +96,7 @@ def test_a_weight_with_two_users_is_kept_once(tmp_path: Path) -> None:
     made = onnx.helper.make_graph(nodes, "shared", tensors[:1], tensors[1:], [numpy_helper.from_array(weight, "w")])
     options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8}
     onnx.save(onnx.helper.make_model(made, **options), tmp_path / "raw.onnx")
-    openvino.quantize(tmp_path / "raw.onnx", tmp_path / "out.onnx", layers=0)
+    openvino.quantize(tmp_path / "raw.onnx", tmp_path / "out.onnx", layers=0, cuts=None)
     session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
     x = np.ones((1, 4), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weight @ weight, atol=0.1)

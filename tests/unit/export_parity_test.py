@@ -15,9 +15,9 @@ from export.checkpoint import open_checkpoint
 from export.engines import open_engine
 from export.recipe import LIMITS, Recipe
 from export.source import find
-from serving.bundle import digest
 from serving.manifest import Accuracy, Invariance, Parity
 from serving.records import EncodedText
+from serving.sealed import digest
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import model_spec
 
@@ -46,17 +46,25 @@ def test_cosine(left: list[float], right: list[float], expected: float) -> None:
     assert parity.cosine(np.array(left, float), np.array(right, float)) == pytest.approx(expected)
 
 
-def test_every_text_is_run_in_every_plan() -> None:
-    """Alone, padded and mixed, each text is there once; padding is to the bucket, mixing over all lengths."""
+def test_every_text_is_run_in_company() -> None:
+    """Each probe is there once, padded to its bucket by a neighbour, beside others of other lengths."""
     texts = [text(length) for length in [*range(3, 60), 64, 64, 90, 100]]
-    for plan in (parity._alone(texts), parity._padded(texts, 100), parity._mixed(texts)):
-        assert sorted(index for indices, _ in plan for index in indices) == list(range(len(texts)))
-    for indices, neighbours in parity._padded(texts, 100):
+    plan = parity._in_company(texts, 100)
+    assert sorted(index for indices, _ in plan for index in indices) == list(range(len(texts)))
+    for indices, neighbours in plan:
         longest = max(len(texts[index].ids) for index in indices)
         assert [len(neighbour.ids) for neighbour in neighbours] == [next(b for b in (16, 32, 64, 100) if b >= longest)]
         assert len(indices) + len(neighbours) <= 8
-    for indices, _ in parity._mixed(texts):
-        assert max(len(texts[i].ids) for i in indices) > 2 * min(len(texts[i].ids) for i in indices)
+        assert longest > min(len(texts[index].ids) for index in indices)
+
+
+def test_long_texts_are_cut_and_some_stay_whole() -> None:
+    """Company is proven on every text, the long ones cut with their last token kept, and on each bucket's longest."""
+    texts = [text(length) for length in (5, 30, 16, 17, 70, 100)]
+    probes = parity._probes(texts, 100)
+    assert [len(probe.ids) for probe in probes.texts] == [5, 16, 16, 16, 16, 16, 30, 100]
+    assert {probe.ids[-1] for probe in probes.texts} == {3}
+    assert probes.rows(["a", "b", "c", "d", "e", "f"], ["B", "D", "E", "F"]) == ["a", "B", "c", "D", "E", "F", "b", "f"]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 import torch
 import transformers
 
-from export import corpus, graph, optimize, parity, quantize, reference
+from export import corpus, graph, int8, optimize, parity, quantize, reference
 from export.build import judge_of
 from export.checkpoint import Checkpoint, open_checkpoint
 from export.engines import open_engine
 from export.errors import ExportError
 from export.source import find
-from serving.bundle import digest
 from serving.engine.base import ModelSpec
+from serving.sealed import digest
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
         assert len(row) == len(wanted)
         for found, right in zip(row, wanted, strict=True):
             np.testing.assert_allclose(found, right, atol=2e-5)
-    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint))
+    cuts = int8.cuts_of(path, spec_of(checkpoint, path), texts, lambda _done, _total: None)
+    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
     assert optimize.operators(tmp_path / "int8.onnx")["QAttention"] == 2
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
 import os
 import signal
@@ -13,27 +11,22 @@ import torch
 from onnx import TensorProto, helper
 from transformers.models.bert import BertConfig, BertModel
 
-from export import graph, half, room, tensorrt, tensorrt_builder
+from export import graph, half, native, room, tensorrt, tensorrt_builder
 from export.checkpoint import open_checkpoint
 from export.errors import ExportError
 from export.quiet import quiet
 from export.source import find
 from export.tensorrt_builder import Build, BuilderError, Profile
+from serving.bundle import open_bundle
+from serving.cache import CacheWriter, open_entry
+from serving.sealed import digest
 from tests.support.checkpoints import write_checkpoint
+from tests.support.gpus import without_gpu
 from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
+from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
 
 SHORT = 16
 OTHERS = ("sm80", "sm86", "sm89")
-
-
-def has_driver() -> bool:
-    """Whether this machine has a GPU's driver."""
-    with contextlib.suppress(OSError):
-        return bool(ctypes.CDLL("libcuda.so.1"))
-    return False
-
-
-without_gpu = pytest.mark.skipif(has_driver(), reason="says what happens where there is no GPU")
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +223,24 @@ def test_a_timing_cache_is_written_and_read_again(fp16: Path, tmp_path: Path) ->
         tensorrt._carry_out(order, "", ignore)
         assert cache.stat().st_size > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "timings"]
+
+
+def test_a_nodes_engine_lies_in_its_cache(fp16: Path, tmp_path: Path) -> None:
+    """The path of a native engine, taken with the other flavour: engine and timings are kept, and serve the next."""
+    models, cache = tmp_path / "models", tmp_path / "cache"
+    first, second = (open_bundle(write_bundle(models, tiny_model("tag"))) for _ in range(2))
+    with CacheWriter(cache, "tag", 1) as node:
+        file, timings = node.path / "model.sm75.fp16.engine", node.path / native.TIMINGS
+        made = tensorrt.build(fp16, file, "t4", max_length=MAX_LENGTH, count=ignore, timing_cache=timings)
+        node.publish(first, engines=[tensorrt.artifact(made, file)], files=[native.TIMINGS])
+    entry = open_entry(cache, first)
+    assert entry is not None
+    (engine,) = entry.derived.engines
+    assert (engine.target, engine.proven, engine.sha256) == ("sm75", False, digest(entry.path / engine.file))
+    native.recall_timings(cache, first.path, tmp_path)
+    assert (tmp_path / native.TIMINGS).read_bytes() == (entry.path / native.TIMINGS).read_bytes() != b""
+    native.recall_timings(cache, second.path, models)
+    assert not (models / native.TIMINGS).exists()
 
 
 class StopError(Exception):

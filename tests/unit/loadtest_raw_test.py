@@ -75,7 +75,7 @@ def test_an_unknown_input_is_an_error() -> None:
 def test_batches_are_tried_only_where_the_server_may_batch() -> None:
     """The raw engine takes no short cut that the server must not take."""
     assert ways(batch_invariant=False) == ("wide", "narrow")
-    assert ways(batch_invariant=True) == ("wide", "narrow", "batch8", "batch32")
+    assert ways(batch_invariant=True) == ("wide", "narrow", "wide8", "narrow2", "narrow8")
 
 
 def test_every_way_is_measured(models: Path) -> None:

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from serving.bundle import BundleError, BundleWriter, digest, open_bundle
+from serving.bundle import BundleError, BundleWriter, open_bundle
 from serving.errors import InvalidRequest
 from serving.manifest import SCHEMA_VERSION, Manifest, Task, graph_inputs, graph_outputs, problem
+from serving.sealed import digest
 from serving.tokenizer import TextTokenizer
 from tests.support.poison import TINY_SIZE, edit_manifest, sign, tiny_model
 

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from export import graph
+from export import graph, int8
 from export import openvino as export_openvino
 from export.checkpoint import open_checkpoint
 from export.source import find
-from serving.bundle import BundleError, digest
+from serving.bundle import BundleError
 from serving.engine.base import LaneKind
 from serving.engine.ort import OrtCpuBackend
 from serving.engine.wire import Load
@@ -23,6 +23,7 @@ from serving.engine.worker import prepare
 from serving.errors import EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
 from serving.repository import Repository
+from serving.sealed import digest
 from tests.support.expected import cosines
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 engine = pytest.importorskip("serving.engine.openvino", reason="the extra `openvino` is not installed")
 
-FP32, INT8 = ModelIndex(0), ModelIndex(1)
+FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
 UNSEEN = {"one-more-input", "unknown-operator"}
 """Misfits that no output needs: OpenVINO leaves such parts of a graph out."""
 TEXTS = [
@@ -58,19 +59,24 @@ def encoded(models: Path) -> Sequence[EncodedText]:
 
 @pytest.fixture(scope="module")
 def specs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
-    """Both forms of the demo model."""
+    """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find("demo"), None, [].append)
     graph.write(graph.load(checkpoint), folder / "raw.onnx")
-    path = folder / "int8.onnx"
-    export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers)
     fp32 = Repository.open(models, "fp32").models[0].spec()
-    return [fp32, msgspec.structs.replace(fp32, path=str(path), sha256=digest(path))]
+    texts = checkpoint.encode(TEXTS)
+    cuts = int8.cuts_of(folder / "raw.onnx", fp32, texts, lambda _done, _total: None)
+    found = [fp32]
+    for name, way in (("dynamic", None), ("static", cuts)):
+        path = folder / f"{name}.onnx"
+        export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers, cuts=way)
+        found.append(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)))
+    return found
 
 
 @pytest.fixture(scope="module")
 def backend(specs: list[ModelSpec]) -> OpenVinoBackend:
-    """Both on two cores."""
+    """All on two cores."""
     return engine.OpenVinoBackend(specs, threads=2)
 
 
@@ -122,6 +128,19 @@ def test_an_int8_answer_is_the_same_in_a_batch(backend: OpenVinoBackend, encoded
     assert cosines(together, alone(backend, INT8, encoded)).min() > 0.999
 
 
+def test_an_answer_by_fixed_ranges_is_the_same_in_a_batch(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """To the last digits: one that rounds another way would move numbers by a step of 8 bits."""
+    texts = [*encoded, *tokens(*range(3, 33))]
+    together = np.concatenate(
+        [backend.runner(0).run(Batch(STATIC, texts[at : at + 6])).arrays[0] for at in range(0, len(texts), 6)]
+    )
+    lonely = alone(backend, STATIC, texts)
+    assert cosines(together, lonely).min() > 0.9999
+    assert cosines(lonely[: len(encoded)], expected).min() > 0.95
+
+
 @pytest.mark.parametrize("rows", [2, 3, 9, 17])
 def test_a_batch_of_any_size_is_answered_whole(backend: OpenVinoBackend, rows: int) -> None:
     """Rows that only fill the shape are cut off again; each text has its own answer in its place."""
@@ -162,7 +181,7 @@ def test_a_batched_model_is_not_on_narrow_lanes(tmp_path: Path) -> None:
     """The scheduler never sends it there; if it did, that batch alone would fail."""
     models = [model_at(tmp_path, tiny_model()), model_at(tmp_path, tiny_model(), batch_invariant=False)]
     runner = engine.OpenVinoBackend(models, threads=2).runner(1)
-    with pytest.raises(EngineFault, match="narrow lane"):
+    with pytest.raises(EngineFault, match="does not hold it"):
         runner.run(Batch(ModelIndex(0), tokens(3)))
     assert runner.run(Batch(ModelIndex(1), tokens(3))).arrays[0].shape == (1, TINY_SIZE)
 

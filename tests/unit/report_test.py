@@ -27,6 +27,7 @@ from serving.manifest import (
     graph_inputs,
     graph_outputs,
 )
+from serving.node import processor
 from serving.records import Batch, BatchOutput, EncodedText
 
 if TYPE_CHECKING:
@@ -260,15 +261,15 @@ def test_cells_beyond_the_time_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_processor_is_named(tmp_path: Path) -> None:
     """By the name that it gives itself, or by its architecture where the system keeps none."""
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A processor of 2 GHz\nmodel name : another\n")
-    assert latency.processor(tmp_path / "cpuinfo") == "A processor of 2 GHz"
-    assert latency.processor(tmp_path / "none") != ""
+    assert processor(tmp_path / "cpuinfo") == "A processor of 2 GHz"
+    assert processor(tmp_path / "none") != ""
 
 
 def test_a_terminal_is_not_steered_by_labels(tmp_path: Path) -> None:
     """What moves a cursor or turns the writing direction is written out."""
     assert report.printable("a\x1b[31mb\u202ec é 界") == "a\\x1b[31mb\\u202ec é 界"
     worst = msgspec.structs.replace(INT8, parity=msgspec.structs.replace(INT8.parity, worst="\x1b[2J"))
-    text = report.whole(Bundle(tmp_path, msgspec.structs.replace(MANIFEST, artifacts=(worst, ENGINE))))
+    text = report.whole(Bundle(tmp_path, msgspec.structs.replace(MANIFEST, artifacts=(worst, ENGINE)), "0" * 64))
     assert "\x1b" not in text
     assert "\\x1b[2J" in text
     for word in ("moods, version 3", "cosine_min 0.875", "6 Attention", "unproven", "1.7.0 (rtx)", "8 x 32", "4" * 64):

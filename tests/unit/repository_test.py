@@ -35,7 +35,7 @@ def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
         msgspec.structs.replace(real, precision=precision, target=target, parity=PROOF if proven else None)
         for precision, target, proven in forms
     ]
-    return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)))
+    return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)), bundle.sha256)
 
 
 ALL = (("fp32", "cpu", True), ("fp16", "cpu", True), ("int8", "cpu", True), ("fp16", "sm75", True))

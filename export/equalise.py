@@ -1,0 +1,132 @@
+"""How activations of 8 bits are cut: one range for a whole tensor, after its channels were made alike.
+
+A few channels of a transformer's activations are ten times as large as the others, and would leave them a
+handful of steps. So each channel is divided by a factor of its own and its row of the matrix multiplied by it,
+which changes no product (SmoothQuant, arXiv 2211.10438). Which factors, and how much of the range is worth
+keeping, is decided product by product: by how far the product in 8 bits lies from the exact one on real text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+_SHARES = (0.65, 0.8, 1.0)
+"""How much of a channel's size moves into the matrix."""
+_USUAL = (50, 80, 95)
+"""Percentiles of the channels' sizes; only channels that are larger are made smaller."""
+_KEPT = (0.85, 0.7, 0.55)
+"""Shares of the range to keep, beside all of it; what lies outside is cut off."""
+_QUIETEST = np.float32(0.25)
+"""What a channel's size is taken for at least, in shares of the median."""
+_LEVELS = 255
+_LARGEST = 127
+_LEAST = np.float32(1e-6)
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """What was seen of a product's activations.
+
+    Attributes:
+        low: The least number of each channel, float32 [channels].
+        high: The largest.
+        rows: Activations of some tokens, float32 [tokens, channels].
+    """
+
+    low: Floats
+    high: Floats
+    rows: Floats
+
+
+@dataclass(slots=True, frozen=True)
+class Cut:
+    """How activations become 8 bits: divided by their channel's factor, then in equal steps from `low` to `high`.
+
+    Attributes:
+        factors: float32 [channels].
+        low: At most 0, so that 0 stays exactly 0.
+        high: More than 0.
+    """
+
+    factors: Floats
+    low: float
+    high: float
+
+    @property
+    def scale(self) -> np.float32:
+        """A step."""
+        return np.float32((self.high - self.low) / _LEVELS)
+
+    @property
+    def zero(self) -> np.uint8:
+        """The step that means 0."""
+        return np.uint8(np.clip(np.rint(-self.low / self.scale), 0, _LEVELS))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the channels stay as they are."""
+        return bool((self.factors == 1).all())
+
+    def rounded(self, rows: Floats) -> Floats:
+        """What 8 bits keep of activations: divided by their factors, and in whole steps within the range."""
+        steps = np.clip(np.rint(rows / self.factors / self.scale) + self.zero, 0, _LEVELS)
+        result: Floats = (steps - np.float32(self.zero)) * self.scale
+        return result
+
+
+def choose(seen: Seen, matrix: Floats) -> Cut:
+    """The cut with which a product lies closest to the exact one.
+
+    Args:
+        seen: Its activations on real text.
+        matrix: float32 [channels, columns].
+    """
+    exact = seen.rows @ matrix
+
+    def distance(cut: Cut) -> float:
+        values, scale = eight_bits(matrix * cut.factors[:, None])
+        return float(np.square(cut.rounded(seen.rows) @ (values * scale) - exact).sum())
+
+    nearest, best = _nearest((_whole(seen, factors) for factors in _factors(seen, matrix)), distance)
+    closer, narrow = _nearest((Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT), distance)
+    return narrow if closer < nearest else best
+
+
+def _nearest(cuts: Iterable[Cut], distance: Callable[[Cut], float]) -> tuple[float, Cut]:
+    return min(((distance(cut), cut) for cut in cuts), key=lambda found: found[0])
+
+
+def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
+    """Ways to make the channels alike; the first leaves them."""
+    sizes = np.maximum(np.maximum(np.abs(seen.low), np.abs(seen.high)), _LEAST)
+    # A channel that is quiet on this text may not be on another, and must not be cut off there.
+    sizes = np.maximum(sizes, np.median(sizes) * _QUIETEST)
+    weights = np.maximum(np.abs(matrix).max(axis=1), _LEAST)
+    yield np.ones_like(sizes)
+    for share in _SHARES:
+        factors = sizes**share / weights ** (1 - share)
+        # Only their ratios matter; around 1 they keep numbers of any size apart from overflow.
+        yield (factors / np.exp(np.log(factors).mean())).astype(np.float32)
+    for percentile in _USUAL:
+        yield np.maximum(sizes / np.float32(np.percentile(sizes, percentile)), 1)
+
+
+def _whole(seen: Seen, factors: Floats) -> Cut:
+    low, high = float((seen.low / factors).min()), float((seen.high / factors).max())
+    return Cut(factors, min(low, 0.0), max(high, float(_LEAST)))
+
+
+def eight_bits(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """A matrix as 8-bit values [rows, columns] and a scale for each column: `matrix ≈ values * scale`."""
+    scale = np.maximum(np.abs(matrix).max(axis=0), _LEAST) / np.float32(_LARGEST)
+    return np.rint(matrix / scale).astype(np.int8), scale.astype(np.float32)

@@ -1,0 +1,63 @@
+"""ONNX nodes: what the steps of the fp16 form have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from onnx import GraphProto, NodeProto
+
+_NEVER_FLOAT = frozenset(
+    {"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf"}
+    | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+)
+
+
+def lift_constants(graph: GraphProto) -> None:
+    """Turns `Constant` nodes into initialisers, so that there is one kind of constant."""
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+        if tensor is not None:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = node.output[0]
+            graph.node.remove(node)
+
+
+def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> set[str]:
+    """Names of the tensors of one float type that nodes compute.
+
+    Types follow from the operators alone, fused ones too, which shape inference does not know.
+
+    Args:
+        graph: In topological order.
+        constants: The initialisers of this type.
+        kind: The type, a number of `TensorProto.DataType`.
+    """
+    found: set[str] = set()
+    for node in graph.node:
+        is_kind = any(name in found or name in constants for name in node.input)
+        if node.op_type == "Cast":
+            is_kind = next(attribute.i for attribute in node.attribute if attribute.name == "to") == kind
+        elif node.op_type == "ConstantOfShape":
+            is_kind = kind == next((attribute.t.data_type for attribute in node.attribute), TensorProto.FLOAT)
+        if is_kind and node.op_type not in _NEVER_FLOAT:
+            found.update(node.output if node.op_type == "Split" else node.output[:1])
+    return found
+
+
+def cast(source: str, target: str, to: int) -> NodeProto:
+    """A node that casts one tensor to another type, a number of `TensorProto.DataType`."""
+    return helper.make_node("Cast", [source], [target], name=target, to=to)
+
+
+def copy(node: NodeProto, inputs: list[str]) -> NodeProto:
+    """The node with other inputs."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[:] = inputs
+    return made

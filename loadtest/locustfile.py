@@ -1,0 +1,271 @@
+"""The server's promise, checked by Locust; alone it is one user who asks as fast as answers come.
+
+    locust -f loadtest/locustfile.py --headless -u 1 -t 30s --host http://127.0.0.1:8000
+
+prints p50 and p99 in steps of 0.01 ms and exits with 1 when p50 is above 2 ms (`--slo-p50-ms`, `--slo-p99-ms`) or a
+request failed. With `--scenario` the number of users follows a named scenario or a TOML file, each at an even pace.
+Locust's users wait for their answers, so its tails leave out what a stall would do to others: for tails and
+capacity there is the open loop of `bertserve load`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import gevent
+import locust
+import locust.stats
+from locust.runners import WorkerRunner
+
+from loadtest.closed_loop import SILENCE_S, Lane, connect
+from loadtest.errors import BenchError
+from loadtest.grpc_client import METHOD, request_bytes
+from loadtest.http2 import GrpcWire, prefixed
+from loadtest.scenario import SCENARIOS, find_scenario
+from loadtest.workload import spoken_text
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+    from locust.env import Environment
+
+    from loadtest.scenario import Scenario
+
+_FINE_BELOW_MS = 100.0
+_COARSE_DIGITS = 3
+_STEP_DECIMALS = 2
+_PROTOCOLS = {"http": ("HttpUser",), "grpc": ("GrpcUser",), "both": ("HttpUser", "GrpcUser")}
+_OK = 200
+_BATCH = 4
+
+
+def bucket(response_time_ms: float) -> float:
+    """The step that a latency is counted in: 0.01 ms, from 100 ms on three digits.
+
+    Locust counts in whole milliseconds below 100. Master and workers round alike and a float keeps its value
+    between them, so the steps of all workers meet in one table.
+    """
+    if response_time_ms < _FINE_BELOW_MS:
+        return round(response_time_ms, _STEP_DECIMALS)
+    return float(round(response_time_ms, _COARSE_DIGITS - 1 - math.floor(math.log10(response_time_ms))))
+
+
+locust.stats.bucket_response_time = bucket
+
+
+@locust.events.init_command_line_parser.add_listener
+def add_options(parser: ArgumentParser) -> None:
+    """Adds what Locust does not know."""
+    group = parser.add_argument_group("bertserve")
+    group.add_argument("--slo-p50-ms", type=_ms, default=2.0, help="exit with 1 when p50 is above (default: 2)")
+    group.add_argument("--slo-p99-ms", type=_ms, default=None, help="the same for p99 (default: not looked at)")
+    group.add_argument(
+        "--scenario", type=_scenario_name, default=None, help=f"{', '.join(SCENARIOS)}, or a TOML file of your own"
+    )
+    group.add_argument("--protocol", choices=tuple(_PROTOCOLS), default=None, help="default: the scenario's, or http")
+    group.add_argument("--grpc-target", type=_target, default=None, help="host:port (default: port 8001 of --host)")
+    group.add_argument("--model", default="minilm", help="what gRPC and the OpenAI route ask for (default: minilm)")
+    group.add_argument("--tokens", type=_whole, default=None, help="one length for all texts, in tokens, about")
+
+
+def _ms(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is no time in milliseconds above 0")
+    return value
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
+    return int(word)
+
+
+def _target(word: str) -> str:
+    host, _, port = word.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not host:port")
+    return word
+
+
+def _scenario_name(word: str) -> str:
+    """The word, once it is known to name a scenario: options travel to workers, so they stay plain."""
+    try:
+        scenario = find_scenario(word)
+    except BenchError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if others := scenario.tasks.keys() - {"embed"}:
+        raise argparse.ArgumentTypeError(f"users ask for embeddings alone, not for {', '.join(sorted(others))}")
+    return word
+
+
+def _chosen(environment: Environment) -> Scenario | None:
+    name = environment.parsed_options.scenario
+    return find_scenario(name) if name else None
+
+
+@locust.events.init.add_listener
+def prepare(environment: Environment, **_: object) -> None:
+    """Keeps the users of the protocol asked for, and lets a scenario say how many there are."""
+    if isinstance(environment.runner, WorkerRunner):
+        return  # a worker is told whom to start
+    options, scenario = environment.parsed_options, _chosen(environment)
+    protocol = options.protocol or (scenario.protocol if scenario else "http")
+    asked = [kind for kind in environment.user_classes if kind.__name__ in _PROTOCOLS[protocol]]
+    environment.user_classes[:] = asked
+    if scenario is not None:
+        environment.shape_class = Shape(scenario)
+
+
+class Shape(locust.LoadTestShape):
+    """The users of a scenario over time."""
+
+    abstract = True  # Locust would take it up by itself otherwise, whether a scenario was asked for or not
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Follows a scenario."""
+        super().__init__()
+        self._scenario = scenario
+
+    def tick(self) -> tuple[int, float] | None:
+        """How many users there shall be now and how many of them may start within a second; None: the end."""
+        share = self._scenario.share(self.get_run_time())
+        if share is None:
+            return None
+        return max(1, round(share * self._scenario.users)), max(1.0, self._scenario.users)
+
+
+class _Asking:
+    """What users of all protocols share: texts of the scenario's lengths, at its pace."""
+
+    environment: Environment
+    host: str
+
+    def on_start(self) -> None:
+        """Prepares."""
+        options, scenario = self.environment.parsed_options, _chosen(self.environment) or SCENARIOS["steady"]
+        lengths = {options.tokens: 1.0} if options.tokens else scenario.lengths
+        self._dice = random.Random()
+        self._lengths, self._weights = list(lengths), list(lengths.values())
+        self._pause = locust.constant_throughput(scenario.rate / scenario.users) if options.scenario else None
+
+    def wait_time(self) -> float:
+        """Seconds until the next request: none, or what the scenario's rate leaves to each of its users."""
+        return float(self._pause(self)) if self._pause else 0.0
+
+    def text(self) -> str:
+        """The next text."""
+        [tokens] = self._dice.choices(self._lengths, self._weights)
+        return spoken_text(tokens, self._dice)
+
+
+class HttpUser(_Asking, locust.FastHttpUser):
+    """Asks over HTTP, mostly for one text."""
+
+    default_headers = {"Content-Type": "application/json"}  # noqa: RUF012  as Locust has it
+
+    @locust.task(18)
+    def one_text(self) -> None:
+        """`POST /embed` with one text."""
+        self._ask("/embed", {"inputs": self.text()}, b"[[")
+
+    @locust.task(1)
+    def some_texts(self) -> None:
+        """`POST /embed` with a few texts at once."""
+        self._ask("/embed", {"inputs": [self.text() for _ in range(_BATCH)]}, b"[[", f"/embed, {_BATCH} texts")
+
+    @locust.task(1)
+    def openai(self) -> None:
+        """`POST /v1/embeddings` with one text."""
+        self._ask("/v1/embeddings", {"model": self.environment.parsed_options.model, "input": self.text()}, b"{")
+
+    def _ask(self, path: str, body: object, begin: bytes, name: str | None = None) -> None:
+        with self.client.post(path, json=body, name=name or path, catch_response=True) as response:
+            if response.status_code != _OK:
+                response.failure(f"{response.status_code or response.error}")
+            elif not response.content.startswith(begin):
+                response.failure("a reply without an embedding")
+
+
+class GrpcUser(_Asking, locust.User):
+    """Asks over gRPC, through a socket that Locust's own scheduler knows: grpc and gevent do not agree."""
+
+    _lane: Lane | None = None
+
+    def on_start(self) -> None:
+        """Finds out whom to ask."""
+        super().on_start()
+        options = self.environment.parsed_options
+        self._target = options.grpc_target or f"{urlsplit(self.host or '').hostname or '127.0.0.1'}:8001"
+        self._model = options.model
+
+    def on_stop(self) -> None:
+        """Closes the connection."""
+        if self._lane is not None:
+            self._lane.connection.close()
+
+    @locust.task
+    def one_text(self) -> None:
+        """`ModelInfer` with one text."""
+        message = prefixed(request_bytes(self._model, self.text()))
+        fault, size, started = "", 0, time.perf_counter()
+        try:
+            with gevent.Timeout(SILENCE_S, BenchError(f"no reply within {SILENCE_S:g} s")):
+                if self._lane is None:
+                    self._lane = self._connected()
+                    started = time.perf_counter()
+                reply = self._lane.exchange(message)
+            fault, size = reply.fault, len(reply.body)
+        except BenchError as error:
+            fault, self._lane = str(error), None
+        self.environment.events.request.fire(
+            request_type="gRPC",
+            name="ModelInfer",
+            response_time=(time.perf_counter() - started) * 1e3,
+            response_length=size,
+            exception=BenchError(fault) if fault else None,
+            context={},
+        )
+
+    def _connected(self) -> Lane:
+        host, _, port = self._target.rpartition(":")
+        return Lane(connect(host, int(port)), GrpcWire(self._target, METHOD), lambda _: None)
+
+
+@locust.events.quitting.add_listener
+def judge(environment: Environment, **_: object) -> None:
+    """Prints the latencies and decides the exit code."""
+    if isinstance(environment.runner, WorkerRunner):
+        return  # the master has everybody's figures
+    total, options = environment.stats.total, environment.parsed_options
+    for entry in [*environment.stats.entries.values(), total]:
+        print(_line(entry))
+    if not total.num_requests - total.num_failures:
+        print("no request was answered")
+        environment.process_exit_code = 1
+        return
+    held = not total.num_failures
+    for percent, limit in ((50, options.slo_p50_ms), (99, options.slo_p99_ms)):
+        if limit is not None:
+            found = total.get_response_time_percentile(percent / 100)
+            verdict = "held" if found <= limit else "MISSED"
+            print(f"SLO p{percent} at most {limit:g} ms: {verdict} with {found:.{_STEP_DECIMALS}f} ms")
+            held = held and found <= limit
+    if environment.process_exit_code is None:
+        environment.process_exit_code = 0 if held else 1
+
+
+def _line(entry: Any) -> str:  # noqa: ANN401  Locust's classes are not typed
+    p50, p99 = (entry.get_response_time_percentile(share) or 0.0 for share in (0.5, 0.99))
+    return (
+        f"{entry.method or ''} {entry.name}: p50 {p50:.{_STEP_DECIMALS}f} ms, p99 {p99:.{_STEP_DECIMALS}f} ms,"
+        f" {entry.num_requests} requests, {entry.num_failures} failed"
+    ).lstrip()

@@ -1,0 +1,1 @@
+"""What runs inside the peers, in their own environments and without this project."""

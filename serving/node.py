@@ -1,0 +1,60 @@
+"""The node at hand: on what it makes depends, and with what it must be compared before it is used again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.manifest import Target
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
+    "cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "cuda": ("onnxruntime-gpu", "onnxruntime"),
+    "openvino": ("openvino",),
+}
+"""Under which names the library comes that runs a target's artifacts."""
+
+_KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
+"""Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""
+
+
+def processor(file: Path = _CPUINFO) -> str:
+    """What this machine's processor calls itself."""
+    return _line(r"model name", file) or os.uname().machine
+
+
+def device(file: Path = _CPUINFO) -> str:
+    """The processor with what decides its arithmetic: clouds give one name to many generations.
+
+    >>> device(Path("/nowhere")) == os.uname().machine
+    True
+    """
+    known = _line(r"flags|Features", file).split()
+    kernels = ", ".join(name for name in _KERNELS if name in known)
+    return f"{processor(file)} ({kernels})" if kernels else processor(file)
+
+
+def libraries(target: Target) -> dict[str, str]:
+    """Version by name of what runs a target's artifacts here; empty where nothing is installed that does."""
+    for name in _DISTRIBUTIONS.get(target, ()):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return {name: importlib.metadata.version(name)}
+    return {}
+
+
+def _line(key: str, file: Path) -> str:
+    try:
+        content = file.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^(?:{key})\s*:\s*(.+)$", content, re.MULTILINE)
+    return found[1].strip() if found else ""

@@ -1,0 +1,59 @@
+"""What a node's cache holds, made by hand for tests: the proof of an artifact, and an engine that is only a head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving import node
+from serving.cache import CacheWriter, Proof
+from serving.manifest import Artifact, EngineBuild, Invariance, Parity, ShapeProfile
+from serving.sealed import digest
+from tests.support.poison import ENGINE, ENGINE_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.bundle import Bundle
+    from serving.cache import CacheEntry
+
+FP32 = "model.fp32.onnx"
+TIMINGS = "tensorrt.timings"
+
+
+def proof(file: str = FP32) -> Proof:
+    """A proof made on this very machine."""
+    return Proof(
+        file=file,
+        device=node.device(),
+        libraries=node.libraries("cpu"),
+        parity=Parity(256, 1e-6, None, None, None, 1.0),
+        invariance=Invariance(256, 1e-6, None),
+        batch_invariant=True,
+    )
+
+
+def engine(file: Path, max_length: int) -> Artifact:
+    """Writes an engine for a T4 that has a head and nothing behind it; what a manifest says of it."""
+    file.write_bytes(ENGINE_BYTES)
+    profile = ShapeProfile((1, max_length), (4, max_length), (32, max_length))
+    return Artifact(
+        file=file.name,
+        kind="tensorrt",
+        precision="fp16",
+        target="sm75",
+        sha256=digest(file),
+        size_bytes=len(ENGINE_BYTES),
+        batch_invariant=False,
+        parity=None,
+        invariance=None,
+        operators={},
+        engine=EngineBuild("rtx", "1.7.1.116", "7.5", (profile,)),
+    )
+
+
+def fill(root: Path, bundle: Bundle) -> CacheEntry:
+    """Puts one of everything into the cache."""
+    with CacheWriter(root, bundle.manifest.model, bundle.manifest.version) as writer:
+        made = engine(writer.path / ENGINE, bundle.manifest.max_length)
+        (writer.path / TIMINGS).write_bytes(b"timings")
+        return writer.publish(bundle, proofs={FP32: proof()}, engines=[made], files=[TIMINGS])
