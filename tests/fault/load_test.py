@@ -89,7 +89,8 @@ def test_a_stall_shows_in_the_open_loop_and_hides_in_the_closed_one(serve: Calla
         timer.join()
     times = sorted(1e3 * (done - sent) for sent, done in exchanges)
     assert times[-1] > 0.8 * STALL_MS
-    assert percentile(times, 99) < STALL_MS / 3
+    # Beside the open loop's, not beside a time: whatever else slows this machine meets both.
+    assert percentile(times, 99) < result.latency.percentile_ms(99)
 
 
 @pytest.mark.parametrize(("protocol", "reason"), [("http", "429 Too Many Requests"), ("grpc", "RESOURCE_EXHAUSTED")])
