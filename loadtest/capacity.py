@@ -118,7 +118,7 @@ class Capacity:
                 count = sum(point.held == (what == "held") for point in runs)
                 words.append(f"{what} in {count} of {len(runs)} runs at {rate:.1f}/s")
         if any(not point.trusted for point in self.points if point.rate in {self.highest, self.lowest_missed}):
-            words.append("the generator could not keep its schedule in all of these runs")
+            words.append("in some of these runs the generator was late")
         return "; ".join(words)
 
     def text(self) -> str:

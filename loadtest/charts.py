@@ -23,13 +23,13 @@ class Series:
         name: For the legend.
         colour: A class of the page's style sheet.
         points: Pairs (x, y); a y that is no number interrupts the line.
-        dots: Whether the points are shown, too.
+        dots: Single points beside the line.
     """
 
     name: str
     colour: str
     points: Sequence[tuple[float, float]]
-    dots: bool = False
+    dots: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,8 +107,11 @@ def line_chart(
     for line in series:
         known = [(x(a), y(b)) if math.isfinite(b) else None for a, b in line.points]
         drawn.append(f'<path class="series {line.colour}" d="{_path(known)}"/>')
-        if line.dots:
-            drawn += [f'<circle class="{line.colour}" r="3.5" cx="{p[0]:.1f}" cy="{p[1]:.1f}"/>' for p in known if p]
+        drawn += [
+            f'<circle class="{line.colour}" r="3.5" cx="{x(a):.1f}" cy="{y(b):.1f}"/>'
+            for a, b in line.dots
+            if math.isfinite(b)
+        ]
     keys = [f'<span><span class="key {line.colour}"></span>{escape(line.name)}</span>' for line in series]
     legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
     head = f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'

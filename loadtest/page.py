@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -60,12 +61,11 @@ def capacity_report(found: Capacity) -> str:
     across = Axis.of("offered requests a second", [point.rate for point in points])
     times = [value for point in points for value in (point.p50_ms, point.p99_ms)]
     lines = [
-        Series(name, colour, [(point.rate, getattr(point, name)) for point in points], dots=True)
-        for name, colour in (("p50_ms", "blue"), ("p99_ms", "orange"))
+        _over_rate("p50", "blue", [(point.rate, point.p50_ms) for point in points]),
+        _over_rate("p99", "orange", [(point.rate, point.p99_ms) for point in points]),
     ]
-    named = [Series(line.name.replace("_ms", ""), line.colour, line.points, line.dots) for line in lines]
-    chart = line_chart("Latency over rate", across, Axis.of("ms", times, is_log=True), named)
-    good = Series("goodput", "green", [(point.rate, point.good_per_s) for point in points], dots=True)
+    chart = line_chart("Latency over rate", across, Axis.of("ms", times, is_log=True), lines)
+    good = _over_rate("goodput", "green", [(point.rate, point.good_per_s) for point in points])
     same = Series("offered", "grey", [(0.0, 0.0), (points[-1].rate, points[-1].rate)])
     up = Axis.of("requests a second", [point.rate for point in points])
     words = f"{found.highest:.1f} requests a second" if found.highest else "none of the rates tried held"
@@ -78,7 +78,7 @@ def capacity_report(found: Capacity) -> str:
         f'<p class="faint">{escape(found.facts["target"])}, {escape(found.facts["date"])}</p>',
         verdict,
         "<h2>Latency over rate</h2>",
-        _figure(chart, "Each dot is a run; where several share a rate, chance is what lies between them."),
+        _figure(chart, "Each dot is a run, the line goes through the medians; between runs of one rate lies chance."),
         "<h2>Goodput over rate</h2>",
         _figure(
             line_chart("Goodput over rate", across, up, [same, good]),
@@ -89,6 +89,13 @@ def capacity_report(found: Capacity) -> str:
         _facts(found.facts),
     ]
     return _page("Capacity", parts)
+
+
+def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> Series:
+    """Every run as a dot, and a line through the medians of each rate."""
+    rates = sorted({rate for rate, _ in runs})
+    medians = [(rate, statistics.median(value for other, value in runs if other == rate)) for rate in rates]
+    return Series(name, colour, medians, runs)
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
