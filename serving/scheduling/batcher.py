@@ -6,7 +6,7 @@ items of the first one's bucket as the token budget holds.
 
 Short texts would keep a narrow lane waiting, and the event loop busy, for a good part of their own time. So it
 gets several at once, where so many wait that every lane has its share, and its next ones while it still works on
-the last few tokens. An engine computes them together where the model is batch-invariant, and else one by one.
+the last. An engine computes them together where the model is batch-invariant, and else one by one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def choose(queue: WorkQueue, load: Sequence[int], policy: Policy) -> Assignment 
     if load[lane] and load[lane] >= policy.prefetch_tokens:
         return None
     share = math.ceil(queue.items / (len(load) - 1))
-    return Assignment(lane, _batch(queue, head, policy.group_tokens, share))
+    group = Assignment(lane, _batch(queue, head, policy.group_tokens, share))
+    # A group that is sent ahead grows no more: a small one is better left to grow.
+    return group if not load[lane] or 2 * group.tokens >= policy.group_tokens else None
 
 
 def _batch(queue: WorkQueue, head: WorkItem, budget: int, most: int) -> list[WorkItem]:

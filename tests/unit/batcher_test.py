@@ -188,6 +188,13 @@ def test_the_next_group_is_sent_ahead() -> None:
     assert choose(queue, [0, 40, 44], GROUPS) is None
 
 
+def test_a_group_that_could_still_grow_is_not_sent_ahead() -> None:
+    """Beside a lane that works, less than half a group waits for company until a lane is free."""
+    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
+    assert choose(queue, [0, 20, 24], GROUPS) is None
+    assert choose(queue, [0, 0, 24], GROUPS) == Assignment(1, items[:1])
+
+
 def test_without_narrow_lanes_texts_run_one_by_one_on_the_wide_lane() -> None:
     """As on a machine with one core."""
     queue, items = queued(4, 4, model=TEXT_BY_TEXT)
