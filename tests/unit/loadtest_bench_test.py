@@ -108,9 +108,9 @@ def test_the_old_form_of_a_quota_counts_too(tmp_path: Path) -> None:
 
 def test_quick_is_one_short_round() -> None:
     """`--quick` sets what is not given by itself."""
-    assert parse(["--quick"]).plan == Plan((8, 32, 128), 1, 0.5)
+    assert parse(["--quick"]).plan == Plan((8, 32, 128), 1, 0.4)
     assert parse(["--quick", "--seconds", "0.2", "--tokens", "8"]).plan == Plan((8,), 1, 0.2)
-    assert parse([]).plan == Plan((8, 32, 128), 5, 2.0)
+    assert parse([]).plan == Plan((8, 32, 128), 20, 0.4)
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--seconds", "-1"], ["--tokens", "0"]])
