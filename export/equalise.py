@@ -9,12 +9,13 @@ keeping, is decided product by product: by how far the product in 8 bits lies fr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -93,17 +94,18 @@ def choose(seen: Seen, matrix: Floats) -> Cut:
     """
     exact = seen.rows @ matrix
 
-    def distance(cut: Cut) -> float:
-        values, scale = eight_bits(matrix * cut.factors[:, None])
-        return float(np.square(cut.rounded(seen.rows) @ (values * scale) - exact).sum())
+    def distance(cut: Cut, weights: Floats) -> float:
+        return float(np.square(cut.rounded(seen.rows) @ weights - exact).sum())
 
-    nearest, best = _nearest((_whole(seen, factors) for factors in _factors(seen, matrix)), distance)
-    closer, narrow = _nearest((Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT), distance)
+    def whole(factors: Floats) -> tuple[float, Cut, Floats]:
+        values, scale = eight_bits(matrix * factors[:, None])
+        cut, weights = _whole(seen, factors), values * scale
+        return distance(cut, weights), cut, weights
+
+    nearest, best, weights = min(map(whole, _factors(seen, matrix)), key=itemgetter(0))
+    narrower = [Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT]
+    closer, narrow = min(((distance(cut, weights), cut) for cut in narrower), key=itemgetter(0))
     return narrow if closer < nearest else best
-
-
-def _nearest(cuts: Iterable[Cut], distance: Callable[[Cut], float]) -> tuple[float, Cut]:
-    return min(((distance(cut), cut) for cut in cuts), key=lambda found: found[0])
 
 
 def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:

@@ -138,8 +138,7 @@ def load(options: Options) -> int:
     Raises:
         BenchError: Nothing could be measured.
     """
-    _make_folder(options.out)
-    measurement = Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
+    measurement = _prepared(options)
     with Progress(options.scenario.seconds) as progress:
         progress.say("measuring the generator against an empty server")
         result = measurement.run(options.scenario, options.scenario.rate, options.seed, progress.show)
@@ -148,9 +147,8 @@ def load(options: Options) -> int:
         options.out,
         result.as_json() | {"slo": [dataclasses.asdict(v) for v in verdicts]},
         page.report(result, verdicts),
+        summary(result, verdicts),
     )
-    print(summary(result, verdicts))
-    print(f"\nreport: {options.out / 'report.html'} (and report.json)")
     return HELD if all(verdict.held for verdict in verdicts) else MISSED
 
 
@@ -160,13 +158,10 @@ def find_capacity(options: Options) -> int:
     Raises:
         BenchError: Nothing could be measured.
     """
-    _make_folder(options.out)
-    measurement = Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
+    measurement = _prepared(options)
     with Progress(options.scenario.seconds) as progress:
         found = capacity.search(measurement, options.scenario, progress)
-    _write(options.out, found.as_json(), page.capacity_report(found))
-    print(found.text())
-    print(f"\nreport: {options.out / 'report.html'} (and report.json)")
+    _write(options.out, found.as_json(), page.capacity_report(found), found.text())
     return HELD if found.highest else MISSED
 
 
@@ -189,19 +184,24 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _make_folder(out: Path) -> None:
+def _prepared(options: Options) -> Measurement:
+    """What will measure, once there is a place for what it finds."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchError(f"--out {out}: {error.strerror}") from error
+        raise BenchError(f"--out {options.out}: {error.strerror}") from error
+    return Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
 
 
-def _write(out: Path, values: object, html: str) -> None:
+def _write(out: Path, values: object, html: str, words: str) -> None:
+    """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
     try:
         (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         (out / "report.html").write_text(html, encoding="utf-8")
     except OSError as error:
         raise BenchError(f"--out {out}: {error.strerror}") from error
+    print(words)
+    print(f"\nreport: {out / 'report.html'} (and report.json)")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from importlib.resources import files
 from typing import TYPE_CHECKING, Self
 
 from loadtest.closed_loop import Lane, connect
 from loadtest.errors import BenchError
 from loadtest.messages import messages
 from loadtest.run import Kind
-from loadtest.workload import make_texts
+from loadtest.workload import make_texts, sentence_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +40,7 @@ class Probe:
         self._connection = connect(*target.address())
         self._wire = target.wire()
         self._lane = Lane(self._connection, self._wire, self._check)
-        words = (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
-        self._words = words
+        self._words = sentence_words()
 
     def __enter__(self) -> Self:
         return self

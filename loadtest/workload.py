@@ -114,7 +114,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
         BenchError: The tokenizer does not let such texts be made.
     """
     tokenizer = Tokenizer.from_str((bundle / "tokenizer.json").read_text(encoding="utf-8"))
-    words = _words()
+    words = sentence_words()
     costs = [len(tokenizer.encode(word, add_special_tokens=False)) for word in words]
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     dice = random.Random(seed)
@@ -138,14 +138,15 @@ def spoken_text(tokens: int, dice: random.Random) -> str:
         tokens: Special tokens included.
         dice: Chooses where the text begins.
     """
-    words = _words()
+    words = sentence_words()
     count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
     start = dice.randrange(len(words))
     return " ".join(itertools.islice(itertools.cycle(words), start, start + count))
 
 
 @functools.cache
-def _words() -> list[str]:
+def sentence_words() -> list[str]:
+    """Real English, word by word."""
     return (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
 
 

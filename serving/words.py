@@ -17,6 +17,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer
 
 MOST_WORDS = 32_768
@@ -32,11 +34,12 @@ _PLAIN = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
 class WordTable:
     """The tokens of single words, learnt from a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, *, lowercase: bool, plain: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, frame: Sequence[int], lowercase: bool, plain: str) -> None:
         """Starts empty; use `word_table`.
 
         Args:
             tokenizer: It knows the tokens of every word.
+            frame: Ids of the special tokens before and behind a text.
             lowercase: Words are looked up in lower case.
             plain: Every character that a text may hold.
         """
@@ -44,8 +47,7 @@ class WordTable:
         self._lowercase = lowercase
         self._is_plain = re.compile(f"[{re.escape(plain)}]*").fullmatch
         self._known: dict[str, bytes] = {}
-        frame = array("i", tokenizer.encode("").ids).tobytes()
-        self._head, self._tail = frame[:4], frame[4:]
+        self._head, self._tail = (array("i", [token]).tobytes() for token in frame)
 
     def encode(self, text: str) -> array[int] | None:
         """The text's token ids with their special tokens; None where the tokenizer itself must look at it."""
@@ -86,4 +88,4 @@ def word_table(tokenizer: Tokenizer) -> WordTable | None:
         return None
     added = {token["content"][:1] for token in config["added_tokens"]}
     plain = "".join(character for character in _PLAIN if not added & {character.lower(), character.upper()})
-    return WordTable(tokenizer, lowercase=normalizer["lowercase"], plain=plain)
+    return WordTable(tokenizer, frame=frame, lowercase=normalizer["lowercase"], plain=plain)

@@ -81,11 +81,13 @@ class _Lane(asyncio.Protocol):
 
         Once is not enough: this loop may have been stalled itself, and the answer may lie in the socket.
         """
-        number, batch, _ = self._pending[0] if self._pending else (0, None, None)
-        if batch is None or self._loop.time() - self._since < self._engine.patience_s(batch):
-            number = 0
-        suspect, self._suspect = self._suspect, number
-        return number > 0 and number == suspect
+        overdue = 0
+        if self._pending:
+            number, batch, _ = self._pending[0]
+            if self._loop.time() - self._since >= self._engine.patience_s(batch):
+                overdue = number
+        suspect, self._suspect = self._suspect, overdue
+        return overdue > 0 and overdue == suspect
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):

@@ -76,8 +76,6 @@ def symbolic(path: Path, outside: Path) -> None:
     path.symlink_to(outside)
 
 
-PARITY = {"texts": 1, "max_abs_difference": 0.0, "cosine_mean": None, "cosine_p01": None, "cosine_min": None}
-
 CASES = {
     "manifest-missing": Case(lambda entry: (entry / DERIVED).unlink(), "missing"),
     "no-json": Case(rewrite(DERIVED, b"{"), "not a manifest"),
