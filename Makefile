@@ -79,7 +79,12 @@ build/peers/infinity-model: build/peers/infinity/.installed | build/peers/checkp
 build/peers/models: | $(call STAMP,dev)
 	@$(BIN)/bertserve export demo --out $@ --precision fp32 --precision int8 --precision int8-openvino
 
-PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model
+build/peers/dynamic.onnx: | build/peers/models
+	@echo "quantising the model as ONNX Runtime's own tool does ..."
+	@$(BIN)/python loadtest/peers/inside/dynamic_int8.py build/peers/models/minilm/1/model.fp32.onnx $@
+
+PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model \
+  build/peers/dynamic.onnx
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
 	@$(BIN)/python -m loadtest.peers
 

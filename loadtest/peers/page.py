@@ -19,13 +19,15 @@ _CONFIGURATIONS = """\
 
 - **raw engine**: the INT8 file in a bare loop around ONNX Runtime, inputs made beforehand: one session on all cores
   at 1 connection, a single-threaded session a core at 32.
-- **bertserve**: its defaults, `--engine ort-cpu` and `--engine openvino`, over `POST /embed` and gRPC.
+- **bertserve**: its defaults, `--engine ort-cpu` and `--engine openvino`, over `POST /embed`, over the very requests
+  that Triton gets (`HTTP v2`), and over gRPC.
 - **Triton**: a `tritonserver` with its Python backend. The text model is as lean as it goes: tokenizer, engine,
   length 1, without the checks of the one that `bertserve export --triton` writes. Artifacts, engines and their
-  versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. Of the configurations in the
-  last table it has the fastest: at 1 connection one instance on all cores, at 32 a single-threaded instance a core,
-  which with OpenVINO computes what the dynamic batcher puts together as one batch. Over HTTP it is asked with binary
-  tensors, its client's default.
+  versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. `ORT dynamic INT8` is what one
+  has without our export: the same fused graph, quantised by ONNX Runtime's own `quantize_dynamic` (INT8, per channel).
+  Of the configurations in the last table it has the fastest: at 1 connection one instance on all cores, at 32 a
+  single-threaded instance a core, which computes what the dynamic batcher puts together as one batch. Over HTTP it is
+  asked with binary tensors, its client's default.
 - **infinity**: PyTorch, and its ONNX engine with an INT8 model that its own `optimum` exported and quantised for
   AVX-512 VNNI; over its OpenAI route.
 - **FastAPI**: a tokenizer and ONNX Runtime with our INT8 file in an application of 60 lines on uvicorn with uvloop and

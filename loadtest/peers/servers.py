@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TRITON_BATCH = 8
 """Texts that Triton's dynamic batcher may put together where that is tried."""
+
+KINDS = ("ort", "dynamic", "openvino")
+"""What Triton is given: our artifact for each engine, and what ONNX Runtime's own tool makes."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +44,7 @@ class Kit:
         models: The model repository of ours.
         ort: The bundle with the INT8 artifact for ONNX Runtime.
         openvino: The bundle with the INT8 artifact for OpenVINO; both are the same bundle.
+        dynamic: The bundle with what ONNX Runtime's own tool makes of its fp32 artifact.
         environments: Holds a virtual environment for each peer, and infinity's copies of the model.
         threads: Cores that each may use.
     """
@@ -48,6 +52,7 @@ class Kit:
     models: Path
     ort: Bundle
     openvino: Bundle
+    dynamic: Bundle
     environments: Path
     threads: int
 
@@ -59,7 +64,8 @@ def kit_of(models: Path, environments: Path) -> Kit:
         BenchError: The repository lacks an INT8 artifact of one of the engines.
     """
     ort, openvino = (find_bundle(models, "int8", target) for target in ("cpu", "openvino"))
-    return Kit(models, ort, openvino, environments, usable_cores())
+    dynamic = replace(ort, artifact=environments / "dynamic.onnx")
+    return Kit(models, ort, openvino, dynamic, environments, usable_cores())
 
 
 def place(kit: Kit, name: str) -> Place:
@@ -89,22 +95,23 @@ def place(kit: Kit, name: str) -> Place:
 def triton_models(kit: Kit) -> list[TritonModel]:
     """The models for one connection and for many: of the configurations that `tune` tries the fastest."""
     cores = kit.threads
-    return [
-        triton_model(kit, "ort-one", "onnxruntime", instances=1, threads=cores),
-        triton_model(kit, "ort-many", "onnxruntime", instances=cores, threads=1),
-        triton_model(kit, "openvino-one", "openvino", instances=1, threads=cores),
-        triton_model(kit, "openvino-many", "openvino", instances=cores, threads=1, batch=TRITON_BATCH, together=True),
-    ]
+    found = []
+    for kind in KINDS:
+        found += [
+            triton_model(kit, f"{kind}-one", kind, instances=1, threads=cores),
+            triton_model(kit, f"{kind}-many", kind, instances=cores, threads=1, batch=TRITON_BATCH, together=True),
+        ]
+    return found
 
 
 def triton_model(
-    kit: Kit, name: str, engine: str, *, instances: int, threads: int, batch: int = 1, together: bool = False
+    kit: Kit, name: str, kind: str, *, instances: int, threads: int, batch: int = 1, together: bool = False
 ) -> TritonModel:
-    """A model of our artifact for that engine, called `<model>-<name>`; the rest as `TritonModel` has it."""
-    bundle = {"onnxruntime": kit.ort, "openvino": kit.openvino}[engine]
+    """A model of one of the `KINDS`, called `<model>-<name>`; the rest as `TritonModel` has it."""
+    bundle = {"ort": kit.ort, "dynamic": kit.dynamic, "openvino": kit.openvino}[kind]
     return TritonModel(
         name=f"{bundle.model}-{name}",
-        engine=engine,
+        engine="openvino" if kind == "openvino" else "onnxruntime",
         artifact=bundle.artifact,
         tokenizer=bundle.path / "tokenizer.json",
         hidden_size=bundle.hidden_size,

@@ -10,7 +10,11 @@ ONE, MANY = 1, 32
 """Connections at which latency and throughput are measured."""
 
 ORT, OPENVINO, TORCH = "ORT INT8", "OpenVINO INT8", "PyTorch fp32"
-HTTP, GRPC_NAME = "HTTP", "gRPC"
+DYNAMIC = "ORT dynamic INT8"
+"""ONNX Runtime with the file that its own tool makes, which is what one has without our export."""
+
+HTTP, V2, GRPC_NAME = "HTTP", "HTTP v2", "gRPC"
+"""V2 is the Open Inference Protocol with binary tensors; HTTP is a server's own route, with JSON."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,14 +61,16 @@ def subjects(model: str) -> tuple[Subject, ...]:
         model: Its name, the same on every server that has names.
     """
     found = [RAW]
-    for engine, ours, name in ((ORT, "ours-ort", "ort"), (OPENVINO, "ours-openvino", "openvino")):
-        models = (f"{model}-{name}-one", f"{model}-{name}-many")
-        paths = (f"/v2/models/{models[0]}/infer", f"/v2/models/{models[1]}/infer")
+    for engine, ours, theirs in (
+        (ORT, "ours-ort", {ORT: "ort", DYNAMIC: "dynamic"}),
+        (OPENVINO, "ours-openvino", {OPENVINO: "openvino"}),
+    ):
         found += [
             Subject("bertserve", engine, HTTP, ours, "embed", ("/embed", "/embed")),
-            Subject("Triton", engine, HTTP, "triton", "v2", paths),
+            Subject("bertserve", engine, V2, ours, "v2", _infer(model, model)),
+            *(_triton(model, engine, name, V2) for engine, name in theirs.items()),
             Subject("bertserve", engine, GRPC_NAME, ours, GRPC, (model, model)),
-            Subject("Triton", engine, GRPC_NAME, "triton", GRPC, models),
+            *(_triton(model, engine, name, GRPC_NAME) for engine, name in theirs.items()),
         ]
     found += [
         Subject("FastAPI", ORT, HTTP, "fastapi", "embed", ("/embed", "/embed-threads")),
@@ -72,6 +78,16 @@ def subjects(model: str) -> tuple[Subject, ...]:
         Subject("infinity", TORCH, HTTP, "infinity-torch", "openai", ("/embeddings", "/embeddings")),
     ]
     return tuple(found)
+
+
+def _triton(model: str, engine: str, name: str, protocol: str) -> Subject:
+    models = (f"{model}-{name}-one", f"{model}-{name}-many")
+    form, places = (GRPC, models) if protocol == GRPC_NAME else ("v2", _infer(*models))
+    return Subject("Triton", engine, protocol, "triton", form, places)
+
+
+def _infer(one: str, many: str) -> tuple[str, str]:
+    return f"/v2/models/{one}/infer", f"/v2/models/{many}/infer"
 
 
 def find(model: str, system: str, engine: str, protocol: str) -> Subject:

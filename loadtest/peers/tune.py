@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.child import Child
 from loadtest.errors import BenchError
-from loadtest.peers.servers import TRITON_BATCH, kit_of, triton_model
+from loadtest.peers.servers import KINDS, TRITON_BATCH, kit_of, triton_model
 from loadtest.peers.subjects import MANY, ONE
 from loadtest.peers.triton import TritonServer
 from loadtest.sample import Sample, Spread
@@ -36,19 +36,17 @@ _RESULT = "-triton.json"
 def candidates(kit: Kit) -> list[TritonModel]:
     """What is tried: instances against threads, and Triton's dynamic batching.
 
-    The file for ONNX Runtime is not batch-invariant: what Triton puts together is still computed text by text.
+    What Triton puts together is computed as one batch, of ONNX Runtime's own recipe too, although that changes its
+    answers: Triton's users are not told.
     """
     cores = kit.threads
     found = []
-    for engine in ("onnxruntime", "openvino"):
+    for kind in KINDS:
         for instances, threads in ((1, cores), (cores, 1), (cores, cores)):
             for batch in (1, TRITON_BATCH):
-                name = f"{engine}-{instances}x{threads}-{batch}"
-                together = engine == "openvino" and batch > 1
+                name = f"{kind}-{instances}x{threads}-{batch}"
                 found.append(
-                    triton_model(
-                        kit, name, engine, instances=instances, threads=threads, batch=batch, together=together
-                    )
+                    triton_model(kit, name, kind, instances=instances, threads=threads, batch=batch, together=batch > 1)
                 )
     return found
 
@@ -62,12 +60,12 @@ def table(samples: Path) -> Table | None:
     rows: dict[tuple[str, ...], dict[int, str]] = {}
     for entry in json.loads(path.read_bytes()):
         batching = "no" if entry["batch"] == 1 else f"up to {entry['batch']}"
-        key = (entry["engine"], f"{entry['instances']} of {entry['threads']} threads", batching)
+        key = (entry["artifact"], f"{entry['instances']} of {entry['threads']} threads", batching)
         rows.setdefault(key, {})[entry["tokens"]] = f"{entry['p50_ms']:.2f} ms, {entry['per_s']:.0f}/s"
     return Table(
         "Configurations of Triton that were tried",
         f"p50 at 1 connection and texts a second at {MANY}, over gRPC; medians of a few short rounds.",
-        ("engine", "instances", "dynamic batching", *(f"{tokens} tokens" for tokens in lengths)),
+        ("artifact", "instances", "dynamic batching", *(f"{tokens} tokens" for tokens in lengths)),
         [[*key, *(cells.get(tokens, "") for tokens in lengths)] for key, cells in rows.items()],
         words=3,
     )
@@ -111,7 +109,7 @@ def _tried(kit: Kit, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
         for tokens in LENGTHS:
             pairs = found[tokens, model.name]
             yield {
-                "engine": model.engine,
+                "artifact": model.artifact.name,
                 "instances": model.instances,
                 "threads": model.threads,
                 "batch": model.batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.peers.subjects import GRPC_NAME, HTTP, MANY, ONE, OPENVINO, ORT, RAW, TORCH, Subject, find
+from loadtest.peers.subjects import DYNAMIC, GRPC_NAME, HTTP, MANY, ONE, OPENVINO, ORT, RAW, TORCH, V2, Subject, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     Compare = Callable[[Store, int, Subject, Subject], Spread]
 
 LENGTHS = (8, 32, 128)
-_BOTH = (HTTP, GRPC_NAME)
+_TRITON_PROTOCOLS = ((HTTP, V2), (V2, V2), (GRPC_NAME, GRPC_NAME))
+"""Of ours, and of Triton, whose only way over HTTP it is."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,15 +48,15 @@ class Aim:
         what: The comparison in words.
         figure: What is compared.
         ours: Engine of ours.
-        theirs: System and engine of the other.
+        theirs: System, engine and protocol of the other.
         asked: By the number of tokens.
-        protocol: Over which both are asked; the raw engine has none.
+        protocol: Over which ours is asked.
     """
 
     what: str
     figure: Figure
     ours: str
-    theirs: tuple[str, str]
+    theirs: tuple[str, str, str]
     asked: Mapping[int, float]
     protocol: str
 
@@ -86,34 +87,40 @@ def _at(*asked: float) -> Mapping[int, float]:
     return dict(zip(LENGTHS, asked, strict=True))
 
 
-def _over_both(
-    what: str, figure: Figure, ours: str, theirs: tuple[str, str], asked: Mapping[int, float]
-) -> tuple[Aim, ...]:
-    return tuple(Aim(what, figure, ours, theirs, asked, protocol) for protocol in _BOTH)
+def _beside_triton(what: str, figure: Figure, ours: str, theirs: str, asked: Mapping[int, float]) -> tuple[Aim, ...]:
+    return tuple(
+        Aim(what, figure, ours, ("Triton", theirs, its), asked, protocol) for protocol, its in _TRITON_PROTOCOLS
+    )
+
+
+def _over_raw(figure: Figure, protocol: str, asked: Mapping[int, float]) -> Aim:
+    return Aim("ORT over the raw engine", figure, ORT, (RAW.system, RAW.engine, RAW.protocol), asked, protocol)
 
 
 _SAME = "same engine and file as Triton"
+_OWN = "beside Triton with ORT's own INT8"
 AIMS = (
-    *_over_both(f"{_SAME}, ORT", _P50, ORT, ("Triton", ORT), _at(0.90, 0.90, 0.90)),
-    *_over_both(f"{_SAME}, OpenVINO", _P50, OPENVINO, ("Triton", OPENVINO), _at(0.90, 0.90, 0.90)),
-    *_over_both(f"{_SAME}, ORT", _PER_S, ORT, ("Triton", ORT), _at(1.15, 1.15, 1.10)),
-    *_over_both(f"{_SAME}, OpenVINO", _PER_S, OPENVINO, ("Triton", OPENVINO), _at(1.15, 1.15, 1.10)),
-    *_over_both("ORT beside Triton with ORT", _P50, ORT, ("Triton", ORT), _at(0.90, 0.95, 0.75)),
-    *_over_both("ORT beside Triton with ORT", _PER_S, ORT, ("Triton", ORT), _at(1.10, 1.15, 1.15)),
-    *_over_both("OpenVINO beside Triton with ORT", _P50, OPENVINO, ("Triton", ORT), _at(0.85, 0.90, 0.65)),
-    *_over_both("OpenVINO beside Triton with ORT", _PER_S, OPENVINO, ("Triton", ORT), _at(1.3, 1.5, 1.8)),
-    Aim("ORT beside infinity, PyTorch", _P50, ORT, ("infinity", TORCH), _at(0.20, 0.20, 0.25), HTTP),
-    Aim("ORT beside infinity, ONNX INT8", _P50, ORT, ("infinity", ORT), _at(0.20, 0.20, 0.25), HTTP),
-    Aim("ORT over the raw engine", _OVER, ORT, (RAW.system, ORT), {8: 0.30}, HTTP),
-    Aim("ORT over the raw engine", _OVER, ORT, (RAW.system, ORT), {8: 0.50}, GRPC_NAME),
-    *_over_both("ORT over the raw engine", _PER_S, ORT, (RAW.system, ORT), _at(0.65, 0.80, 0.88)),
+    *_beside_triton(f"{_SAME}, ORT", _P50, ORT, ORT, _at(0.90, 0.90, 0.90)),
+    *_beside_triton(f"{_SAME}, OpenVINO", _P50, OPENVINO, OPENVINO, _at(0.90, 0.90, 0.90)),
+    *_beside_triton(f"{_SAME}, ORT", _PER_S, ORT, ORT, _at(1.15, 1.15, 1.10)),
+    *_beside_triton(f"{_SAME}, OpenVINO", _PER_S, OPENVINO, OPENVINO, _at(1.15, 1.15, 1.10)),
+    *_beside_triton(f"ORT {_OWN}", _P50, ORT, DYNAMIC, _at(0.90, 0.95, 0.75)),
+    *_beside_triton(f"ORT {_OWN}", _PER_S, ORT, DYNAMIC, _at(1.10, 1.15, 1.15)),
+    *_beside_triton(f"OpenVINO {_OWN}", _P50, OPENVINO, DYNAMIC, _at(0.85, 0.90, 0.65)),
+    *_beside_triton(f"OpenVINO {_OWN}", _PER_S, OPENVINO, DYNAMIC, _at(1.3, 1.5, 1.8)),
+    Aim("ORT beside infinity, PyTorch", _P50, ORT, ("infinity", TORCH, HTTP), _at(0.20, 0.20, 0.25), HTTP),
+    Aim("ORT beside infinity, ONNX INT8", _P50, ORT, ("infinity", ORT, HTTP), _at(0.20, 0.20, 0.25), HTTP),
+    _over_raw(_OVER, HTTP, {8: 0.30}),
+    _over_raw(_OVER, GRPC_NAME, {8: 0.50}),
+    _over_raw(_PER_S, HTTP, _at(0.65, 0.80, 0.88)),
+    _over_raw(_PER_S, GRPC_NAME, _at(0.65, 0.80, 0.88)),
 )
 
 
 def judge(found: Store, model: str, aim: Aim) -> dict[int, Verdict]:
     """An aim's verdicts by the number of tokens."""
     ours = find(model, "bertserve", aim.ours, aim.protocol)
-    theirs = RAW if aim.theirs[0] == RAW.system else find(model, *aim.theirs, aim.protocol)
+    theirs = find(model, *aim.theirs)
     figure = aim.figure
     return {
         tokens: Verdict(

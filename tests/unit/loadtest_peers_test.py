@@ -13,7 +13,7 @@ from loadtest.errors import BenchError
 from loadtest.peers import page, servers, store, tune, verdict
 from loadtest.peers.__main__ import main, parse
 from loadtest.peers.forms import FORMS, request_bytes
-from loadtest.peers.subjects import MANY, ONE, ORT, RAW, find, subjects
+from loadtest.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
 from loadtest.sample import Sample
 from loadtest.wire import Reply
 from loadtest.workload import Bundle
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MODEL = "minilm"
 FACTS = store.Facts({"CPU": "a fast one"}, {"model": MODEL, "version": "1"}, 2.0)
-OURS, TRITON = (find(MODEL, system, ORT, "HTTP") for system in ("bertserve", "Triton"))
+OURS, TRITON = (find(MODEL, system, ORT, V2) for system in ("bertserve", "Triton"))
 
 
 def sample(p50_ms: float, per_s: float, others_percent: float = 0.0) -> Sample:
@@ -86,7 +86,7 @@ def test_the_verdict_is_yes_no_or_not_measured() -> None:
     found = {
         (aim.figure.more, tokens): one.met
         for aim in verdict.AIMS
-        if (aim.what, aim.protocol) == ("ORT beside Triton with ORT", "HTTP")
+        if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
         for tokens, one in verdict.judge(measured(round_of(0.5)), MODEL, aim).items()
     }
     assert found[False, 8] is True
@@ -139,16 +139,13 @@ def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
 
 
 def test_triton_is_tried_with_instances_threads_and_batching(tmp_path: Path) -> None:
-    """The file that is not batch-invariant is never computed as a batch."""
+    """Each artifact in every combination; what Triton puts together is computed together."""
     bundle = Bundle(
         tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
     )
-    models = tune.candidates(servers.Kit(tmp_path, bundle, bundle, tmp_path, 2))
-    assert len({model.name for model in models}) == len(models) == 12
-    assert {(model.engine, model.together) for model in models if model.batch > 1} == {
-        ("onnxruntime", False),
-        ("openvino", True),
-    }
+    models = tune.candidates(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
+    assert len({model.name for model in models}) == len(models) == 18
+    assert all(model.together == (model.batch > 1) for model in models)
     assert 'string_value: "openvino"' in models[-1].config
     assert "dynamic_batching" in models[-1].config
 
@@ -157,11 +154,11 @@ def test_what_was_tried_stands_in_a_table(tmp_path: Path) -> None:
     """A row for each configuration, a column for each length; no table where nothing was tried."""
     samples = tmp_path / "peers.json"
     assert tune.table(samples) is None
-    shared = {"engine": "openvino", "instances": 2, "threads": 1, "batch": 8, "p50_ms": 1.5, "per_s": 900.0}
+    shared = {"artifact": "model.onnx", "instances": 2, "threads": 1, "batch": 8, "p50_ms": 1.5, "per_s": 900.0}
     (tmp_path / "peers-triton.json").write_text(json.dumps([{**shared, "tokens": tokens} for tokens in (8, 32)]))
     table = tune.table(samples)
     assert table is not None
-    assert table.rows == [["openvino", "2 of 1 threads", "up to 8", "1.50 ms, 900/s", "1.50 ms, 900/s"]]
+    assert table.rows == [["model.onnx", "2 of 1 threads", "up to 8", "1.50 ms, 900/s", "1.50 ms, 900/s"]]
 
 
 def test_an_environment_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
