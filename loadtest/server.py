@@ -139,6 +139,7 @@ class BertServer(ServerProcess):
 
     Attributes:
         http_port: Its port of HTTP.
+        grpc_port: Its port of gRPC.
         grpc_target: Its `host:port` of gRPC.
     """
 
@@ -152,6 +153,7 @@ class BertServer(ServerProcess):
             *options: More words of the command line.
         """
         self.http_port, grpc_port, probe_port = free_ports(3)
+        self.grpc_port = grpc_port
         self.grpc_target = f"{HOST}:{grpc_port}"
         command = [
             str(_command()),

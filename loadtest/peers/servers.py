@@ -124,7 +124,7 @@ def triton_model(
 
 def _ours(kit: Kit, engine: str) -> Place:
     server = BertServer(kit.models, "int8", kit.threads, "--engine", engine)
-    return Place(server, server.http_port, int(server.grpc_target.rpartition(":")[2]))
+    return Place(server, server.http_port, server.grpc_port)
 
 
 def _infinity(kit: Kit, engine: str) -> Place:

@@ -39,7 +39,7 @@ def running(models: Path) -> Iterator[tuple[dict[str, Place], dict[str, Child]]]
     """A server and the measuring processes."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(BertServer(models, "int8", 1))
-        place = Place(server, server.http_port, int(server.grpc_target.rpartition(":")[2]))
+        place = Place(server, server.http_port, server.grpc_port)
         modules = {"fp32": "loadtest.raw", "raw": "loadtest.raw", "client": "loadtest.peers.client"}
         yield {"ours-ort": place}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
 
