@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _MATRICES_OF_A_LAYER = 6
 _LEVELS = 255
+_LARGE_TABLE = 1 << 20
+"""Numbers of a table of which every compiled graph would otherwise hold a copy in float32: a vocabulary's."""
 _COLUMNS, _ROWS = 1, 0
 _AXES = {("MatMul", 1): _COLUMNS, ("Gather", 0): _ROWS}
 """Where an operator takes a weight, and which way the weight is cut: one scale for each index of that axis.
@@ -137,13 +139,37 @@ def _weights(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _replace(graph: onnx.GraphProto, name: str, axis: int) -> None:
-    """Puts 8-bit values and a `DequantizeLinear` in the place of a weight; its users see the old name."""
+    """Puts 8-bit values and what scales them in the place of a weight."""
     weight = next(tensor for tensor in graph.initializer if tensor.name == name)
     graph.initializer.remove(weight)
     values, scale, zero = eight_bits(numpy_helper.to_array(weight), axis)
+    users = [node for node in graph.node if name in node.input]
+    is_looked_up = values.size >= _LARGE_TABLE and all(node.op_type == "Gather" for node in users)
+    if is_looked_up:
+        scale, zero = scale[:, None], zero[:, None].astype(np.float32)
     parts: dict[str, NDArray[Any]] = {f"{name}.values": values, f"{name}.scale": scale, f"{name}.zero": zero}
     graph.initializer.extend(numpy_helper.from_array(part, key) for key, part in parts.items())
-    graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", list(parts), [name], axis=axis))
+    if not is_looked_up:
+        graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", list(parts), [name], axis=axis))
+        return
+    for node in users:
+        made = _looked_up(node, list(parts))
+        place = list(graph.node).index(node)
+        graph.node.remove(node)
+        for offset, part in enumerate(made):
+            graph.node.insert(place + offset, part)
+
+
+def _looked_up(node: onnx.NodeProto, parts: list[str]) -> list[onnx.NodeProto]:
+    """Rows of a large table, scaled once they are found: OpenVINO would hold a scaled table in float32."""
+    make, ids, rows = onnx.helper.make_node, node.input[1], node.output[0]
+    found = [f"{rows}.{part}" for part in ("values", "scale", "zero")]
+    return [
+        *(make("Gather", [part, ids], [name]) for part, name in zip(parts, found, strict=True)),
+        make("Cast", found[:1], [f"{rows}.float"], to=onnx.TensorProto.FLOAT),
+        make("Sub", [f"{rows}.float", found[2]], [f"{rows}.steps"]),
+        make("Mul", [f"{rows}.steps", found[1]], [rows]),
+    ]
 
 
 def eight_bits(

@@ -87,6 +87,31 @@ def test_a_graph_that_lost_matrices_is_refused(raw: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_a_large_table_is_scaled_row_by_row(tmp_path: Path) -> None:
+    """Only what is looked up is ever scaled; the numbers are those of the table scaled as a whole."""
+    make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    table = np.random.default_rng(0).normal(size=(1 << 15, 32)).astype(np.float32)
+    ids = np.array([[0, 7, 32_767], [5, 5, 1]], np.int32)
+    made = onnx.helper.make_graph(
+        [make("Gather", ["table", "ids"], ["rows"]), make("Relu", ["rows"], ["answer"])],
+        "table",
+        [info("ids", onnx.TensorProto.INT32, ["texts", "tokens"])],
+        [info("answer", onnx.TensorProto.FLOAT, ["texts", "tokens", 32])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    onnx.save(
+        onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "raw.onnx",
+    )
+    openvino.quantize(tmp_path / "raw.onnx", tmp_path / "out.onnx", layers=0, cuts=None)
+    onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
+    session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
+    values, scale, zero = openvino.eight_bits(table, 0)
+    whole = (values.astype(np.float32) - zero[:, None].astype(np.float32)) * scale[:, None]
+    np.testing.assert_array_equal(session.run(None, {"ids": ids})[0], np.maximum(whole[ids], 0))
+    assert "DequantizeLinear" not in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
+
+
 def test_a_weight_with_two_users_is_kept_once(tmp_path: Path) -> None:
     """Layers may share their weights."""
     make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
