@@ -20,6 +20,7 @@ from serving.lifecycle import Lifecycle, State
 from serving.pipeline import Pipeline
 from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import ModelCosts
+from serving.status import Status
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.transport import oip
 from serving.transport.grpc.server import GrpcListener
@@ -113,7 +114,8 @@ class Server:
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
         )
-        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE)
+        status = Status(repository, lifecycle, dispatcher, metrics, lambda: self._supervisor.ready)
+        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
         api = [
             *tei.operations(pipeline, repository, settings),
             *tasks.operations(pipeline, repository, settings),

@@ -285,6 +285,11 @@ class Supervisor:
         self.engine: RemoteEngine | None = None
         self.restarts = 0
 
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine that runs said of itself; None while there is none."""
+        return self.engine.ready if self.engine else None
+
     async def run(self) -> None:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
         while True:

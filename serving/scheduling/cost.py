@@ -7,6 +7,7 @@ will take.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
@@ -59,18 +60,19 @@ class CostTable:
             if tokens <= 0 or batch <= 0 or us < 0:
                 raise ValueError("a cost point needs a positive length, a positive size and a time")
             row = measured.setdefault(tokens, {})
-            row[batch] = max(us, row.get(batch, 0.0))
+            row[batch] = min(us, row.get(batch, us))
         if not measured:
             raise ValueError("a cost table needs at least one point")
         self.tokens = sorted(measured)
         self.sizes = sorted({1, *(batch for row in measured.values() for batch in row)})
         self._rows: list[list[float]] = []
-        floor = [0.0] * len(self.sizes)
-        for tokens in self.tokens:
+        # What disturbs a measurement makes it longer, never shorter: of two that disagree the larger work is right.
+        ceiling = [math.inf] * len(self.sizes)
+        for tokens in reversed(self.tokens):
             sizes, times = zip(*sorted(measured[tokens].items()), strict=True)
-            full = accumulate([_at(sizes, times, size) for size in self.sizes], max)
-            floor = list(map(max, full, floor))
-            self._rows.append(floor)
+            full = [_at(sizes, times, size) for size in self.sizes]
+            ceiling = list(map(min, [*accumulate(reversed(full), min)][::-1], ceiling))
+            self._rows.insert(0, ceiling)
         self._known: dict[tuple[int, int], float] = {}
 
     def batch_us(self, tokens: int, batch: int) -> float:
