@@ -81,8 +81,9 @@ def measure(waiting: int, lanes: int, runs: int, seed: int = 1) -> dict[str, lis
 
 
 def _refused(scheduler: Scheduler, now: float) -> None:
+    demand = scheduler.demand(_MODEL, [40])
     try:
-        scheduler.check(scheduler.demand(_MODEL, [40]), PRIORITIES[-1], now + 0.05, now)
+        scheduler.check(demand, PRIORITIES[-1], now + 1.05 * demand.least_us / 1e6, now)
     except Overloaded:
         return
     raise AssertionError("a full queue refused nothing")

@@ -238,6 +238,8 @@ class ModelCosts:
         """
         known = self._shares.get(tokens)
         if known is None:
+            if len(self._shares) >= _KEPT_ANSWERS:
+                self._shares.clear()
             known = self._shares[tokens] = self._computed_share(tokens)
         return known
 
