@@ -1,20 +1,20 @@
 """Moves work between the queue and the engine: the only place where decisions become actions.
 
-A request's texts are queued together; whenever a lane is idle the pure `batcher` chooses what runs on it.
-Each request gets exactly one outcome: all of its texts' rows, or one error.
+A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
+gets exactly one outcome: all of its texts' rows, or one error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from serving.alarms import Alarms
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, NonFiniteOutput, NotReady
-from serving.records import Batch
-from serving.scheduling.batcher import choose
-from serving.scheduling.queue import WorkItem, WorkQueue
+from serving.records import DEFAULT_PRIORITY, Batch
+from serving.scheduling.queue import WorkItem
+from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from serving.engine.base import Engine
     from serving.records import BatchOutput, EncodedText, ModelIndex, Row
     from serving.scheduling.batcher import Assignment, Policy
+    from serving.scheduling.cost import ModelCosts
+
+
+class BatchObserver(Protocol):
+    """Who is told what becomes of batches."""
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """A batch has been given to its lane."""
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """It has ended, and held its lane for so many microseconds; 0 where its engine has gone."""
 
 
 _TOO_LATE = "the deadline passed before the answer was there"
@@ -34,15 +45,17 @@ class Ticket:
     Attributes:
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
+        started: Whether an engine has been given any of it.
     """
 
-    def __init__(self, model: ModelIndex, texts: Sequence[EncodedText]) -> None:
+    def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], now: float) -> None:
         self.items = [WorkItem(model, text, self, index) for index, text in enumerate(texts)]
         self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
-        self.submitted = time.perf_counter()
+        self.submitted = now
         self.queue_us = 0.0
         self.compute_us = 0.0
+        self.started = False
         self.alarm: Alarm | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -52,25 +65,41 @@ class Ticket:
 
 
 class Dispatcher:
-    """One device slot's queue and its engine, if it has one now."""
+    """One device slot's scheduler and its engine, if it has one now.
 
-    def __init__(self, policy: Policy, observe_batch: Callable[[int], None]) -> None:
+    Attributes:
+        scheduler: What decides.
+        misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        max_queue_tokens: int,
+        observer: BatchObserver,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Starts without an engine.
 
         Args:
-            policy: For the batcher.
-            observe_batch: Told the size of each batch that starts.
+            policy: For the scheduler.
+            max_queue_tokens: Tokens that may be in flight.
+            observer: Told of each batch.
+            clock: Seconds; the event loop's own clock, or one that goes with it, as both read CLOCK_MONOTONIC.
         """
-        self._policy = policy
-        self._observe_batch = observe_batch
+        self.scheduler = Scheduler(policy, max_queue_tokens, self._drop)
+        self.misses = {"queue": 0, "engine": 0}
+        self._observer = observer
+        self._clock = clock
         self._engine: Engine | None = None
-        self._load: list[int] = []
         self._pumping = False
         self._tickets: set[Ticket] = set()
         self._alarms = Alarms()
-        self.queue = WorkQueue()
+        self._wake: Alarm | None = None
 
-    async def run(self, model: ModelIndex, texts: Sequence[EncodedText], deadline: float) -> Ticket:
+    async def run(
+        self, model: ModelIndex, texts: Sequence[EncodedText], deadline: float, priority: int = DEFAULT_PRIORITY
+    ) -> Ticket:
         """Queues a request's texts together and waits until all are answered.
 
         A cancelled caller takes its texts out of the queue at once; what an engine already computes for it
@@ -79,35 +108,42 @@ class Dispatcher:
         Args:
             model: Which model.
             texts: At least one.
-            deadline: When the answer becomes useless, on the event loop's clock.
+            deadline: When the answer becomes useless, on the dispatcher's clock.
+            priority: The request's class.
 
         Raises:
             NotReady: There is no engine now, or the server ends.
-            DeadlineExceeded: The deadline passed first.
+            Overloaded: The answer would come after the deadline, by what waits before it.
+            DeadlineExceeded: The deadline passed first, or even an idle server could not keep it.
             EngineLost: The engine ended.
             EngineFault: The engine failed on one of the texts.
             NonFiniteOutput: It answered NaN or infinity.
         """
-        if self._engine is None:
+        engine = self._engine
+        if engine is None:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
-        if deadline <= asyncio.get_running_loop().time():
+        now = self._clock()
+        if deadline <= now:
             raise DeadlineExceeded("the deadline had passed before the request could be queued")
-        ticket = Ticket(model, texts)
-        self._tickets.add(ticket)
-        ticket.alarm = self._alarms.at(deadline, lambda: self._fail(ticket, DeadlineExceeded(_TOO_LATE)))
-        self.queue.push(ticket.items)
-        self._pump()
+        ticket = Ticket(model, texts, now)
         try:
+            assignment = self.scheduler.submit(ticket.items, priority, deadline, now)
+            self._tickets.add(ticket)
+            ticket.alarm = self._alarms.at(deadline, lambda: self._miss(ticket))
+            if assignment is not None:
+                self._run(engine, assignment, now)
+            else:
+                self._pump()
             await ticket.future
         finally:
             self._forget(ticket)
             ticket.items.clear()  # item and ticket hold one another: without this only a collection frees them
         return ticket
 
-    def engine_up(self, engine: Engine) -> None:
-        """An engine takes batches from now on."""
+    def engine_up(self, engine: Engine, costs: Sequence[ModelCosts]) -> None:
+        """An engine takes batches from now on; what they cost on it is known for each model."""
         self._engine = engine
-        self._load = [0] * len(engine.lanes)
+        self.scheduler.engine_up(len(engine.lanes), costs)
         self._pump()
 
     def engine_down(self, error: BertserveError) -> None:
@@ -127,43 +163,48 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
-        if self._pumping:
+        if self._pumping or not self.scheduler.queue.items:
             return
         self._pumping = True
         try:
-            while (
-                self._engine is not None
-                and self.queue.items
-                and (assignment := choose(self.queue, self._load, self._policy))
-            ):
-                self._start(self._engine, assignment)
+            while self._engine is not None and (assignment := self.scheduler.next(now := self._clock())):
+                self._run(self._engine, assignment, now)
         finally:
             self._pumping = False
+        self._set_wake(self.scheduler.wake_at)
 
-    def _start(self, engine: Engine, assignment: Assignment) -> None:
-        now = time.perf_counter()
+    def _set_wake(self, when: float | None) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if when is not None:
+            self._wake = self._alarms.at(when, self._pump)
+
+    def _run(self, engine: Engine, assignment: Assignment, now: float) -> None:
         items = assignment.items
-        self.queue.remove(items)
-        tokens = assignment.tokens
-        self._load[assignment.lane] += tokens
-        self._observe_batch(len(items))
         for item in items:
             ticket = _ticket(item)
+            ticket.started = True
             ticket.queue_us = max(ticket.queue_us, (now - ticket.submitted) * 1e6)
         batch = Batch(items[0].model, [item.text for item in items])
-        engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, tokens, outcome))
+        self._observer.batch_started(assignment)
+        engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, outcome))
 
-    def _done(self, engine: Engine, assignment: Assignment, tokens: int, outcome: BatchOutput | BertserveError) -> None:
+    def _done(self, engine: Engine, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
+        occupied_us = 0.0
         if engine is self._engine:
-            self._load[assignment.lane] -= tokens
+            compute_us = None if isinstance(outcome, BertserveError) else outcome.compute_us
+            occupied_us = self.scheduler.done(assignment, compute_us, self._clock())
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
-            self._retry_alone(assignment.items)
+            # One text may have failed the batch; each now runs by itself, so that only that one fails.
+            self.scheduler.put_back([item for item in assignment.items if not _ticket(item).future.done()])
         else:
             for item in assignment.items:
                 self._fail(_ticket(item), outcome)
         self._pump()
+        self._observer.batch_ended(assignment, occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
         for place, item in enumerate(items):
@@ -177,11 +218,14 @@ class Dispatcher:
             if ticket.missing == 0 and not ticket.future.done():
                 ticket.future.set_result(None)
 
-    def _retry_alone(self, items: Sequence[WorkItem]) -> None:
-        """One text may have failed the batch; each now runs by itself, so that only that one fails."""
-        for item in items:
-            item.alone = True
-        self.queue.push([item for item in reversed(items) if not _ticket(item).future.done()])
+    def _drop(self, item: WorkItem) -> None:
+        """The item's turn has come too late: nobody would wait for its answer."""
+        self._miss(_ticket(item))
+
+    def _miss(self, ticket: Ticket) -> None:
+        if not ticket.future.done():
+            self.misses["engine" if ticket.started else "queue"] += 1
+        self._fail(ticket, DeadlineExceeded(_TOO_LATE))
 
     def _fail(self, ticket: Ticket, error: BertserveError) -> None:
         if not ticket.future.done():
@@ -194,7 +238,7 @@ class Dispatcher:
             if ticket.alarm is not None:
                 ticket.alarm.cancel()
             if ticket.missing:
-                self.queue.remove(ticket.items)
+                self.scheduler.cancel(ticket.items)
 
 
 def _ticket(item: WorkItem) -> Ticket:

@@ -16,6 +16,7 @@ The mapping follows google.rpc.Code where that has a counterpart.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -27,10 +28,24 @@ class BertserveError(Exception):
     grpc_code: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, jitter: float = 0.0) -> None:
+        """Makes the failure.
+
+        Args:
+            message: For the client.
+            retry_after_s: When trying again is worth it; None where nobody knows.
+            jitter: Between 0 and 1, how much later within the same time again this client should come, so that
+                those who were refused together do not come back together.
+        """
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self._jitter = jitter
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """`retry_after_s` with its jitter, in milliseconds."""
+        return None if self.retry_after_s is None else math.ceil(self.retry_after_s * (1 + self._jitter) * 1e3)
 
 
 class InvalidRequest(BertserveError):

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from serving.lifecycle import Lifecycle
     from serving.records import A, EncodedText, InferRequest, TextInput
     from serving.repository import Repository, ServedModel
-    from serving.scheduling.admission import Admission
-    from serving.scheduling.cost import CostTable
     from serving.settings import Settings
     from serving.tasks.base import Task
     from serving.telemetry.metrics import Metrics
@@ -43,18 +41,16 @@ class Pipeline:
         settings: Settings,
         repository: Repository,
         lifecycle: Lifecycle,
-        admission: Admission,
         dispatcher: Dispatcher,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._repository = repository
         self._lifecycle = lifecycle
-        self._admission = admission
         self._dispatcher = dispatcher
+        self._scheduler = dispatcher.scheduler
         self._metrics = metrics
         self._tokenizers = asyncio.Semaphore(1)
-        self.costs: Sequence[CostTable] = ()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         """Answers a request, or raises the one error that its client gets.
@@ -69,14 +65,17 @@ class Pipeline:
         task.check(request.options, model.manifest)
         inputs = _with_prompt(request, model)
         size = task.size_bytes(model.tokenizer, inputs)
-        with self._admission.acquire(estimate_tokens(size, len(inputs))) as permit:
+        with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
+            if self._scheduler.queue.items:
+                self._check_estimate(request, model, _cautious_lengths(task, model, size, len(inputs)))
             started = time.perf_counter()
             texts = await self._encode(task, request, model, inputs, size)
             tokenize_us = (time.perf_counter() - started) * 1e6
             lengths = [len(text.ids) for text in texts]
             tokens = sum(lengths)
             permit.resize(tokens)
-            ticket = await self._dispatcher.run(model.index, texts, self._deadline(request, model, lengths))
+            deadline = self._deadline(request, model, lengths)
+            ticket = await self._dispatcher.run(model.index, texts, deadline, request.priority)
             work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
             if task.token_outputs and tokens > _INLINE_TOKENS:
                 answer = await asyncio.to_thread(task.finish, work)
@@ -99,22 +98,35 @@ class Pipeline:
         """Records a request that a transport answers with an error."""
         self._metrics.refused(error.reason)
 
+    def _check_estimate(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> None:
+        """Refuses before tokenising what would be refused after it: under overload that is nearly everything."""
+        demand = self._scheduler.demand(model.index, lengths)
+        deadline = self._deadline(request, model, lengths)
+        self._scheduler.check(demand, request.priority, deadline, time.perf_counter())
+
     async def _encode(
         self, task: Task[Any, A], request: InferRequest[A], model: ServedModel, inputs: Sequence[TextInput], size: int
     ) -> Sequence[EncodedText]:
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
         if size <= _INLINE_BYTES:
             return task.encode(model.tokenizer, inputs, request.options, truncate=cut)
-        async with self._tokenizers:
-            return await asyncio.to_thread(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
+        with self._scheduler.expecting(model.index, _cautious_lengths(task, model, size, len(inputs))):
+            async with self._tokenizers:
+                return await asyncio.to_thread(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
 
     def _deadline(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> float:
+        """When the answer becomes useless, on the clock of `request.arrival`."""
         timeout_ms = request.timeout_ms
         if timeout_ms is None:
-            predicted_us = sum(map(self.costs[model.index].alone_us, lengths)) if self.costs else 0.0
+            predicted_us = self._scheduler.plain_cost_us(model.index, lengths)
             timeout_ms = max(self._settings.default_timeout_ms, _DEADLINE_COST_FACTOR * predicted_us / 1e3)
-        elapsed_s = time.perf_counter() - request.arrival
-        return asyncio.get_running_loop().time() - elapsed_s + min(timeout_ms, self._settings.max_timeout_ms) / 1e3
+        return request.arrival + min(timeout_ms, self._settings.max_timeout_ms) / 1e3
+
+
+def _cautious_lengths(task: Task[Any, A], model: ServedModel, size_bytes: int, inputs: int) -> list[int]:
+    """The lengths that texts of so many bytes have at least: half the estimate, below which few fall."""
+    length = max(1, estimate_tokens(size_bytes, inputs) // (2 * inputs))
+    return [length if task.windows else min(length, model.manifest.max_length)] * inputs
 
 
 def _check_count(request: InferRequest[A]) -> None:

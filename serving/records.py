@@ -29,6 +29,11 @@ TokenIds = array
 ModelIndex = NewType("ModelIndex", int)
 """Position of a model in the list that the engine process was started with."""
 
+PRIORITIES = (1, 2, 3)
+"""Classes of requests; a smaller number goes first, always, as Triton counts them."""
+
+DEFAULT_PRIORITY = 2
+
 TextInput = str | tuple[str, str] | list[int]
 """One input: a text, a pair of texts, or token ids with their special tokens."""
 
@@ -189,6 +194,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         max_inputs: The limit of the route on `len(inputs)`.
         arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
         timeout_ms: The client's own limit; None means the server's default.
+        priority: One of `PRIORITIES`.
         request_id: Echoed to the client and written into logs.
     """
 
@@ -202,6 +208,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
     truncate: bool | None = None
     prompt_name: str | None = None
     timeout_ms: float | None = None
+    priority: int = DEFAULT_PRIORITY
 
 
 class EncodedText(msgspec.Struct, frozen=True):

@@ -7,10 +7,12 @@ import contextlib
 import gc
 import logging
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from serving.cost_cache import CostCache
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
 from serving.engine.supervisor import Supervisor
@@ -18,8 +20,9 @@ from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
 from serving.lifecycle import Lifecycle, State
 from serving.pipeline import Pipeline
-from serving.scheduling.admission import Admission
 from serving.scheduling.batcher import Policy
+from serving.scheduling.cost import ModelCosts
+from serving.status import Status
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.transport import oip
 from serving.transport.grpc.server import GrpcListener
@@ -41,8 +44,6 @@ log = logging.getLogger("bertserve")
 
 _REPLY_GRACE_S = 1.0
 """After the drain limit: time for the refusals of what was left to reach their clients."""
-
-_TYPICAL_TOKENS = 128
 
 _GROUP_TOKENS = 64
 """Of MiniLM, about four milliseconds on one core: short beside any deadline. With 32 clients of 8 tokens it was
@@ -82,7 +83,6 @@ class Server:
         self._repository = repository
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
-        self._admission = Admission(settings.max_queue_tokens)
         specs = [model.spec() for model in repository.models]
         policy = Policy(
             settings.max_batch_tokens,
@@ -90,30 +90,42 @@ class Server:
             narrow=[spec.narrow for spec in specs],
             group_tokens=_GROUP_TOKENS,
             prefetch_tokens=_PREFETCH_TOKENS,
+            min_batch_gain=settings.min_batch_gain,
+            fairness=settings.fairness,
+            max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         )
-        self._dispatcher = Dispatcher(policy, metrics.batch)
+        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics)
         self._pipeline = pipeline = Pipeline(
             settings=settings,
             repository=repository,
             lifecycle=lifecycle,
-            admission=self._admission,
-            dispatcher=self._dispatcher,
+            dispatcher=dispatcher,
             metrics=metrics,
         )
+        threads = settings.threads or available_cpus()
+        self._cost_cache = (
+            CostCache(settings.cache_dir, settings.backend, threads, settings.max_batch_tokens)
+            if settings.cache_dir and settings.backend != "fake"
+            else None
+        )
+        self._known_costs = [self._cost_cache.read(model) if self._cost_cache else [] for model in repository.models]
         self._supervisor = Supervisor(
             Load(
                 engine=settings.backend,
                 models=specs,
-                threads=settings.threads or available_cpus(),
+                threads=threads,
+                costs=self._known_costs,
                 fake_ms=settings.fake_ms,
                 fake_faults=settings.faults(),
+                max_batch_tokens=settings.max_batch_tokens,
             ),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
         )
-        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE)
+        status = Status(repository, lifecycle, dispatcher, metrics, lambda: self._supervisor.ready)
+        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
         api = [
             *tei.operations(pipeline, repository, settings),
             *tasks.operations(pipeline, repository, settings),
@@ -134,9 +146,7 @@ class Server:
         self._failed = asyncio.Event()
         lifecycle.subscribe(metrics.state)
         lifecycle.subscribe(self._on_state)
-        metrics.gauge("bertserve_queue_texts", "Texts that wait for an engine.", lambda: self._dispatcher.queue.items)
-        metrics.gauge("bertserve_queue_tokens", "Their tokens.", lambda: self._dispatcher.queue.tokens)
-        metrics.gauge("bertserve_admitted_tokens", "Tokens in flight.", lambda: self._admission.in_flight)
+        metrics.follow(dispatcher)
 
     async def serve(self) -> int:
         """Opens the ports, starts the engine, waits for the end; returns the exit code."""
@@ -168,9 +178,8 @@ class Server:
 
     def engine_up(self, engine: RemoteEngine) -> None:
         """A warm engine is there: take requests."""
-        self._pipeline.costs = engine.costs
-        self._admission.us_per_token = engine.costs[0].alone_us(_TYPICAL_TOKENS) / _TYPICAL_TOKENS
-        self._dispatcher.engine_up(engine)
+        self._dispatcher.engine_up(engine, self._costs(engine))
+        self._keep_costs(engine)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
@@ -178,6 +187,29 @@ class Server:
         proven = all(model.artifact.proven for model in self._repository.models)
         if self._lifecycle.to(State.READY if proven else State.DEGRADED):
             self._announce(engine)
+
+    def _costs(self, engine: RemoteEngine) -> list[ModelCosts]:
+        policy = self._dispatcher.scheduler.policy
+        return [
+            ModelCosts(
+                points,
+                narrow_lanes=len(engine.lanes) - 1,
+                batched=policy.batch_invariant[index],
+                max_batch_tokens=policy.max_batch_tokens,
+                group_tokens=policy.group_tokens,
+                min_batch_gain=policy.min_batch_gain,
+            )
+            for index, points in enumerate(engine.costs)
+        ]
+
+    def _keep_costs(self, engine: RemoteEngine) -> None:
+        """Writes what was measured into the node's cache, beside the loop: digests and `fsync` take their time."""
+        if self._cost_cache is None:
+            return
+        for model, points in zip(self._repository.models, engine.costs, strict=True):
+            if not self._known_costs[model.index]:
+                self._known_costs[model.index] = list(points)
+                threading.Thread(target=self._cost_cache.write, args=(model, list(points))).start()
 
     def engine_down(self) -> None:
         """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile."""

@@ -52,7 +52,8 @@ class Settings(BaseModel):
         description="Serve what nobody compared with PyTorch where a bundle has nothing else, and say `degraded`.",
     )
     cache_dir: Path | None = Field(
-        None, description="Where `bertserve verify --cache-dir` and `bertserve export` keep what is this node's alone."
+        None,
+        description="What is this node's alone: proofs of `bertserve verify`, engines of `export`, measured costs.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
@@ -66,7 +67,27 @@ class Settings(BaseModel):
         1024, ge=16, le=1 << 20, description="Padded tokens in a batch; bounds how long one batch holds the engine."
     )
     max_queue_tokens: int = Field(
-        524_288, ge=16, le=1 << 30, description="Tokens in flight; beyond it requests are refused with 429."
+        524_288,
+        ge=16,
+        le=1 << 30,
+        description="Tokens in flight; beyond it requests are refused with 429, as "
+        "are those whose answer would come after their deadline.",
+    )
+    min_batch_gain: float = Field(
+        0.1, ge=0, le=0.9, description="A batch is doubled as long as that makes each text cheaper by this share."
+    )
+    fairness: float = Field(
+        6.0,
+        ge=0,
+        le=1000,
+        description="For how many times its own cost later texts may overtake one; 0: first come first served.",
+    )
+    max_queue_delay_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="How long a batch that could still grow waits for company, where deadlines allow it; 0: start what "
+        "is there whenever a lane is free, which is best for latency.",
     )
     max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
     max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")

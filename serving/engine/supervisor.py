@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Done, LaneKind
     from serving.records import Batch, BatchOutput
+    from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 
@@ -143,7 +144,7 @@ class RemoteEngine:
         self._lanes: list[_Lane] = []
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
-        self.costs: list[CostTable] = []
+        self._tables: list[CostTable] = []
         self.ready: Ready | None = None
 
     @classmethod
@@ -198,10 +199,12 @@ class RemoteEngine:
         self.ready = msgspec.json.decode(payload, type=Ready)
         self.lanes = self.ready.lanes
         self._look_at_lanes()
-        self.costs = [
-            CostTable((p.tokens, p.compute_us) for p in self.ready.warm_up if p.model == model)
-            for model in range(len(load.models))
-        ]
+        self._tables = [CostTable((point.tokens, point.batch, point.us) for point in model) for model in self.costs]
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        """What each model's texts were measured to cost; empty until it is ready."""
+        return self.ready.costs if self.ready else ()
 
     @property
     def gone(self) -> bool:
@@ -222,7 +225,7 @@ class RemoteEngine:
 
     def patience_s(self, batch: Batch) -> float:
         """How long a lane may work on a batch before it is suspected to hang."""
-        predicted_s = self.costs[batch.model].alone_us(batch.padded_length) * len(batch.texts) / 1e6
+        predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
         return max(self._hang_s - 2 * _LOOK_S, _HANG_FACTOR * predicted_s)
 
     def kill(self, why: str) -> None:
@@ -281,6 +284,11 @@ class Supervisor:
         self.engine: RemoteEngine | None = None
         self.restarts = 0
 
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine that runs said of itself; None while there is none."""
+        return self.engine.ready if self.engine else None
+
     async def run(self) -> None:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
         while True:
@@ -292,6 +300,8 @@ class Supervisor:
             except EngineLost as lost:
                 log.warning("%s", lost.message)
             else:
+                # What the first life has measured holds for the next, which is wanted soon.
+                self._load = msgspec.structs.replace(self._load, costs=list(map(list, self.engine.costs)))
                 await self._watch(self.engine)
             if self._too_many_crashes():
                 self._slot.engine_failed(

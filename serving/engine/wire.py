@@ -24,6 +24,7 @@ import numpy as np
 
 from serving.engine.base import LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket
@@ -60,6 +61,8 @@ class Load(msgspec.Struct, frozen=True):
         threads: Cores to use.
         fake_ms: Delay of the fake engine.
         fake_faults: Token id to fault, for the fake engine.
+        costs: For each model what this node measured before; empty where that must be done.
+        max_batch_tokens: Padded tokens of the largest batch to measure.
     """
 
     engine: Literal["ort-cpu", "openvino", "fake"]
@@ -67,24 +70,18 @@ class Load(msgspec.Struct, frozen=True):
     threads: int
     fake_ms: float = 0.0
     fake_faults: dict[int, str] = {}
-
-
-class WarmUpPoint(msgspec.Struct, frozen=True):
-    """Median microseconds of one text of so many tokens on the wide lane, at warm-up."""
-
-    model: int
-    tokens: int
-    compute_us: float
+    costs: list[list[CostPoint]] = []
+    max_batch_tokens: int = 1024
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The engine's answer once every model is loaded and warm."""
+    """The engine's answer once every model is loaded and warm; `costs` are of each model."""
 
     engine: str
     lanes: list[LaneKind]
     threads: int
     version: str
-    warm_up: list[WarmUpPoint]
+    costs: list[list[CostPoint]]
 
 
 class Refused(msgspec.Struct, frozen=True):

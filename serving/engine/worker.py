@@ -11,11 +11,8 @@ import logging
 import os
 import signal
 import socket
-import statistics
 import sys
 import threading
-import time
-from array import array
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -23,33 +20,29 @@ import msgspec
 from serving.bundle import BundleError
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.one_by_one import OneByOne
+from serving.engine.warm_up import warm_up
 from serving.engine.wire import (
     Channel,
     Kind,
     Load,
     Ready,
     Refused,
-    WarmUpPoint,
     WireError,
     pack,
     pack_result,
     unpack_run,
 )
 from serving.errors import EngineFault
-from serving.records import Batch, EncodedText, ModelIndex
-from serving.scheduling.buckets import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.base import Backend, ModelSpec, Runner
+    from serving.engine.base import Backend, Runner
+    from serving.records import Batch
 
 log = logging.getLogger("bertserve.engine")
 
 T = TypeVar("T")
-
-_WARM_UP_RUNS = 5
-_WARM_UP_LENGTH = 8  # the shortest real texts; the rest are the buckets
 
 
 def main(descriptors: list[int]) -> None:
@@ -102,8 +95,8 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
         from serving.engine.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
 
         backend, version = OrtCpuBackend(load.models, load.threads), VERSION
-    points = warm_up(backend, load.models)
-    return backend, Ready(backend.name, list(backend.lanes()), load.threads, version, points)
+    costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
+    return backend, Ready(backend.name, list(backend.lanes()), load.threads, version, costs)
 
 
 def _openvino(load: Load) -> tuple[Backend, str]:
@@ -112,40 +105,6 @@ def _openvino(load: Load) -> tuple[Backend, str]:
     except ModuleNotFoundError:
         raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
     return OpenVinoBackend(load.models, load.threads), VERSION
-
-
-def warm_up(backend: Backend, models: list[ModelSpec]) -> list[WarmUpPoint]:
-    """Runs every lane over the lengths it will see; measures the wide one."""
-    points = []
-    for index, model in enumerate(models):
-        lengths = sorted({min(length, model.max_length) for length in (_WARM_UP_LENGTH, *BUCKETS, model.max_length)})
-        lanes = backend.lanes() if model.narrow else backend.lanes()[:1]
-        for lane in range(len(lanes)):
-            runner = backend.runner(lane)
-            for tokens in lengths:
-                compute_us = _measure(runner, _text_of(model, ModelIndex(index), tokens))
-                if lane == 0:
-                    points.append(WarmUpPoint(index, tokens, compute_us))
-    return points
-
-
-def _text_of(model: ModelSpec, index: ModelIndex, tokens: int) -> Batch:
-    middle = [(7919 * place) % model.vocab_size for place in range(1, tokens - 1)]
-    ids = array("i", [model.special_ids.get("cls", 0), *middle, model.special_ids.get("sep", 0)])
-    return Batch(index, [EncodedText(ids)])
-
-
-def _measure(runner: Runner, batch: Batch) -> float:
-    times = []
-    started = time.perf_counter()
-    for _ in range(_WARM_UP_RUNS):
-        try:
-            times.append(runner.run(batch).compute_us)
-        except EngineFault as fault:
-            raise BundleError(f"warm-up failed: {fault.message}") from fault
-        if time.perf_counter() - started > 0.1:  # noqa: PLR2004  long texts need fewer runs for a median
-            break
-    return statistics.median(times)
 
 
 def _serve(channel: Channel, runner: Runner) -> None:

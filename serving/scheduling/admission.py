@@ -6,10 +6,12 @@ then corrected to the exact count.
 
 from __future__ import annotations
 
-import math
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from serving.errors import InvalidRequest, Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _BYTES_PER_TOKEN = 4
 """Of English text in WordPiece, about; the exact count replaces the estimate."""
@@ -26,13 +28,18 @@ class Admission:
     Attributes:
         capacity: Tokens that may be in flight at once (`max_queue_tokens`).
         in_flight: Tokens admitted and not yet answered.
-        us_per_token: What an admitted token is predicted to cost, for Retry-After.
     """
 
-    def __init__(self, capacity: int, us_per_token: float = 0.0) -> None:
+    def __init__(self, capacity: int, refusal: Callable[[str], Overloaded] = Overloaded) -> None:
+        """Starts with nothing in flight.
+
+        Args:
+            capacity: See the attribute.
+            refusal: Makes the error of a request that finds no room, with a hint when to come back.
+        """
         self.capacity = capacity
         self.in_flight = 0
-        self.us_per_token = us_per_token
+        self._refusal = refusal
 
     def acquire(self, tokens: int) -> Permit:
         """Admits so many tokens.
@@ -45,20 +52,13 @@ class Admission:
         permit.resize(tokens)
         return permit
 
-    def drain_s(self) -> float:
-        """Predicted seconds until all that is admitted now is answered."""
-        return self.in_flight * self.us_per_token / 1e6
-
     def _take(self, tokens: int, held: int) -> None:
         if tokens > self.capacity:
             raise InvalidRequest(
                 f"the request has about {tokens} tokens; the server holds {self.capacity} in all: send fewer at once"
             )
         if self.in_flight - held + tokens > self.capacity:
-            raise Overloaded(
-                f"the queue holds {self.in_flight} of {self.capacity} tokens; try again later",
-                retry_after_s=max(1.0, math.ceil(self.drain_s())),
-            )
+            raise self._refusal(f"the queue holds {self.in_flight} of {self.capacity} tokens; try again later")
         self.in_flight += tokens - held
 
 

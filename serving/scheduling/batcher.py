@@ -1,8 +1,12 @@
-"""What runs next: a pure choice over the queue and the lanes.
+"""What runs next: a pure choice over the queue, the lanes, the cost table and a clock that is passed in.
 
-The item that has waited longest decides. A lone item runs on the wide lane, which answers it fastest; several
-run side by side on the narrow ones, which carry more. What is held once only runs on the wide lane, with as many
-items of the first one's bucket as the token budget holds.
+The item that goes first decides. A lone item runs on the wide lane, which answers it fastest; several run side by
+side on the narrow ones, which carry more, unless the cost table says that the wide lane's batches carry still more.
+What is held once only runs on the wide lane.
+
+A batch takes texts of the first one's bucket. It grows as long as each doubling makes a text cheaper by
+`min_batch_gain`, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
+batch would keep: of a text inside it, of one that it would leave behind, or at the head of another bucket.
 
 Short texts would keep a narrow lane waiting, and the event loop busy, for a good part of their own time. So it
 gets several at once, where so many wait that every lane has its share, and its next ones while it still works on
@@ -13,17 +17,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from serving.scheduling.cost import is_worthwhile
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from serving.scheduling.cost import ModelCosts
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 WIDE = 0
 """Lane 0 is the wide one; the others are narrow."""
+
+MOST_LOOKED_AT = 256
+"""Items of a bucket that a choice looks at, and so the largest batch."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,9 +45,13 @@ class Policy:
         max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
         batch_invariant: For each model, whether its texts may be computed together.
         narrow: For each model, whether narrow lanes run it too.
-        group_tokens: Padded tokens that a narrow lane is given at once; a single text may always run.
+        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains; a single text may always
+            run.
         prefetch_tokens: A narrow lane with fewer tokens than this before it takes more. Both are small, because
             what is given to a lane is computed even if its client goes, and waits for nothing better.
+        min_batch_gain: By what share of its cost a text must get cheaper in a batch of twice the size.
+        fairness: A text may be overtaken for so many times its own cost.
+        max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
     """
 
     max_batch_tokens: int
@@ -44,53 +59,190 @@ class Policy:
     narrow: Sequence[bool]
     group_tokens: int = 0
     prefetch_tokens: int = 0
+    min_batch_gain: float = 0.1
+    fairness: float = 6.0
+    max_queue_delay_s: float = 0.0
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A batch and the lane it runs on."""
+    """A batch and the lane it runs on.
+
+    Attributes:
+        lane: The lane.
+        items: The batch.
+        tokens: Of all its texts.
+        padded_length: Of the longest of them.
+        padding: Tokens of padding that are computed.
+        given: When the lane was given it, in seconds.
+        predicted_us: How long the lane will be held.
+        could_grow: Whether it is small only because no more waits.
+    """
 
     lane: int
     items: Sequence[WorkItem]
+    tokens: int
+    padded_length: int
+    padding: int
+    given: float
+    predicted_us: float
+    could_grow: bool = False
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all its texts."""
-        return sum([item.tokens for item in self.items])
+
+class Lanes(msgspec.Struct):
+    """What the lanes of a device slot do; lane 0 is the wide one.
+
+    Attributes:
+        load: For each, the tokens that it has been given and not answered.
+        free_at: For each, when it will probably have answered them, in seconds; of an idle one, any time that
+            has passed.
+    """
+
+    load: list[int]
+    free_at: list[float]
+
+    @classmethod
+    def idle(cls, count: int) -> Lanes:
+        """So many lanes without work."""
+        return cls([0] * count, [0.0] * count)
 
 
-def choose(queue: WorkQueue, load: Sequence[int], policy: Policy) -> Assignment | None:
+def choose(
+    queue: WorkQueue, lanes: Lanes, policy: Policy, costs: Sequence[ModelCosts], now: float
+) -> Assignment | None:
     """The next batch to start, or None where nothing can start now.
 
     Args:
         queue: What waits; it is not changed.
-        load: For each lane, the tokens it has been given and not answered; lane 0 is the wide one.
+        lanes: What they do.
         policy: Limits and models.
+        costs: Of each model.
+        now: The time, in seconds.
     """
     head = queue.head()
+    load = lanes.load
     if head is None or load[WIDE]:
         return None
     idle = not any(load)
-    if not policy.narrow[head.model] or len(load) == 1 or (idle and queue.items == 1):
-        most = queue.items if policy.batch_invariant[head.model] else 1
-        return Assignment(WIDE, _batch(queue, head, policy.max_batch_tokens, most)) if idle else None
+    known = costs[head.model]
+    if idle and queue.items == 1:
+        alone_us = known.batch_us(WIDE, head.tokens, 1)
+        return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone)
+    together = policy.batch_invariant[head.model]
+    if len(load) == 1 or _belongs_to_the_wide_lane(head, policy, known, now, idle=idle):
+        most = MOST_LOOKED_AT if together else 1
+        return _batch(queue, head, WIDE, policy, known, now, now, most) if idle else None
     lane = min(range(1, len(load)), key=load.__getitem__)
-    if load[lane] and load[lane] >= policy.prefetch_tokens:
+    ahead = load[lane] > 0
+    if ahead and (load[lane] >= policy.prefetch_tokens or 2 * queue.tokens < policy.group_tokens):
         return None
-    share = math.ceil(queue.items / (len(load) - 1))
-    group = Assignment(lane, _batch(queue, head, policy.group_tokens, share))
+    most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
+    begin = max(now, lanes.free_at[lane])
+    group = _batch(queue, head, lane, policy, known, now, begin, most)
     # A group that is sent ahead grows no more: a small one is better left to grow.
-    return group if not load[lane] or 2 * group.tokens >= policy.group_tokens else None
+    return group if not ahead or 2 * group.tokens >= policy.group_tokens else None
 
 
-def _batch(queue: WorkQueue, head: WorkItem, budget: int, most: int) -> list[WorkItem]:
-    if head.alone:
-        return [head]
-    batch: list[WorkItem] = []
-    longest = 0
-    for item in queue.peers(head):
+def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:
+    if not policy.narrow[head.model] or costs.prefers_wide(head.tokens):
+        return True
+    # Alone on the whole device it may still be in time.
+    left_us = (head.deadline - now) * 1e6
+    return idle and costs.batch_us(WIDE, head.tokens, 1) <= left_us < costs.batch_us(1, head.tokens, 1)
+
+
+def _batch(
+    queue: WorkQueue,
+    head: WorkItem,
+    lane: int,
+    policy: Policy,
+    costs: ModelCosts,
+    now: float,
+    begin: float,
+    most: int,
+) -> Assignment:
+    """The batch that the head starts: of its candidates as many as it is worth."""
+    together = policy.batch_invariant[head.model]
+    budget = policy.max_batch_tokens if together else policy.group_tokens
+    candidates, left = _candidates(queue, head, begin, most, budget)
+    longest = list(accumulate([item.tokens for item in candidates], max))
+    size = 1
+    if len(candidates) > 1:
+        free = _within(longest, policy, lane) if together else len(candidates)
+        heads = [other for other in queue.heads() if other is not head]
+        if left is not None:
+            heads.append(left)
+        size = _grown(candidates, longest, heads, free, costs, lane, begin, policy.min_batch_gain)
+    padded_length = longest[size - 1]
+    could_grow = left is None and not head.alone and size == len(candidates)
+    batch = candidates[:size]
+    tokens = sum([item.tokens for item in batch])
+    predicted_us = costs.batch_us(lane, padded_length, size)
+    padding = padded_length * size - tokens if together else 0
+    return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, could_grow)
+
+
+def _candidates(
+    queue: WorkQueue, head: WorkItem, begin: float, most: int, budget: int
+) -> tuple[list[WorkItem], WorkItem | None]:
+    """What could run with the head, itself first, and the first of its bucket that there is no room for."""
+    batch = [head]
+    longest = head.tokens
+    for item in queue.peers(head, 1 if head.alone else MOST_LOOKED_AT):
+        # A late one is dropped when its turn comes.
+        if item is head or item.alone or begin + item.least_us / 1e6 > item.deadline:
+            continue
         longest = max(longest, item.tokens)
-        if batch and (len(batch) == most or longest * (len(batch) + 1) > budget):
+        if len(batch) == most or longest * (len(batch) + 1) > budget:
+            return batch, item
+        batch.append(item)
+    return batch, None
+
+
+def _within(longest: Sequence[int], policy: Policy, lane: int) -> int:
+    """How many of the candidates a lane is given whatever they gain."""
+    if lane == WIDE:
+        return 1
+    fitting = [size for size, tokens in enumerate(longest, 1) if tokens * size <= policy.group_tokens]
+    return fitting[-1] if fitting else 1
+
+
+def _grown(
+    candidates: Sequence[WorkItem],
+    longest: Sequence[int],
+    heads: Sequence[WorkItem],
+    free: int,
+    costs: ModelCosts,
+    lane: int,
+    begin: float,
+    gain: float,
+) -> int:
+    """The size of the batch: doubled up to `free`, and beyond it while that makes its texts cheaper."""
+    most = len(candidates)
+    size, us = 1, costs.batch_us(lane, longest[0], 1)
+    tightest = min([item.deadline - item.least_us / 1e6 for item in (*candidates, *heads)])
+    while size < most:
+        larger = min(2 * size, free if size < free else most)
+        larger_us = costs.batch_us(lane, longest[larger - 1], larger)
+        if larger > free and not is_worthwhile(us, size, larger_us, larger, gain):
             break
-        if not item.alone:
-            batch.append(item)
-    return batch
+        end, later = begin + us / 1e6, begin + larger_us / 1e6
+        if later > tightest:  # mostly no deadline is near
+            behind = [*heads, candidates[larger]] if larger < most else heads
+            if _breaks(candidates, size, larger, behind, end, later):
+                break
+        size, us = larger, larger_us
+    return size
+
+
+def _breaks(
+    candidates: Sequence[WorkItem], small: int, large: int, behind: Sequence[WorkItem], end: float, later: float
+) -> bool:
+    """Whether growing from one size to another, and so ending later, breaks a deadline that was kept.
+
+    What the smaller batch leaves behind starts when that ends.
+    """
+    return (
+        any(end <= item.deadline < later for item in candidates[:small])
+        or any(end + item.least_us / 1e6 <= item.deadline < later for item in candidates[small:large])
+        or any(end <= item.deadline - item.least_us / 1e6 < later for item in behind)
+    )

@@ -1,42 +1,254 @@
-"""What a text costs: microseconds of the idle engine by its length, from what warm-up measured."""
+"""What a batch costs: microseconds by kind of lane, length and size, measured at warm-up and corrected by what is seen.
+
+A `CostTable` holds what was measured on one kind of lane. `ModelCosts` joins a model's tables and answers the
+questions that scheduling asks: what a text costs alone, what share of the device it takes under load, what a batch
+will take.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+LaneKindName = Literal["wide", "narrow"]
+
+CORRECTION_WEIGHT = 1 / 50
+"""Of each batch in what its kind of lane is corrected by: a change of the machine is learned in a second or so."""
+
+LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+MOST_OVERHEAD_US = 20_000.0
+
+_WIDE_MUST_CARRY = 0.8
+"""Cost of a text on the wide lane, over that on the narrow ones, below which the wide lane has the batches: narrow
+lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
+
+_KEPT_ANSWERS = 8192
+
+
+class CostPoint(msgspec.Struct, frozen=True):
+    """One measurement.
+
+    Attributes:
+        kind: Of the lane; a narrow one was measured with all its siblings at the same work.
+        tokens: Of each text.
+        batch: Texts.
+        us: Median time of a batch, in microseconds.
+        spread_us: Between the quartiles.
+    """
+
+    kind: LaneKindName
+    tokens: int
+    batch: int
+    us: float
+    spread_us: float = 0.0
 
 
 class CostTable:
-    """Linear between measured lengths, in proportion beyond them; never falling with length."""
+    """Microseconds of a batch; linear between what was measured, in proportion beyond it, never falling."""
 
-    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """Takes pairs of (tokens, microseconds); at least one, none at 0 tokens.
+    def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
+        """Takes triples of (tokens, texts, microseconds).
 
         Raises:
-            ValueError: No point, or one that is not positive.
+            ValueError: No point, or one that no batch can have.
         """
-        highest = 0.0
-        self._tokens: list[int] = []
-        self._us: list[float] = []
-        for tokens, us in sorted(points):
-            if tokens <= 0 or us < 0:
-                raise ValueError("a cost point needs a positive length and a time")
-            highest = max(highest, us)
-            self._tokens.append(tokens)
-            self._us.append(highest)
-        if not self._tokens:
+        measured: dict[int, dict[int, float]] = {}
+        for tokens, batch, us in points:
+            if tokens <= 0 or batch <= 0 or us < 0:
+                raise ValueError("a cost point needs a positive length, a positive size and a time")
+            row = measured.setdefault(tokens, {})
+            row[batch] = min(us, row.get(batch, us))
+        if not measured:
             raise ValueError("a cost table needs at least one point")
+        self.tokens = sorted(measured)
+        self.sizes = sorted({1, *(batch for row in measured.values() for batch in row)})
+        self._rows: list[list[float]] = []
+        # What disturbs a measurement makes it longer, never shorter: of two that disagree the larger work is right.
+        ceiling = [math.inf] * len(self.sizes)
+        for tokens in reversed(self.tokens):
+            sizes, times = zip(*sorted(measured[tokens].items()), strict=True)
+            full = [_at(sizes, times, size) for size in self.sizes]
+            ceiling = list(map(min, [*accumulate(reversed(full), min)][::-1], ceiling))
+            self._rows.insert(0, ceiling)
+        self._known: dict[tuple[int, int], float] = {}
+
+    def batch_us(self, tokens: int, batch: int) -> float:
+        """Predicted microseconds of so many texts, padded to so many tokens."""
+        known = self._known.get((tokens, batch))
+        if known is None:
+            if len(self._known) >= _KEPT_ANSWERS:
+                self._known.clear()
+            known = self._known[tokens, batch] = self._computed(tokens, batch)
+        return known
+
+    def worthwhile(self, tokens: int, most: int, gain: float) -> int:
+        """The size up to which each doubling lowers the cost per text by at least `gain`, at most `most`."""
+        size = 1
+        while 2 * size <= most and is_worthwhile(
+            self.batch_us(tokens, size), size, self.batch_us(tokens, 2 * size), 2 * size, gain
+        ):
+            size *= 2
+        return size
+
+    def _computed(self, tokens: int, batch: int) -> float:
+        column = [_at(self.sizes, row, batch) for row in self._rows]
+        return _at(self.tokens, column, tokens)
+
+
+def is_worthwhile(small_us: float, small: int, large_us: float, large: int, gain: float) -> bool:
+    """Whether a larger batch costs less per text by `gain` for each doubling, or in proportion for less than one."""
+    doublings = (large - small) / small if large < 2 * small else (large // small).bit_length() - 1
+    return large_us * small <= small_us * large * (1 - gain) ** doublings
+
+
+def _at(places: Sequence[int], values: Sequence[float], place: int) -> float:
+    """Linear between places, constant before the first, in proportion behind the last."""
+    at = bisect_left(places, place)
+    if at == len(places):
+        return values[-1] * place / places[-1]
+    if at == 0 or places[at] == place:
+        return values[at]
+    share = (place - places[at - 1]) / (places[at] - places[at - 1])
+    return values[at - 1] + share * (values[at] - values[at - 1])
+
+
+class Correction:
+    """How far the batches of one kind of lane lately were from what warm-up says.
+
+    Attributes:
+        factor: Of an engine's own time; other work on the same cores makes it grow.
+        overhead_us: What a batch holds its lane beside that: sockets, and the event loop's delay.
+        batches: So many were seen.
+    """
+
+    __slots__ = ("batches", "factor", "overhead_us")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.overhead_us = 0.0
+        self.batches = 0
+
+    def observe(self, table_us: float, compute_us: float, occupied_us: float) -> None:
+        """Learns a little of one batch; a single odd one changes little.
+
+        Args:
+            table_us: What warm-up says.
+            compute_us: What the engine spent.
+            occupied_us: How long the lane was held.
+        """
+        self.batches += 1
+        if table_us > 0:
+            seen = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
+            self.factor += CORRECTION_WEIGHT * (seen - self.factor)
+        seen = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
+        self.overhead_us += CORRECTION_WEIGHT * (seen - self.overhead_us)
+
+
+class ModelCosts:
+    """What a model's texts cost on the lanes of one device slot.
+
+    Attributes:
+        wide: Of the wide lane.
+        narrow: Of each narrow lane while its siblings work; None where the model runs on none.
+        corrections: By kind of lane, the wide one first.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CostPoint],
+        *,
+        narrow_lanes: int = 0,
+        batched: bool = True,
+        max_batch_tokens: int = 1024,
+        group_tokens: int = 0,
+        min_batch_gain: float = 0.1,
+    ) -> None:
+        """Builds the tables.
+
+        Args:
+            points: What was measured, at least one of them wide.
+            narrow_lanes: So many work side by side.
+            batched: Whether texts may be computed together.
+            max_batch_tokens: Padded tokens of a batch.
+            group_tokens: Padded tokens that a narrow lane is given at once.
+            min_batch_gain: See `CostTable.worthwhile`.
+        """
+        self.points = points
+        self.wide = CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "wide")
+        side_by_side = [(point.tokens, point.batch, point.us) for point in points if point.kind == "narrow"]
+        self.narrow = CostTable(side_by_side) if side_by_side and narrow_lanes else None
+        self.corrections = (Correction(), Correction())
+        self._narrow_lanes = narrow_lanes
+        self._batched = batched
+        self._max_batch_tokens = max_batch_tokens
+        self._group_tokens = group_tokens
+        self._gain = min_batch_gain
+        self._shares: dict[int, tuple[float, int, bool]] = {}
+
+    def batch_us(self, lane: int, tokens: int, batch: int) -> float:
+        """Predicted microseconds for which a batch holds its lane; lane 0 is the wide one."""
+        correction = self.corrections[lane > 0]
+        table = self.narrow if lane and self.narrow else self.wide
+        return table.batch_us(tokens, batch) * correction.factor + correction.overhead_us
 
     def alone_us(self, tokens: int) -> float:
-        """Predicted microseconds of one text of so many tokens on an idle engine."""
-        at = bisect_left(self._tokens, tokens)
-        if at == len(self._tokens):
-            return self._us[-1] * tokens / self._tokens[-1]
-        if at == 0:
-            return self._us[0]
-        left, right = self._tokens[at - 1], self._tokens[at]
-        share = (tokens - left) / (right - left)
-        return self._us[at - 1] + share * (self._us[at] - self._us[at - 1])
+        """Predicted microseconds of one text on an idle device."""
+        return self.batch_us(0, tokens, 1)
+
+    def least_us(self, tokens: int) -> float:
+        """The same without what makes it longer at present: what cannot be done in this time never can be."""
+        return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].factor)
+
+    def busy_us(self, tokens: int) -> float:
+        """Predicted microseconds of one text's batch while others wait."""
+        return self.batch_us(int(self.narrow is not None and not self.prefers_wide(tokens)), tokens, 1)
+
+    def share_us(self, tokens: int) -> float:
+        """Predicted microseconds of the whole device that a text takes while others wait, batched as they are then."""
+        share, batch, wide = self._share(tokens)
+        correction = self.corrections[not wide]
+        return share * correction.factor + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
+
+    def least_share_us(self, tokens: int) -> float:
+        """The same without what makes it longer at present."""
+        share, _, wide = self._share(tokens)
+        return share * min(1.0, self.corrections[not wide].factor)
+
+    def prefers_wide(self, tokens: int) -> bool:
+        """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
+        return self._share(tokens)[2]
+
+    def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
+        """Learns of a batch that was computed; see `Correction.observe`."""
+        table = self.narrow if lane and self.narrow else self.wide
+        self.corrections[lane > 0].observe(table.batch_us(tokens, batch), compute_us, occupied_us)
+
+    def _share(self, tokens: int) -> tuple[float, int, bool]:
+        """Microseconds of the device for each text, the size of the batch, and whether the wide lane has it.
+
+        By what warm-up measured alone: a lane that is used is corrected and one that is not keeps its word, so
+        that the choice between them would swing.
+        """
+        known = self._shares.get(tokens)
+        if known is None:
+            if len(self._shares) >= _KEPT_ANSWERS:
+                self._shares.clear()
+            known = self._shares[tokens] = self._computed_share(tokens)
+        return known
+
+    def _computed_share(self, tokens: int) -> tuple[float, int, bool]:
+        most = max(1, self._max_batch_tokens // tokens) if self._batched else 1
+        size = self.wide.worthwhile(tokens, most, self._gain)
+        wide = self.wide.batch_us(tokens, size) / size
+        if self.narrow is None:
+            return wide, size, True
+        group = max(1, self._group_tokens // tokens)
+        narrow = self.narrow.batch_us(tokens, group) / group / self._narrow_lanes
+        return (wide, size, True) if wide < narrow * _WIDE_MUST_CARRY else (narrow, group, False)

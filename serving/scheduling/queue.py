@@ -1,13 +1,15 @@
-"""The queue: admitted texts that wait for an engine, first come first served within each bucket."""
+"""The queue: admitted texts that wait for an engine, by priority class and within it by a key given at arrival."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from itertools import count
+from bisect import bisect_left, insort
+from collections import deque
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from serving.records import DEFAULT_PRIORITY
 from serving.scheduling.buckets import bucket_for
 
 if TYPE_CHECKING:
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, ModelIndex
 
 
-BucketKey = tuple[int, int]
-"""Model and sequence bucket."""
+BucketKey = tuple[int, int, int]
+"""Priority class, model and sequence bucket."""
 
 
 class WorkItem(msgspec.Struct, eq=False):
@@ -29,8 +31,15 @@ class WorkItem(msgspec.Struct, eq=False):
         owner: The request it belongs to; opaque here.
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
-        order: Place in the queue; smaller goes first.
-        key: Model and bucket; the queue sets it.
+        priority: Its class; smaller goes first, always.
+        key: Its place within the class, in seconds; smaller goes first. It never changes.
+        deadline: When its answer becomes useless, in seconds.
+        queued: When it was queued, in seconds.
+        least_us: What it costs at least; with less time than that left, it is not worth starting.
+        work_us: What it probably takes of the device, for predictions.
+        order: Decides between equal keys.
+        bucket: Where it waits; the queue sets it.
+        waits: Whether it is in the queue.
         tokens: Of the text; asked for often.
     """
 
@@ -39,70 +48,178 @@ class WorkItem(msgspec.Struct, eq=False):
     owner: object
     index: int
     alone: bool = False
+    priority: int = DEFAULT_PRIORITY
+    key: float = 0.0
+    deadline: float = float("inf")
+    queued: float = 0.0
+    least_us: float = 0.0
+    work_us: int = 0
     order: int = -1
-    key: BucketKey = (-1, -1)
+    bucket: BucketKey = (-1, -1, -1)
+    waits: bool = False
     tokens: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = len(self.text.ids)
 
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline cannot be kept even if it starts at once."""
+        return now + self.least_us / 1e6 > self.deadline
+
+
+Entry = tuple[float, int, WorkItem]
+
 
 class WorkQueue:
-    """A first-in first-out queue per (model, bucket); every operation takes constant time.
+    """A list for each (class, model, bucket), sorted by key.
 
-    What bounds it is admission: each item in it holds a permit.
+    Keys mostly come in ascending order, so that a sorted list takes them at its end, and unlike a heap it shows
+    more than its first item without a change. What bounds it is admission: each item in it holds a permit.
+
+    Attributes:
+        items: So many wait.
+        tokens: Theirs.
+        backlog: What they will cost.
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[BucketKey, OrderedDict[int, WorkItem]] = {}
+        self._buckets: dict[BucketKey, list[Entry]] = {}
         self._orders = count()
         self.items = 0
         self.tokens = 0
+        self.backlog = Backlog()
 
     def push(self, items: Iterable[WorkItem]) -> None:
-        """Adds items at the end.
-
-        Items that come back go to the front, as they were older than all that waits: hand them over newest first.
-        """
+        """Adds items; one that comes back takes its old place."""
         for item in items:
-            returning = item.order >= 0
-            if not returning:
+            if item.order < 0:
                 item.order = next(self._orders)
-                item.key = (item.model, bucket_for(item.tokens))
-            bucket = self._buckets.setdefault(item.key, OrderedDict())
-            bucket[item.order] = item
-            if returning:
-                bucket.move_to_end(item.order, last=False)
+                item.bucket = (item.priority, item.model, bucket_for(item.tokens))
+            entry = (item.key, item.order, item)
+            entries = self._buckets.get(item.bucket)
+            if entries is None:
+                self._buckets[item.bucket] = [entry]
+            elif entries[-1] < entry:
+                entries.append(entry)
+            else:
+                insort(entries, entry)
+            item.waits = True
             self.items += 1
             self.tokens += item.tokens
+            self.backlog.add(item)
 
     def remove(self, items: Iterable[WorkItem]) -> None:
         """Takes items out; those that are not queued any more are passed over."""
         for item in items:
-            bucket = self._buckets.get(item.key)
-            if bucket is not None and bucket.pop(item.order, None) is not None:
-                self.items -= 1
-                self.tokens -= item.tokens
-                if not bucket:
-                    del self._buckets[item.key]
+            if not item.waits:
+                continue
+            item.waits = False
+            entries = self._buckets[item.bucket]
+            at = 0 if entries[0][2] is item else bisect_left(entries, (item.key, item.order, item))
+            del entries[at]
+            if not entries:
+                del self._buckets[item.bucket]
+            self.items -= 1
+            self.tokens -= item.tokens
+            self.backlog.remove(item)
 
     def head(self) -> WorkItem | None:
-        """The item that has waited longest."""
+        """The item that goes first."""
         buckets = self._buckets
         if len(buckets) > 1:
-            return min((next(iter(bucket.values())) for bucket in buckets.values()), key=lambda item: item.order)
-        for bucket in buckets.values():
-            for item in bucket.values():
-                return item
+            return min((bucket[0], entries[0]) for bucket, entries in buckets.items())[1][2]
+        for entries in buckets.values():
+            return entries[0][2]
         return None
 
-    def peers(self, item: WorkItem) -> Iterator[WorkItem]:
-        """The items of an item's model and bucket, itself included, oldest first."""
-        return iter(self._buckets.get(item.key, {}).values())
+    def heads(self) -> list[WorkItem]:
+        """The first item of every bucket."""
+        return [entries[0][2] for entries in self._buckets.values()]
+
+    def peers(self, item: WorkItem, most: int) -> Iterator[WorkItem]:
+        """The first `most` items of a queued item's class, model and bucket, in order."""
+        for _, _, peer in islice(self._buckets.get(item.bucket, ()), most):
+            yield peer
 
     def drain(self) -> list[WorkItem]:
         """Empties the queue and returns what was in it."""
-        items = [item for bucket in self._buckets.values() for item in bucket.values()]
-        self._buckets.clear()
-        self.items = self.tokens = 0
+        items = [entry[2] for entries in self._buckets.values() for entry in entries]
+        self.remove(items)
         return items
+
+
+_SLOT_S = 0.01
+_MOST_SLOTS = 1 << 13  # more than a minute: no deadline is longer
+
+
+class Backlog:
+    """The work that waits, in microseconds of the device, by class and roughly by key."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, _Slots] = {}
+        self.total_us = 0
+
+    def add(self, item: WorkItem) -> None:
+        """Counts an item's work."""
+        slots = self._classes.get(item.priority)
+        if slots is None:
+            slots = self._classes[item.priority] = _Slots()
+        slots.add(item.key, item.work_us)
+        self.total_us += item.work_us
+
+    def remove(self, item: WorkItem) -> None:
+        """Counts it no more."""
+        self._classes[item.priority].add(item.key, -item.work_us)
+        self.total_us -= item.work_us
+
+    def ahead_us(self, priority: int, key: float) -> int:
+        """The work that goes before what has this class and key; what is about as old counts as older."""
+        ahead = 0
+        for other, slots in self._classes.items():
+            if other < priority:
+                ahead += slots.total
+            elif other == priority:
+                ahead += slots.up_to(key)
+        return ahead
+
+
+class _Slots:
+    """Work by hundredths of a second of its key. What would lie too far off lies in the last slot."""
+
+    __slots__ = ("_first", "_work", "total")
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._work: deque[int] = deque()
+        self.total = 0
+
+    def add(self, key: float, us: int) -> None:
+        slot = int(key / _SLOT_S)
+        self.total += us
+        if self.total == 0 and us < 0:
+            self._work.clear()
+            return
+        if not self._work:
+            self._first = slot
+        elif slot < self._first:
+            self._extend_left(slot)
+        at = min(max(slot - self._first, 0), _MOST_SLOTS - 1)
+        if at >= len(self._work):
+            self._work.extend([0] * (at + 1 - len(self._work)))
+        self._work[at] += us
+        while self._work and self._work[0] == 0:
+            self._work.popleft()
+            self._first += 1
+
+    def _extend_left(self, slot: int) -> None:
+        missing = min(self._first - slot, _MOST_SLOTS - len(self._work))
+        self._work.extendleft([0] * missing)
+        self._first -= missing
+
+    def up_to(self, key: float) -> int:
+        at = int(key / _SLOT_S) - self._first
+        if at < 0:
+            return 0
+        if at >= len(self._work) - 1:
+            return self.total
+        return sum(islice(self._work, at + 1))

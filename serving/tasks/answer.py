@@ -140,4 +140,4 @@ def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
     return answers
 
 
-TASK = Task("answer", _finish, check, size_bytes, encode, token_outputs=True)
+TASK = Task("answer", _finish, check, size_bytes, encode, token_outputs=True, windows=True)

@@ -79,6 +79,7 @@ class Task(Generic[O, A]):
         size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
         encode: Inputs to token ids.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
+        windows: Whether a text that is too long is read in several windows; otherwise it is cut.
     """
 
     name: TaskName
@@ -87,6 +88,7 @@ class Task(Generic[O, A]):
     size_bytes: Callable[[TextTokenizer, Sequence[TextInput]], int] = TextTokenizer.size_bytes
     encode: Encode[O] = encode_each
     token_outputs: bool = False
+    windows: bool = False
 
 
 def check_top_k(top_k: int | None, most: int) -> None:

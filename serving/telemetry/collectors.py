@@ -53,7 +53,9 @@ class Tally(Collector):
         counts: The counts; add to them.
     """
 
-    def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, name: str, text: str, label: str, registry: CollectorRegistry, counts: dict[str, int] | None = None
+    ) -> None:
         """Registers itself.
 
         Args:
@@ -61,9 +63,10 @@ class Tally(Collector):
             text: What it counts.
             label: Name of the label.
             registry: Where it is scraped.
+            counts: Counts that somebody else keeps; None for its own.
         """
         self._name, self._text, self._label = name, text, label
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, int] = Counter() if counts is None else counts
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -12,18 +13,43 @@ from serving.telemetry.collectors import Histogram, Tally, Total
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from serving.dispatch import Dispatcher
     from serving.records import Outcome
+    from serving.scheduling.batcher import Assignment
 
-_SECONDS = tuple(round(50e-6 * 1.35**step, 7) for step in range(40))
-"""50 us to 6 s in steps of 35%: near 2 ms a bucket is half a millisecond wide."""
+_SECONDS = (
+    *(round(1e-4 * step, 4) for step in range(1, 31)),
+    *(round(3e-3 * 1.25**step, 5) for step in range(1, 39)),
+)
+"""Every 0.1 ms up to 3 ms, then up to 14 s in steps of a quarter."""
+
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_RECENT_BATCHES = 128
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class BatchSeen(NamedTuple):
+    """One of the last batches; times in microseconds."""
+
+    lane: int
+    texts: int
+    tokens: int
+    padding: int
+    predicted_us: float
+    occupied_us: float
+
+
 class Metrics:
-    """Every metric of the server, in a registry of its own."""
+    """Every metric of the server, in a registry of its own.
+
+    Attributes:
+        registry: Where they are scraped.
+        recent: The last batches.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -45,6 +71,16 @@ class Metrics:
         self._batches = Histogram(
             "bertserve_batch_size", "Texts in a batch.", buckets=_BATCH_SIZES, registry=self.registry
         )
+        self._padding = Total("bertserve_padding_tokens", "Tokens of padding that were computed.", self.registry)
+        self._cost_ratio = Histogram(
+            "bertserve_batch_cost_ratio",
+            "Time that a batch held its lane, over the time predicted.",
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
+        self._predicted = Total("bertserve_batch_predicted_us", "Predicted time of all batches.", self.registry)
+        self._actual = Total("bertserve_batch_actual_us", "Their true time.", self.registry)
+        self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
         self._restarts = Total("bertserve_engine_restarts", "Deaths of the engine process.", self.registry)
         self._state = Gauge("bertserve_state", "1 for the server's state.", ["state"], registry=self.registry)
         self._requests.counts["ok"] = 0
@@ -66,9 +102,21 @@ class Metrics:
         """Records a request that got an error."""
         self._requests.counts[reason] += 1
 
-    def batch(self, size: int) -> None:
-        """Records a batch that started."""
-        self._batches.observe(size)
+    def batch_started(self, assignment: Assignment) -> None:
+        """Records a batch that has been given to its lane."""
+        self._batches.observe(len(assignment.items))
+        self._padding.value += assignment.padding
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """Records for how long it held its lane."""
+        predicted_us, texts = assignment.predicted_us, len(assignment.items)
+        if occupied_us > 0:
+            self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
+            self._predicted.value += int(predicted_us)
+            self._actual.value += int(occupied_us)
+        self.recent.append(
+            BatchSeen(assignment.lane, texts, assignment.tokens, assignment.padding, predicted_us, occupied_us)
+        )
 
     def engine_died(self) -> None:
         """Records a death of the engine process."""
@@ -79,8 +127,30 @@ class Metrics:
         for state in State:
             self._state.labels(state.value).set(state is current)
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Adds a gauge that is read when scraped."""
+    def follow(self, dispatcher: Dispatcher) -> None:
+        """Shows what a dispatcher does whenever the metrics are scraped."""
+        scheduler = dispatcher.scheduler
+        queue, admission = scheduler.queue, scheduler.admission
+        self._gauge("bertserve_queue_texts", "Texts that wait for an engine.", lambda: queue.items)
+        self._gauge("bertserve_queue_tokens", "Their tokens.", lambda: queue.tokens)
+        self._gauge("bertserve_queue_work_seconds", "Predicted work that waits.", lambda: queue.backlog.total_us / 1e6)
+        self._gauge("bertserve_admitted_tokens", "Tokens in flight.", lambda: admission.in_flight)
+        Tally(
+            "bertserve_refusals",
+            "Requests refused at admission: `queue_full`, `predicted_late` (429) or `hopeless` (504).",
+            "reason",
+            self.registry,
+            scheduler.refusals,
+        )
+        Tally(
+            "bertserve_deadline_misses",
+            "Requests admitted and not answered in time, by where their deadline met them: `queue` or `engine`.",
+            "where",
+            self.registry,
+            dispatcher.misses,
+        )
+
+    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(name, text, registry=self.registry).set_function(read)
 
     def render(self) -> bytes:

@@ -85,22 +85,12 @@ def test_a_count_beyond_the_whole_queue_is_refused_at_resize_too() -> None:
     assert admission.in_flight == 0
 
 
-def test_an_overloaded_client_is_told_when_the_queue_will_be_empty() -> None:
-    """Retry-After is the predicted time of all that is admitted, rounded up to seconds."""
-    admission = Admission(10_000, us_per_token=1000.0)
-    with admission.acquire(4200):
-        assert admission.drain_s() == pytest.approx(4.2)
-        with pytest.raises(Overloaded) as refused:
-            admission.acquire(9000)
-    assert refused.value.retry_after_s == 5
-
-
-def test_retry_after_is_never_less_than_a_second() -> None:
-    """Also while no cost is known yet."""
-    admission = Admission(10)
-    with admission.acquire(10), pytest.raises(Overloaded) as refused:
+def test_the_refusal_is_made_by_whoever_knows_when_there_will_be_room() -> None:
+    """The bound itself knows no times."""
+    admission = Admission(10, lambda message: Overloaded(message, retry_after_s=4.2))
+    with admission.acquire(10), pytest.raises(Overloaded, match="10 of 10 tokens") as refused:
         admission.acquire(1)
-    assert refused.value.retry_after_s == 1
+    assert refused.value.retry_after_s == 4.2
 
 
 steps = st.lists(st.tuples(st.sampled_from(["take", "resize", "free"]), st.integers(0, 12), st.integers(0, 5)))

@@ -4,60 +4,186 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.scheduling.cost import CostTable
+from serving.scheduling.cost import (
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    MOST_OVERHEAD_US,
+    Correction,
+    CostPoint,
+    CostTable,
+    ModelCosts,
+    is_worthwhile,
+)
+from tests.support.costs import constant, model_costs, per_token
 
-POINTS = [(8, 400.0), (16, 600.0), (64, 2400.0)]
+POINTS = [(8, 1, 400.0), (8, 2, 500.0), (8, 4, 800.0), (16, 1, 600.0), (64, 1, 2400.0)]
 
 points = st.lists(
-    st.tuples(st.integers(1, 2000), st.floats(0, 1e7, allow_nan=False, allow_subnormal=False)), min_size=1, max_size=8
+    st.tuples(st.integers(1, 2000), st.integers(1, 64), st.floats(0, 1e7, allow_nan=False, allow_subnormal=False)),
+    min_size=1,
+    max_size=12,
 )
 
 
-@pytest.mark.parametrize(("tokens", "us"), POINTS)
-def test_a_measured_length_costs_what_was_measured(tokens: int, us: float) -> None:
+@pytest.mark.parametrize(("tokens", "batch", "us"), POINTS)
+def test_what_was_measured_costs_what_was_measured(tokens: int, batch: int, us: float) -> None:
     """The table passes through its points."""
-    assert CostTable(POINTS).alone_us(tokens) == pytest.approx(us)
+    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
 
 
-@pytest.mark.parametrize(("tokens", "us"), [(12, 500.0), (32, 1200.0), (40, 1500.0)])
-def test_between_points_the_cost_is_linear(tokens: int, us: float) -> None:
-    """A length between two measured ones lies on the line between them."""
-    assert CostTable(POINTS).alone_us(tokens) == pytest.approx(us)
+@pytest.mark.parametrize(("tokens", "batch", "us"), [(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)])
+def test_between_points_the_cost_is_linear(tokens: int, batch: int, us: float) -> None:
+    """In length and in size."""
+    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
 
 
-@pytest.mark.parametrize(("tokens", "us"), [(128, 4800.0), (640, 24_000.0)])
-def test_beyond_the_longest_the_cost_grows_in_proportion(tokens: int, us: float) -> None:
-    """Twice the longest length costs twice as much."""
-    assert CostTable(POINTS).alone_us(tokens) == pytest.approx(us)
+def test_between_lengths_and_sizes_at_once() -> None:
+    """Half way between the two lengths for that size, of which one is in proportion to its last."""
+    assert CostTable(POINTS).batch_us(12, 3) == pytest.approx((650.0 + 3 * 600.0) / 2)
+
+
+@pytest.mark.parametrize(("tokens", "batch", "us"), [(128, 1, 4800.0), (8, 8, 1600.0), (128, 2, 9600.0)])
+def test_beyond_the_last_point_the_cost_grows_in_proportion(tokens: int, batch: int, us: float) -> None:
+    """Twice the longest length costs twice as much, and so does twice the largest batch."""
+    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
 
 
 def test_below_the_shortest_nothing_gets_cheaper() -> None:
     """What a run costs at least, a text of one token costs too."""
-    assert CostTable(POINTS).alone_us(1) == 400.0
+    assert CostTable(POINTS).batch_us(1, 1) == 400.0
 
 
 def test_the_order_of_points_does_not_matter() -> None:
     """Warm-up may report them as it likes."""
-    assert CostTable(reversed(POINTS)).alone_us(40) == CostTable(POINTS).alone_us(40)
+    assert CostTable(reversed(POINTS)).batch_us(40, 3) == CostTable(POINTS).batch_us(40, 3)
 
 
-def test_a_noisy_measurement_never_makes_a_longer_text_cheaper() -> None:
-    """A point below an earlier one is lifted to it."""
-    table = CostTable([(8, 900.0), (16, 500.0), (32, 1000.0)])
-    assert table.alone_us(16) == 900.0
+def test_a_noisy_measurement_never_makes_more_work_cheaper() -> None:
+    """A point above a later one was disturbed, and counts as that one."""
+    table = CostTable([(8, 1, 900.0), (8, 2, 700.0), (16, 1, 500.0), (32, 1, 1000.0)])
+    assert table.batch_us(8, 1) == 500.0
+    assert table.batch_us(8, 2) == 700.0
+    assert table.batch_us(32, 1) == 1000.0
 
 
-@given(points, st.integers(1, 5000), st.integers(1, 5000))
-@settings(derandomize=True, max_examples=300, deadline=None)
-def test_the_cost_never_falls_with_length(measured: list[tuple[int, float]], one: int, other: int) -> None:
-    """Whatever was measured, also twice at one length, the longer text costs at least as much."""
+@given(
+    points, st.tuples(st.integers(1, 5000), st.integers(1, 200)), st.tuples(st.integers(1, 5000), st.integers(1, 200))
+)
+@settings(derandomize=True, max_examples=500, deadline=None)
+def test_the_cost_never_falls(
+    measured: list[tuple[int, int, float]], one: tuple[int, int], other: tuple[int, int]
+) -> None:
+    """Whatever was measured, also twice, the longer or larger batch costs at least as much."""
     table = CostTable(measured)
-    shorter, longer = sorted((one, other))
-    assert table.alone_us(shorter) <= table.alone_us(longer) * (1 + 1e-12)
+    lengths, sizes = sorted((one[0], other[0])), sorted((one[1], other[1]))
+    assert table.batch_us(lengths[0], sizes[0]) <= table.batch_us(lengths[1], sizes[1]) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("measured", [[], [(0, 1.0)], [(-1, 1.0)], [(8, -1.0)]])
-def test_points_that_cannot_be_are_refused(measured: list[tuple[int, float]]) -> None:
-    """No points, no length, a negative time."""
+@pytest.mark.parametrize("measured", [[], [(0, 1, 1.0)], [(-1, 1, 1.0)], [(8, 0, 1.0)], [(8, 1, -1.0)]])
+def test_points_that_cannot_be_are_refused(measured: list[tuple[int, int, float]]) -> None:
+    """No points, no length, no text, a negative time."""
     with pytest.raises(ValueError, match="cost"):
         CostTable(measured)
+
+
+@pytest.mark.parametrize(
+    ("small_us", "small", "large_us", "large", "pays"),
+    [
+        (100.0, 1, 179.0, 2, True),
+        (100.0, 1, 181.0, 2, False),
+        (100.0, 4, 142.0, 6, True),
+        (100.0, 4, 143.0, 6, False),
+        (100.0, 1, 323.0, 4, True),
+        (100.0, 1, 325.0, 4, False),
+    ],
+)
+def test_a_larger_batch_pays_by_a_tenth_a_doubling(
+    small_us: float, small: int, large_us: float, large: int, *, pays: bool
+) -> None:
+    """And in proportion for less than a doubling."""
+    assert is_worthwhile(small_us, small, large_us, large, 0.1) is pays
+
+
+def test_batches_grow_as_far_as_they_pay() -> None:
+    """On a T4 at 128 tokens up to 4: 1.76, 2.50, 4.17 and 8.36 ms for 1, 2, 4 and 8 texts."""
+    table = CostTable([(128, 1, 1760), (128, 2, 2500), (128, 4, 4170), (128, 8, 8360)])
+    assert table.worthwhile(128, 64, 0.1) == 4
+    assert table.worthwhile(128, 3, 0.1) == 2
+
+
+def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
+    """Whatever there is beside it."""
+    costs = model_costs(per_token(10), per_token(18))
+    assert costs.alone_us(64) == costs.least_us(64) == 640
+    assert costs.busy_us(64) == 18 * 64
+
+
+def test_under_load_a_text_takes_its_share_of_the_device() -> None:
+    """Two narrow lanes side by side, each with a group; or a place in a batch of the wide one."""
+    assert model_costs(per_token(10), per_token(16)).share_us(64) == 512
+    assert model_costs(per_token(10, 90), per_token(10, 90), group_tokens=32).share_us(8) == (90 + 320) / 4 / 2
+    assert model_costs(constant(640)).share_us(64) == 640 / 16
+
+
+def test_the_wide_lane_is_preferred_where_it_clearly_carries_more() -> None:
+    """By a quarter at least, else the narrow ones, on which a text waits for fewer others."""
+    assert not model_costs(per_token(10), per_token(20)).prefers_wide(64)
+    assert not model_costs(per_token(10), per_token(24.9)).prefers_wide(64)
+    assert model_costs(per_token(10), per_token(25.1)).prefers_wide(64)
+    assert model_costs(per_token(10)).prefers_wide(64)
+
+
+def test_texts_that_are_not_batched_gain_nothing_from_a_table_of_batches() -> None:
+    """They run one by one on the wide lane."""
+    assert model_costs(constant(640), batched=False).share_us(64) == 640
+
+
+def test_costs_follow_what_is_observed_slowly() -> None:
+    """One odd batch changes a fiftieth; many of them all of it."""
+    costs = model_costs(per_token(10), per_token(20))
+    costs.observe(0, 64, 1, 1280.0, 1280.0)
+    assert costs.alone_us(64) == pytest.approx(640 * 1.02)
+    assert costs.busy_us(64) == 20 * 64
+    for _ in range(1000):
+        costs.observe(0, 64, 1, 1280.0, 1780.0)
+    assert costs.alone_us(64) == pytest.approx(1280 + 500, rel=1e-3)
+    assert costs.least_us(64) == 640
+
+
+def test_a_machine_that_became_faster_is_believed() -> None:
+    """What cannot be done even so never can be."""
+    costs = model_costs(per_token(10))
+    for _ in range(1000):
+        costs.observe(0, 64, 1, 320.0, 320.0)
+    assert costs.least_us(64) == pytest.approx(320, rel=1e-3)
+    assert costs.least_share_us(64) == pytest.approx(320, rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)), max_size=200))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_a_correction_stays_within_its_bounds(seen: list[tuple[float, float, float]]) -> None:
+    """Whatever the clock of a machine that stood still makes of a batch."""
+    correction = Correction()
+    for table_us, compute_us, occupied_us in seen:
+        correction.observe(table_us, compute_us, occupied_us)
+    assert LEAST_FACTOR <= correction.factor <= MOST_FACTOR
+    assert 0 <= correction.overhead_us <= MOST_OVERHEAD_US
+
+
+def test_without_a_narrow_measurement_every_lane_costs_what_the_wide_one_does() -> None:
+    """As for a model that is held once."""
+    costs = ModelCosts([CostPoint("wide", 8, 1, 100.0)], narrow_lanes=2)
+    assert costs.batch_us(1, 8, 1) == 100.0
+    assert costs.prefers_wide(8)
+
+
+def test_the_answers_that_are_kept_are_bounded() -> None:
+    """A model of any length does not fill the memory."""
+    table = CostTable(POINTS)
+    for tokens in range(1, 20_000):
+        table.batch_us(tokens, 1)
+    assert len(table._known) <= 8192
+    costs = model_costs(per_token(10))
+    for tokens in range(1, 20_000):
+        costs.share_us(tokens)
+    assert len(costs._shares) <= 8192

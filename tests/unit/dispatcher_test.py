@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import sys
 import weakref
 from array import array
 from collections import Counter
@@ -16,10 +18,19 @@ from serving.dispatch import Dispatcher, _ticket
 from serving.engine.base import LaneKind
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.engine.inline import InlineEngine
-from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
+from serving.errors import (
+    BertserveError,
+    DeadlineExceeded,
+    EngineFault,
+    EngineLost,
+    NonFiniteOutput,
+    NotReady,
+    Overloaded,
+)
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.queue import WorkItem
+from serving.scheduling.queue import WorkItem, WorkQueue
+from tests.support.costs import constant, model_costs
 from tests.support.specs import model_spec
 from tests.unit.alarms_test import VirtualLoop, now, virtually
 
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
 
     from serving.dispatch import Ticket
     from serving.engine.base import Done
+    from serving.scheduling.batcher import Assignment
+    from serving.scheduling.cost import ModelCosts
 
 SIZE = 8
 BATCHED, TEXT_BY_TEXT = ModelIndex(0), ModelIndex(1)
@@ -37,6 +50,11 @@ SPECS = [
     model_spec(size=SIZE, batch_invariant=invariant, vocab_size=2000, max_length=64)
     for invariant in POLICY.batch_invariant
 ]
+
+
+def costs() -> list[ModelCosts]:
+    """What each model's batches cost: all the same."""
+    return [model_costs(constant(100), constant(100), batched=batched) for batched in POLICY.batch_invariant]
 
 
 def pooled(ticket: Ticket) -> np.ndarray:
@@ -104,14 +122,46 @@ class ScriptedEngine:
         return [one.ids[0] for batch in self.started for one in batch.texts]
 
 
+class Sizes:
+    """Keeps the sizes of the batches.
+
+    Attributes:
+        started: Of all that started.
+        ended: Of all that ended.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.ended: list[int] = []
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """As `BatchObserver` says."""
+        self.started.append(len(assignment.items))
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """As `BatchObserver` says."""
+        assert occupied_us >= 0
+        self.ended.append(len(assignment.items))
+
+
+def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
+    """A dispatcher on the running loop's clock."""
+    return Dispatcher(POLICY, 1 << 20, sizes or Sizes(), now)
+
+
 class Bench:
     """A dispatcher with a scripted engine."""
 
     def __init__(self, lanes: int = 3) -> None:
-        self.batch_sizes: list[int] = []
-        self.dispatcher = Dispatcher(POLICY, self.batch_sizes.append)
+        self.sizes = Sizes()
+        self.dispatcher = dispatcher(self.sizes)
         self.engine = ScriptedEngine(lanes)
-        self.dispatcher.engine_up(self.engine)
+        self.dispatcher.engine_up(self.engine, costs())
+
+    @property
+    def queue(self) -> WorkQueue:
+        """What waits."""
+        return self.dispatcher.scheduler.queue
 
     async def ask(
         self, *texts: EncodedText, model: ModelIndex = BATCHED, timeout_s: float = 60.0
@@ -124,7 +174,7 @@ class Bench:
     def assert_nothing_is_left(self) -> None:
         """No request, no text and no token is still held."""
         assert self.dispatcher.requests == 0
-        assert (self.dispatcher.queue.items, self.dispatcher.queue.tokens) == (0, 0)
+        assert (self.queue.items, self.queue.tokens) == (0, 0)
 
 
 async def rows(task: asyncio.Task[Ticket]) -> list[list[float]]:
@@ -135,9 +185,9 @@ async def rows(task: asyncio.Task[Ticket]) -> list[list[float]]:
 
 def inline(faults: dict[int, Fault] | None = None, threads: int = 1) -> Dispatcher:
     """A dispatcher whose engine answers before `submit` returns."""
-    dispatcher = Dispatcher(POLICY, lambda _: None)
-    dispatcher.engine_up(InlineEngine(FakeBackend(SPECS, threads, faults=faults)))
-    return dispatcher
+    made = dispatcher()
+    made.engine_up(InlineEngine(FakeBackend(SPECS, threads, faults=faults)), costs())
+    return made
 
 
 @pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
@@ -162,7 +212,7 @@ async def test_a_thousand_batches_that_complete_at_once() -> None:
 async def test_requests_without_an_engine_are_refused_at_once() -> None:
     """With a hint to come back: an engine is being started."""
     with pytest.raises(NotReady) as refused:
-        await Dispatcher(POLICY, lambda _: None).run(BATCHED, [text(1)], now() + 1)
+        await dispatcher().run(BATCHED, [text(1)], now() + 1)
     assert refused.value.retry_after_s == 1
 
 
@@ -186,7 +236,7 @@ async def test_requests_share_a_batch() -> None:
     assert [len(batch.texts) for batch in bench.engine.started] == [1, 3]
     bench.engine.finish()
     assert [await rows(task) for task in (first, second, third)] == [[[1, 1]], [[2, 1], [3, 1]], [[4, 1]]]
-    assert bench.batch_sizes == [1, 3]
+    assert bench.sizes.started == [1, 3]
     bench.assert_nothing_is_left()
 
 
@@ -217,10 +267,11 @@ async def test_a_request_knows_its_waits() -> None:
     """The longest wait and the longest computation of its texts are told."""
     bench = Bench()
     task = await bench.ask(text(1), text(*[2] * 20))
+    await asyncio.sleep(0.5)
     bench.engine.finish_all()
     ticket = await task
     assert ticket.compute_us == 7.0
-    assert ticket.queue_us > 0
+    assert ticket.queue_us == pytest.approx(5e5)
 
 
 @virtually
@@ -234,7 +285,7 @@ async def test_one_poisonous_text_fails_its_own_request_alone() -> None:
     with pytest.raises(EngineFault):
         await poison
     assert [await rows(task) for task in tasks] == [[[number, 1]] for number in range(7)]
-    assert bench.batch_sizes == [1, 7, *[1] * 7]
+    assert bench.sizes.started == [1, 7, *[1] * 7]
     bench.assert_nothing_is_left()
 
 
@@ -246,10 +297,11 @@ async def test_retried_texts_keep_their_place() -> None:
     for number in (1, RAISES, 2):
         (await bench.ask(text(number))).add_done_callback(lambda task: task.exception())
     bench.engine.finish()
+    await asyncio.sleep(0.01)
     later = [await bench.ask(text(number)) for number in (3, 4)]
     bench.engine.finish_all()
     assert bench.engine.seen == [0, 1, RAISES, 2, 1, RAISES, 2, 3, 4]
-    assert bench.batch_sizes == [1, 3, 1, 1, 1, 2]
+    assert bench.sizes.started == [1, 3, 1, 1, 1, 2]
     assert [await rows(task) for task in later] == [[[3, 1]], [[4, 1]]]
 
 
@@ -289,7 +341,7 @@ async def test_a_row_that_is_not_finite_fails_its_own_request_alone() -> None:
     with pytest.raises(NonFiniteOutput):
         await poison
     assert [await rows(first), await rows(second)] == [[[1, 1]], [[2, 1]]]
-    assert bench.batch_sizes == [1, 3]
+    assert bench.sizes.started == [1, 3]
 
 
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
@@ -322,7 +374,7 @@ async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine() -> No
     leaver, stays = await bench.ask(text(2), text(*[2] * 30)), await bench.ask(text(3))
     leaver.cancel()
     await asyncio.sleep(0)
-    assert (bench.dispatcher.requests, bench.dispatcher.queue.items, bench.dispatcher.queue.tokens) == (2, 1, 1)
+    assert (bench.dispatcher.requests, bench.queue.items, bench.queue.tokens) == (2, 1, 1)
     bench.engine.finish_all()
     assert bench.engine.seen == [1, 3]
     assert [await rows(first), await rows(stays)] == [[[1, 1]], [[3, 1]]]
@@ -374,6 +426,78 @@ async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> N
 
 
 @virtually
+async def test_what_would_come_too_late_is_refused_at_once() -> None:
+    """It holds nothing, and those before it are not disturbed."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    first = await bench.ask(text(1))
+    late = await bench.ask(text(2), timeout_s=1.5)
+    hopeless = await bench.ask(text(3), timeout_s=0.5)
+    with pytest.raises(Overloaded) as refused:
+        await late
+    with pytest.raises(DeadlineExceeded):
+        await hopeless
+    assert now() == 0
+    assert refused.value.retry_after_s == pytest.approx(1)
+    assert bench.dispatcher.requests == 1
+    bench.engine.finish_all()
+    assert await rows(first) == [[1, 1]]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_refused_request_leaves_no_cycle_behind() -> None:
+    """Under overload there are thousands of them, and the garbage collector looks seldom."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    one = text(1)
+    gc.collect()
+    gc.disable()
+    try:
+        held = sys.getrefcount(one)
+        with pytest.raises(DeadlineExceeded):
+            await bench.dispatcher.run(BATCHED, [one, one], now() + 0.5)
+        assert sys.getrefcount(one) == held
+    finally:
+        gc.enable()
+
+
+@virtually
+async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
+    """It is told then, before its deadline, and whoever waits behind it runs."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
+    await bench.ask(text(1))
+    late, fine = await bench.ask(text(2), text(3), timeout_s=6), await bench.ask(text(*[4] * 20))
+    await asyncio.sleep(5.5)
+    bench.engine.finish()
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert now() == 5.5
+    bench.engine.finish_all()
+    assert bench.engine.seen == [1, 4]
+    assert await rows(fine) == [[4, 20]]
+    assert bench.dispatcher.misses == {"queue": 1, "engine": 0}
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_batch_that_waits_for_company_starts_by_itself() -> None:
+    """When its delay has passed, though nothing else happens."""
+    policy = dataclasses.replace(POLICY, max_queue_delay_s=0.25)
+    engine = ScriptedEngine(1)
+    delayed = Dispatcher(policy, 1 << 20, Sizes(), now)
+    delayed.engine_up(engine, costs())
+    tasks = [asyncio.create_task(delayed.run(BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
+    await asyncio.sleep(0.2)
+    assert engine.started == []
+    await asyncio.sleep(0.1)
+    assert [len(batch.texts) for batch in engine.started] == [2]
+    engine.finish()
+    assert [await rows(task) for task in tasks] == [[[1, 1]], [[2, 1]]]
+
+
+@virtually
 async def test_an_answer_in_time_disarms_the_deadline() -> None:
     """Nothing rings for a request that has its answer."""
     bench = Bench()
@@ -420,7 +544,7 @@ async def test_late_news_of_an_old_engine_changes_nothing() -> None:
     lost = await bench.ask(text(1))
     bench.dispatcher.engine_down(EngineLost("gone"))
     old, bench.engine = bench.engine, ScriptedEngine(3)
-    bench.dispatcher.engine_up(bench.engine)
+    bench.dispatcher.engine_up(bench.engine, costs())
     task = await bench.ask(text(2))
     old.finish()
     waiting = await bench.ask(text(3))
@@ -515,6 +639,9 @@ class Schedule:
             await asyncio.sleep(0)
             self.bench.engine.finish_all()
         self.bench.engine.finish_all()
+        for engine in self.engines:
+            engine.finish_all()
+        assert sorted(self.bench.sizes.started) == sorted(self.bench.sizes.ended)
         self.check()
 
     def tick(self, _one: int, _other: int) -> None:
@@ -554,7 +681,7 @@ class Schedule:
         else:
             self.bench.engine = ScriptedEngine(3)
             self.engines.append(self.bench.engine)
-            self.bench.dispatcher.engine_up(self.bench.engine)
+            self.bench.dispatcher.engine_up(self.bench.engine, costs())
         self.engine_is_up = not self.engine_is_up
 
     def check(self) -> None:

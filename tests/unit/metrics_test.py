@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.dispatch import Dispatcher
+from serving.errors import Overloaded
 from serving.lifecycle import State
-from serving.records import Outcome, Timings
+from serving.records import EncodedText, ModelIndex, Outcome, Timings
+from serving.scheduling.batcher import Assignment, Policy
+from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
+from tests.support.costs import constant, model_costs
+from tests.unit.alarms_test import now, virtually
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -24,6 +31,12 @@ def outcome(texts: int, *, truncated: int = 0) -> Outcome:
     """An answer to so many texts, with a time of its own for each stage."""
     timings = Timings(tokenize_us=100, queue_us=2000, compute_us=30_000, total_us=400_000)
     return Outcome(np.zeros((texts, 4), np.float32), "m", "1", timings, tokens=7 * texts, truncated_tokens=truncated)
+
+
+def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> Assignment:
+    """A batch of so many texts."""
+    items = [WorkItem(ModelIndex(0), EncodedText(array("i", [1])), None, 0) for _ in range(texts)]
+    return Assignment(0, items, texts, 1, padding, 0.0, predicted_us)
 
 
 def test_an_answered_request_is_recorded_once() -> None:
@@ -86,7 +99,7 @@ def test_batches_are_counted_by_size() -> None:
     """Each with the number of its texts."""
     metrics = Metrics()
     for size in (1, 8, 8):
-        metrics.batch(size)
+        metrics.batch_started(assignment(size))
     found = samples(metrics)
     assert found["bertserve_batch_size_count"] == 3
     assert found["bertserve_batch_size_sum"] == 17
@@ -110,13 +123,47 @@ def test_deaths_of_the_engine_are_counted() -> None:
     assert samples(metrics)["bertserve_engine_restarts_total"] == 1
 
 
-def test_a_gauge_is_read_when_it_is_scraped() -> None:
-    """Not when it is made."""
+def test_padding_is_counted_beside_the_tokens() -> None:
+    """So that its share can be seen."""
     metrics = Metrics()
-    waiting = [1, 2, 3]
-    metrics.gauge("bertserve_waiting", "Who waits.", lambda: len(waiting))
-    waiting.append(4)
-    assert samples(metrics)["bertserve_waiting"] == 4
+    metrics.batch_started(assignment(4, padding=5))
+    metrics.batch_started(assignment(4, padding=2))
+    assert samples(metrics)["bertserve_padding_tokens_total"] == 7
+
+
+def test_predictions_are_shown_beside_what_was() -> None:
+    """Each batch's ratio, and both sums; a batch of an engine that has gone has no time."""
+    metrics = Metrics()
+    for occupied_us in (900.0, 1300.0, 0.0):
+        metrics.batch_ended(assignment(1, predicted_us=1000.0), occupied_us)
+    found = samples(metrics)
+    assert found["bertserve_batch_cost_ratio_count"] == 2
+    assert found["bertserve_batch_cost_ratio_bucket{le=1.0}"] == 1
+    assert found["bertserve_batch_predicted_us_total"] == 2000
+    assert found["bertserve_batch_actual_us_total"] == 2200
+    assert [batch.occupied_us for batch in metrics.recent] == [900.0, 1300.0, 0.0]
+
+
+@virtually
+async def test_the_queue_is_read_when_it_is_scraped() -> None:
+    """What waits now, what was refused and which deadlines were missed so far."""
+    metrics = Metrics()
+    dispatcher = Dispatcher(Policy(64, [True], [False]), 100, metrics, now)
+    metrics.follow(dispatcher)
+    scheduler = dispatcher.scheduler
+    scheduler.engine_up(1, [model_costs(constant(10_000))])
+    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), None, 0) for _ in range(2)]
+    scheduler.submit(items, 2, 1.0, 0.0)
+    dispatcher.misses["queue"] += 1
+    with scheduler.admission.acquire(60), pytest.raises(Overloaded):
+        scheduler.admission.acquire(41)
+    found = samples(metrics)
+    assert found["bertserve_queue_texts"] == 2
+    assert found["bertserve_queue_tokens"] == 16
+    assert found["bertserve_queue_work_seconds"] == 2 * 157e-6  # 64 share 10 ms, each rounded up
+    assert found["bertserve_refusals_total{reason=queue_full}"] == 1
+    assert found["bertserve_refusals_total{reason=predicted_late}"] == 0
+    assert found["bertserve_deadline_misses_total{where=queue}"] == 1
 
 
 def test_registries_are_independent() -> None:

@@ -94,8 +94,7 @@ async def test_an_engine_comes_up_warm() -> None:
         assert list(engine.lanes) == [LaneKind.WIDE]
         assert engine.ready is not None
         assert (engine.ready.engine, engine.ready.threads) == ("fake", 1)
-        assert [point.tokens for point in engine.ready.warm_up] == [8, 16, 32]
-        assert engine.costs[0].alone_us(32) >= engine.costs[0].alone_us(8) >= 0
+        assert [point.tokens for point in engine.costs[0] if point.batch == 1] == [8, 16, 32]
 
 
 @asynchronous

@@ -23,6 +23,7 @@ from serving.errors import (
     SlowRequest,
     UnsupportedMediaType,
 )
+from serving.transport.grpc.details import retry_details
 from serving.transport.grpc.frames import Code, StreamFault
 from serving.transport.grpc.guard import answer
 from serving.transport.grpc.headers import block, size_of, status_field
@@ -273,8 +274,9 @@ def _refusal(error: BertserveError) -> bytes:
         ("grpc-message", quote(error.message[:_MESSAGE_CHARACTERS], safe=_PLAIN)),
         ("bertserve-reason", error.reason),
     ]
-    if error.retry_after_s is not None:
-        fields.append(("retry-after-ms", str(round(error.retry_after_s * 1e3))))
+    if (after_ms := error.retry_after_ms) is not None:
+        details = retry_details(STATUS[error.grpc_code], error.message, after_ms)
+        fields += [("retry-after-ms", str(after_ms)), ("grpc-status-details-bin", details)]
     if isinstance(error, UnsupportedMediaType):
         fields.append(("grpc-accept-encoding", "identity"))
     return block(fields)

@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import InvalidRequest, ModelNotFound
-from serving.records import EmbedOptions, InferRequest
+from serving.records import DEFAULT_PRIORITY, EmbedOptions, InferRequest
 from serving.transport import oip
 from serving.transport.grpc import inference_pb2 as pb
 from serving.transport.grpc.calls import Method
+from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
     from serving.lifecycle import Lifecycle
@@ -90,6 +91,7 @@ class InferenceService:
                 version=request.model_version,
                 truncate=_truncate(request),
                 timeout_ms=_timeout_ms(request, call),
+                priority=_priority(request),
             )
         )
         call.set_trailing_metadata(_trailers(outcome))
@@ -144,6 +146,14 @@ def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
         if timeout_us := getattr(parameter, choice):
             limits.append(timeout_us / _US_PER_MS)
     return min(limits, default=None)
+
+
+def _priority(request: pb.ModelInferRequest) -> int:
+    if "priority" not in request.parameters:
+        return DEFAULT_PRIORITY
+    parameter = request.parameters["priority"]
+    choice = parameter.WhichOneof("parameter_choice")
+    return priority_of(getattr(parameter, choice) if choice else None, "the parameter `priority`")
 
 
 def _trailers(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:

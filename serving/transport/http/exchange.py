@@ -26,7 +26,9 @@ from serving.errors import (
     MethodNotAllowed,
     UnsupportedMediaType,
 )
+from serving.records import DEFAULT_PRIORITY
 from serving.transport.http.faults import error_body, status_of
+from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
     from serving.records import Outcome
@@ -37,6 +39,7 @@ JSON = b"application/json"
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
+_DIGIT = re.compile(rb"[0-9]")
 _serial = itertools.count(1)
 _process = os.urandom(6).hex()
 
@@ -91,6 +94,17 @@ class HttpRequest(msgspec.Struct):
         if not _TIMEOUT.fullmatch(given) or float(given) <= 0:
             raise InvalidRequest("the header X-Request-Timeout-Ms must be a positive number of milliseconds")
         return float(given)
+
+    def priority(self) -> int:
+        """`X-Request-Priority`.
+
+        Raises:
+            InvalidRequest: It is no class of requests.
+        """
+        given = self.headers.get(b"x-request-priority")
+        if given is None:
+            return DEFAULT_PRIORITY
+        return priority_of(int(given) if _DIGIT.fullmatch(given) else None, "the header X-Request-Priority")
 
     def refuse_encoding(self) -> None:
         """Refuses a compressed body: what it would grow to is not known before it is read.
@@ -165,8 +179,9 @@ def outcome_headers(outcome: Outcome[Any]) -> Headers:
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     """The reply that an error becomes on a path."""
     headers: Headers = []
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if (after_ms := error.retry_after_ms) is not None:
+        seconds = max(1, math.ceil(error.retry_after_s or 0))
+        headers += [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % after_ms)]
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     return HttpReply(error_body(path, error, identity), status_of(path, error), headers=headers)

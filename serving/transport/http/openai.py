@@ -86,6 +86,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 model=message.model if several else None,
                 options=EmbedOptions(normalize=True, dimensions=message.dimensions),
                 timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
             )
         )
         body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)

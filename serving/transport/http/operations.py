@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -20,7 +20,9 @@ _PAGE = Path(__file__).parents[2] / "web" / "index.html"
 TAG = "Operations"
 
 
-def probes(lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_type: str) -> list[Operation]:
+def probes(
+    lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_type: str, status: Callable[[], dict[str, Any]]
+) -> list[Operation]:
     """What the metrics port serves, and the main port too."""
 
     async def livez(_: HttpRequest) -> HttpReply:
@@ -32,10 +34,14 @@ def probes(lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_ty
     async def metrics(_: HttpRequest) -> HttpReply:
         return HttpReply(render_metrics(), content_type=metrics_type.encode())
 
+    async def show_status(_: HttpRequest) -> HttpReply:
+        return HttpReply(orjson.dumps(status()))
+
     return [
         Operation("GET", "/livez", livez, "200 unless the server should be restarted.", TAG),
         Operation("GET", "/readyz", readyz, "200 while new requests should come here.", TAG),
         Operation("GET", "/metrics", metrics, "Prometheus metrics.", TAG),
+        Operation("GET", "/status", show_status, "State, queue, admission, costs and the last batches.", TAG),
     ]
 
 

@@ -146,6 +146,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 max_inputs=settings.max_client_batch_size,
                 truncate=truncate,
                 timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
             )
         )
 

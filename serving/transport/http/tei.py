@@ -146,6 +146,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 truncate=message.truncate,
                 prompt_name=message.prompt_name,
                 timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
             )
         )
         body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -163,6 +164,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 options=ClassifyOptions("none" if message.raw_scores else None),
                 truncate=message.truncate,
                 timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
             )
         )
         # A list that holds a list is a batch, also of one.
@@ -182,6 +184,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 options=RerankOptions(message.raw_scores),
                 truncate=message.truncate,
                 timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
             )
         )
         ranks = [

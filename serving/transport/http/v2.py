@@ -13,6 +13,7 @@ from serving.records import EmbedOptions, InferRequest
 from serving.transport import oip
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
+from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A request for inference. Parameters read: `timeout` (microseconds), `truncate`, `binary_data_output`."""
+    """A request; parameters read: `timeout` (microseconds), `priority`, `truncate`, `binary_data_output`."""
 
     inputs: list[InputTensor]
     id: str | None = None
@@ -145,7 +146,8 @@ def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle,
                 model=http.path_parameter("model"),
                 version=http.path_parameter("version"),
                 truncate=_flag(message.parameters, "truncate"),
-                timeout_ms=_timeout_ms(message.parameters) or http.timeout_ms(),
+                timeout_ms=_timeout_ms(message.parameters, http),
+                priority=_priority(message.parameters, http),
             )
         )
         return _reply(message, outcome)
@@ -209,13 +211,21 @@ def _flag(parameters: dict[str, Any], name: str) -> bool | None:
     return value
 
 
-def _timeout_ms(parameters: dict[str, Any]) -> float | None:
+def _timeout_ms(parameters: dict[str, Any], http: HttpRequest) -> float | None:
+    """The smaller of the header's limit and the parameter's."""
+    limits = [limit for limit in (http.timeout_ms(),) if limit is not None]
     value = parameters.get("timeout")
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
-    return value / _US_PER_MS or None
+    if value is not None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
+        limits += [value / _US_PER_MS] if value else []
+    return min(limits, default=None)
+
+
+def _priority(parameters: dict[str, Any], http: HttpRequest) -> int:
+    if "priority" in parameters:
+        return priority_of(parameters["priority"], "the parameter `priority`")
+    return http.priority()
 
 
 def _reply(message: InferMessage, outcome: Outcome[NDArray[np.float32]]) -> HttpReply:

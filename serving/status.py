@@ -1,0 +1,128 @@
+"""What the server knows of itself, for `/status`: state, engine, queue, admission, costs and the last batches."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.dispatch import Dispatcher
+    from serving.engine.wire import Ready
+    from serving.lifecycle import Lifecycle
+    from serving.repository import Repository, ServedModel
+    from serving.scheduling.cost import ModelCosts
+    from serving.telemetry.metrics import BatchSeen, Metrics
+
+_DIGITS = 1
+
+
+class Status:
+    """Looks when it is asked; nothing of it is kept."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        engine: Callable[[], Ready | None],
+    ) -> None:
+        """Names what it looks at.
+
+        Args:
+            repository: The models.
+            lifecycle: The state.
+            dispatcher: The queue, admission and costs.
+            metrics: The last batches.
+            engine: What the engine said of itself; None while there is none.
+        """
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._engine = engine
+
+    def report(self) -> dict[str, Any]:
+        """All of it, ready for JSON; times in milliseconds or microseconds as their names say."""
+        scheduler = self._dispatcher.scheduler
+        queue, admission = scheduler.queue, scheduler.admission
+        return {
+            "state": self._lifecycle.state,
+            "engine": _engine(self._engine()),
+            "queue": {
+                "requests": self._dispatcher.requests,
+                "texts": queue.items,
+                "tokens": queue.tokens,
+                "work_ms": round(queue.backlog.total_us / 1e3, _DIGITS),
+            },
+            "admission": {
+                "tokens": admission.in_flight,
+                "most_tokens": admission.capacity,
+                "drain_ms": round(scheduler.drain_s(time.perf_counter()) * 1e3, _DIGITS),
+                "refusals": scheduler.refusals,
+                "deadline_misses": self._dispatcher.misses,
+            },
+            "lanes": [{"tokens": tokens} for tokens in scheduler.lanes.load],
+            "batches": _batches(list(self._metrics.recent)),
+            "models": [
+                _model(model, scheduler.costs[model.index] if scheduler.costs else None)
+                for model in self._repository.models
+            ],
+        }
+
+
+def _engine(ready: Ready | None) -> dict[str, Any] | None:
+    if ready is None:
+        return None
+    lanes = [str(kind) for kind in ready.lanes]
+    return {"name": ready.engine, "version": ready.version, "threads": ready.threads, "lanes": lanes}
+
+
+def _batches(seen: Sequence[BatchSeen]) -> dict[str, Any]:
+    """The last batches, summed up."""
+    tokens, padding = sum(batch.tokens for batch in seen), sum(batch.padding for batch in seen)
+    timed = [batch for batch in seen if batch.occupied_us > 0]
+    return {
+        "count": len(seen),
+        "mean_texts": round(sum(batch.texts for batch in seen) / max(1, len(seen)), 2),
+        "padding_share": round(padding / max(1, tokens + padding), 4),
+        "predicted_ms": round(sum(batch.predicted_us for batch in timed) / 1e3, _DIGITS),
+        "actual_ms": round(sum(batch.occupied_us for batch in timed) / 1e3, _DIGITS),
+    }
+
+
+def _model(model: ServedModel, costs: ModelCosts | None) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "version": model.version,
+        "task": model.manifest.task,
+        "precision": model.artifact.precision,
+        "costs": _costs(costs) if costs else None,
+    }
+
+
+def _costs(costs: ModelCosts) -> dict[str, Any]:
+    """What was measured, and what is predicted now."""
+    return {
+        "corrections": {
+            kind: {
+                "factor": round(correction.factor, 3),
+                "overhead_us": round(correction.overhead_us, _DIGITS),
+                "batches": correction.batches,
+            }
+            for kind, correction in zip(("wide", "narrow"), costs.corrections, strict=True)
+        },
+        "table": [
+            {
+                "kind": point.kind,
+                "tokens": point.tokens,
+                "texts": point.batch,
+                "measured_us": round(point.us, _DIGITS),
+                "spread_us": round(point.spread_us, _DIGITS),
+                "predicted_us": round(costs.batch_us(int(point.kind == "narrow"), point.tokens, point.batch), _DIGITS),
+            }
+            for point in costs.points
+        ],
+    }

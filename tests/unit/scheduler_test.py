@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import heapq
+from array import array
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BertserveError, DeadlineExceeded, Overloaded
+from serving.records import DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
+from serving.scheduling.batcher import WIDE, Policy
+from serving.scheduling.queue import WorkItem
+from serving.scheduling.scheduler import Scheduler
+from tests.support.costs import constant, model_costs, per_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.scheduling.batcher import Assignment
+    from serving.scheduling.cost import ModelCosts
+
+FIRST = ModelIndex(0)
+ONE_LANE = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False])
+TEN_MS = constant(10_000)
+
+
+def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
+    """Texts of these lengths, of one request."""
+    texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
+    return [WorkItem(ModelIndex(model), text, owner, index) for index, text in enumerate(texts)]
+
+
+def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:
+    """A scheduler over an engine with one lane, whose batches cost what `cost` says."""
+    scheduler = Scheduler(policy, 1 << 20, lambda _: None, jitter=lambda: 0.0)
+    scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=policy.max_batch_tokens)])
+    return scheduler
+
+
+def submit(
+    scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
+) -> list[WorkItem]:
+    """Queues a request."""
+    request = items(*lengths)
+    scheduler.submit(request, priority, now + timeout, now)
+    return request
+
+
+def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
+    """On the wide lane, without a turn in the queue."""
+    scheduler = one_lane()
+    started = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    assert started is not None
+    assert (started.lane, started.tokens, started.predicted_us) == (WIDE, 8, 10_000)
+    assert (scheduler.queue.items, scheduler.lanes.load) == (0, [8])
+    assert scheduler.next(0.0) is None
+    assert scheduler.done(started, 9_000, 0.0095) == pytest.approx(9_500)
+    assert scheduler.lanes.load == [0]
+
+
+def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
+    """Three requests in one batch, once the engine is free."""
+    scheduler = one_lane()
+    first = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    waiting = [text for _ in range(3) for text in submit(scheduler, 8)]
+    assert first is not None
+    assert scheduler.next(0.001) is None
+    scheduler.done(first, 10_000, 0.01)
+    batch = scheduler.next(0.01)
+    assert batch is not None
+    assert batch.items == waiting
+    assert scheduler.queue.items == 0
+
+
+def test_a_short_text_overtakes_a_long_one_for_a_while_only() -> None:
+    """Six times its own cost: 1 ms against 8 ms with all the time of the world."""
+    for later_s, first in ((0.030, 8), (0.045, 64)):
+        scheduler = one_lane(per_token(125))
+        submit(scheduler, 8)
+        submit(scheduler, 64)
+        submit(scheduler, 8, now=later_s)
+        head = scheduler.queue.head()
+        assert head is not None
+        assert head.tokens == first
+
+
+def test_a_near_deadline_goes_before_a_far_one() -> None:
+    """The latest start that keeps it is the key, if that is sooner."""
+    scheduler = one_lane(per_token(125))
+    submit(scheduler, 8)
+    submit(scheduler, 64)
+    (hurried,) = submit(scheduler, 65, timeout=0.045)
+    assert scheduler.queue.head() is hurried
+
+
+def test_an_earlier_class_goes_first() -> None:
+    """However much waits in the others."""
+    scheduler = one_lane()
+    submit(scheduler, 8)
+    submit(scheduler, 8)
+    (urgent,) = submit(scheduler, 200, priority=1)
+    assert scheduler.queue.head() is urgent
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(0.005, DeadlineExceeded), (0.015, Overloaded), (0.025, None)])
+def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error: type[BertserveError] | None) -> None:
+    """A batch takes 10 ms and one has just begun: 5 ms can never be kept, 15 ms not now, 25 ms can."""
+    scheduler = one_lane()
+    submit(scheduler, 8)
+    if error is None:
+        assert submit(scheduler, 8, timeout=timeout)
+        return
+    with pytest.raises(error):
+        submit(scheduler, 8, timeout=timeout)
+    assert scheduler.queue.items == 0
+    assert sum(scheduler.refusals.values()) == 1
+
+
+def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
+    """Before any work."""
+    scheduler = one_lane()
+    with pytest.raises(DeadlineExceeded, match=r"about 10\.0 ms for this request, and 5\.0 ms are left"):
+        submit(scheduler, 8, timeout=0.005)
+    with pytest.raises(DeadlineExceeded):
+        submit(scheduler, *[256] * 8, timeout=0.015)
+    assert scheduler.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
+
+
+def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:
+    """The rest of what runs and all that waits."""
+    scheduler = one_lane(per_token(125))
+    submit(scheduler, 64)
+    for _ in range(10):
+        submit(scheduler, 64)
+    with pytest.raises(Overloaded) as refused:
+        submit(scheduler, 64, now=0.004, timeout=0.05)
+    assert refused.value.retry_after_s == pytest.approx(0.084, abs=0.001)
+    assert refused.value.retry_after_ms == pytest.approx(84, abs=1)
+    assert scheduler.drain_s(0.004) == refused.value.retry_after_s
+
+
+def test_those_who_are_refused_together_come_back_apart() -> None:
+    """Up to twice as late, as the jitter says."""
+    scheduler = one_lane()
+    scheduler._jitter = lambda: 0.5
+    assert Overloaded("", retry_after_s=2.0, jitter=0.5).retry_after_ms == 3000
+    assert scheduler.overloaded("full").retry_after_ms == 30
+
+
+def test_an_earlier_class_does_not_wait_for_the_later_ones() -> None:
+    """Neither in the queue nor in the prediction."""
+    scheduler = one_lane(per_token(125))
+    for _ in range(50):
+        submit(scheduler, 64)
+    with pytest.raises(Overloaded):
+        submit(scheduler, 8, timeout=0.1, priority=3)
+    assert submit(scheduler, 8, timeout=0.1, priority=1)
+
+
+def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
+    """A text that is being tokenised in a thread will be there before the next one."""
+    scheduler = one_lane(per_token(125))
+    submit(scheduler, 64)
+    with scheduler.expecting(FIRST, [64] * 10):
+        assert scheduler.drain_s(0.0) == pytest.approx(0.088)
+        with pytest.raises(Overloaded):
+            submit(scheduler, 64, timeout=0.09)
+    assert submit(scheduler, 64, timeout=0.09)
+
+
+def test_the_items_of_a_request_are_queued_together_or_not_at_all() -> None:
+    """Eight texts of 8 ms are refused where four would have been taken."""
+    scheduler = one_lane(per_token(125))
+    submit(scheduler, 64)
+    with pytest.raises(Overloaded):
+        submit(scheduler, *[64] * 8, timeout=0.07)
+    assert scheduler.queue.items == 0
+    assert len(submit(scheduler, *[64] * 4, timeout=0.07)) == scheduler.queue.items == 4
+
+
+def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
+    """It is told, never run, and what waits behind it runs."""
+    dropped: list[WorkItem] = []
+    scheduler = Scheduler(ONE_LANE, 1 << 20, dropped.append)
+    scheduler.engine_up(1, [model_costs(per_token(1000))])
+    first = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    (late,), (fine,) = submit(scheduler, 8, timeout=0.02), submit(scheduler, 9)
+    assert first is not None
+    scheduler.done(first, 8_000, 0.013)
+    batch = scheduler.next(0.013)
+    assert batch is not None
+    assert (dropped, list(batch.items)) == ([late], [fine])
+
+
+def test_what_is_cancelled_is_gone_at_once() -> None:
+    """With its tokens and its work."""
+    scheduler = one_lane()
+    submit(scheduler, 8)
+    request = submit(scheduler, 8, 9, 10)
+    scheduler.cancel(request)
+    assert (scheduler.queue.items, scheduler.queue.tokens, scheduler.queue.backlog.total_us) == (0, 0, 0)
+
+
+def test_costs_are_corrected_by_what_is_seen() -> None:
+    """Batches that take twice as long as predicted move the prediction towards it, and refusals with it."""
+    scheduler = one_lane()
+    now = 0.0
+    for _ in range(200):
+        started = scheduler.submit(items(8), DEFAULT_PRIORITY, now + 1, now)
+        assert started is not None
+        now += 0.025
+        scheduler.done(started, 20_000, now)
+    assert started.predicted_us == pytest.approx(25_000, rel=0.05)
+
+
+def test_slow_batches_never_lock_everybody_out() -> None:
+    """An idle engine is tried where the times of warm-up would be in time, and so its recovery is noticed."""
+    scheduler = one_lane()
+    for _ in range(1000):
+        scheduler.costs[0].observe(0, 8, 1, 40_000, 60_000)
+    started = scheduler.submit(items(8), DEFAULT_PRIORITY, 0.012, 0.0)
+    assert started is not None
+    assert started.predicted_us > 50_000
+
+
+def test_no_text_starves_however_many_shorter_ones_arrive() -> None:
+    """Under more short texts than the engine can do, a long one starts when its virtual time has come."""
+    scheduler = one_lane(per_token(125))
+    running = scheduler.submit(items(8), DEFAULT_PRIORITY, 1e6, 0.0)
+    (long,) = submit(scheduler, 256, timeout=1e6)
+    now = 0.0
+    while long.waits:
+        submit(scheduler, 8, 9, now=now, timeout=1e6)
+        assert running is not None
+        now += running.predicted_us / 1e6
+        scheduler.done(running, running.predicted_us, now)
+        running = scheduler.next(now)
+    # 32 ms of cost: overtaken by what came within six times as long, which was twice as much as could be done.
+    assert 6 * 0.032 <= now < 2.5 * 6 * 0.032
+
+
+def delayed(cost: Callable[[int, int], float] = TEN_MS) -> Scheduler:
+    """A scheduler for throughput: a batch waits 50 ms for company."""
+    policy = Policy(max_batch_tokens=64, batch_invariant=[True], narrow=[False], max_queue_delay_s=0.05)
+    return one_lane(cost, policy)
+
+
+def test_a_batch_may_wait_for_company() -> None:
+    """As long as its first text has waited less than the delay."""
+    scheduler = delayed()
+    request = submit(scheduler, 8) + submit(scheduler, 8, now=0.04)
+    assert scheduler.next(0.04) is None
+    assert scheduler.wake_at == pytest.approx(0.05)
+    batch = scheduler.next(0.05)
+    assert batch is not None
+    assert list(batch.items) == request
+    assert scheduler.wake_at is None
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
+    scheduler = delayed()
+    submit(scheduler, *[8] * 9)
+    batch = scheduler.next(0.0)
+    assert batch is not None
+    assert len(batch.items) == 8
+
+
+def test_a_deadline_ends_the_waiting() -> None:
+    """Twice its own cost before it passes."""
+    scheduler = delayed()
+    submit(scheduler, 8, timeout=0.04)
+    assert scheduler.next(0.0) is None
+    assert scheduler.wake_at == pytest.approx(0.02)
+    assert scheduler.next(0.02) is not None
+
+
+class Arrival(NamedTuple):
+    """A request of a generated schedule."""
+
+    at_ms: int
+    lengths: tuple[int, ...]
+    model: int
+    priority: int
+    timeout_ms: int
+    cancel_after_ms: int
+
+
+class Replay:
+    """Drives a scheduler through a schedule with a list of events, as a simulator does, and checks every step."""
+
+    def __init__(self, arrivals: list[Arrival], seed: int, *, lanes: int) -> None:
+        narrow = lanes > 1
+        self.policy = Policy(
+            max_batch_tokens=64 + 64 * (seed % 3),
+            batch_invariant=[True, seed % 2 == 0],
+            narrow=[narrow and seed % 5 > 1, narrow],
+            group_tokens=64,
+            prefetch_tokens=72,
+            max_queue_delay_s=(0.0, 0.004)[seed % 7 == 3],
+        )
+        self.scheduler = Scheduler(self.policy, 1 << 20, self.drop, jitter=lambda: 0.0)
+        self.scheduler.engine_up(lanes, [self.costs(model, lanes) for model in (0, 1)])
+        self.slowness = (0.8, 1.0, 1.5)[seed % 3]
+        self.arrivals = arrivals
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.serial = count()
+        self.now = 0.0
+        self.accepted: dict[int, list[WorkItem]] = {}
+        self.fate: dict[tuple[int, int], str] = {}
+
+    def costs(self, model: int, lanes: int) -> ModelCosts:
+        """A few microseconds a token and something for each batch."""
+        return model_costs(
+            per_token(30, 300),
+            per_token(50, 300) if self.policy.narrow[model] else None,
+            narrow_lanes=lanes - 1,
+            batched=self.policy.batch_invariant[model],
+            max_batch_tokens=self.policy.max_batch_tokens,
+            group_tokens=64,
+        )
+
+    def run(self) -> None:
+        """Plays everything to its end."""
+        for number, arrival in enumerate(self.arrivals):
+            self.at(arrival.at_ms / 1e3, lambda number=number: self.arrive(number))
+        while self.events:
+            self.now, _, event = heapq.heappop(self.events)
+            event()
+            self.start()
+        self.check()
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        """Something happens at a time."""
+        heapq.heappush(self.events, (when, next(self.serial), event))
+
+    def arrive(self, number: int) -> None:
+        """A request comes, and is refused whole or taken whole."""
+        arrival = self.arrivals[number]
+        request = items(*arrival.lengths, model=arrival.model, owner=number)
+        before = self.scheduler.queue.items
+        deadline = self.now + arrival.timeout_ms / 1e3
+        try:
+            started = self.scheduler.submit(request, arrival.priority, deadline, self.now)
+        except BertserveError:
+            assert self.scheduler.queue.items == before
+            assert not any(item.waits for item in request)
+            return
+        self.accepted[number] = request
+        if started is None:
+            assert self.scheduler.queue.items == before + len(request)
+        else:
+            self.begin(started)
+        if arrival.cancel_after_ms:
+            self.at(self.now + arrival.cancel_after_ms / 1e3, lambda: self.cancel(number))
+
+    def cancel(self, number: int) -> None:
+        """Its client goes."""
+        for item in self.accepted[number]:
+            if item.waits:
+                self.settle(item, "cancelled")
+        self.scheduler.cancel(self.accepted[number])
+        assert not any(item.waits for item in self.accepted[number])
+
+    def drop(self, item: WorkItem) -> None:
+        """Its turn came too late, and that is true."""
+        assert self.now + item.least_us / 1e6 > item.deadline
+        self.settle(item, "late")
+
+    def start(self) -> None:
+        """Starts what can start."""
+        while (assignment := self.scheduler.next(self.now)) is not None:
+            self.begin(assignment)
+        if self.scheduler.wake_at is not None:
+            assert self.scheduler.wake_at > self.now
+            self.at(self.scheduler.wake_at, lambda: None)
+        elif self.scheduler.queue.items:
+            assert any(self.scheduler.lanes.load), "something waits and nothing runs"
+
+    def begin(self, assignment: Assignment) -> None:
+        """A batch runs; it keeps every rule."""
+        batch = list(assignment.items)
+        first = batch[0]
+        assert len({(item.model, item.priority) for item in batch}) == 1
+        longest = max(item.tokens for item in batch)
+        assert len(batch) == 1 or longest * len(batch) <= self.policy.max_batch_tokens
+        together = self.policy.batch_invariant[first.model]
+        assert len(batch) == 1 or together or longest * len(batch) <= 64
+        assert assignment.lane == WIDE or self.policy.narrow[first.model]
+        for item in batch:
+            assert not item.waits
+            self.settle(item, "run")
+        predicted_us = assignment.predicted_us
+        self.at(self.now + predicted_us * self.slowness / 1e6, lambda: self.end(assignment, predicted_us))
+
+    def end(self, assignment: Assignment, predicted_us: float) -> None:
+        """A batch ends."""
+        self.scheduler.done(assignment, predicted_us * self.slowness, self.now)
+
+    def settle(self, item: WorkItem, fate: str) -> None:
+        """Each item has one fate."""
+        assert isinstance(item.owner, int)
+        place = (item.owner, item.index)
+        assert place not in self.fate, f"{fate} after {self.fate[place]}"
+        self.fate[place] = fate
+
+    def check(self) -> None:
+        """Nothing is left, and everything that was taken has its fate."""
+        queue = self.scheduler.queue
+        assert (queue.items, queue.tokens, queue.backlog.total_us) == (0, 0, 0)
+        assert not any(self.scheduler.lanes.load)
+        expected = {(number, item.index) for number, request in self.accepted.items() for item in request}
+        assert self.fate.keys() == expected
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[list[Arrival], int, int]:
+    """Arrivals within a tenth of a second, a seed for everything else, and a number of lanes."""
+    drawn = draw(st.binary(min_size=8, max_size=120))
+    arrivals = []
+    for a, b, c, d in zip(drawn[::4], drawn[1::4], drawn[2::4], drawn[3::4], strict=False):
+        texts = 1 if a % 4 else 1 + a // 4 % 7
+        lengths = tuple(1 + (b * (place + 1) + c) % (200 if b % 5 == 0 else 40) for place in range(texts))
+        timeout = (5, 20, 60, 1000)[c % 4]
+        cancel = 1 + d % 16 if c % 9 == 0 else 0
+        arrivals.append(Arrival(d % 64, lengths, b % 3 % 2, PRIORITIES[1 if d % 5 else a % 3], timeout, cancel))
+    return arrivals, drawn[0] + drawn[1], (1, 3, 4)[drawn[2] % 3]
+
+
+def replay(schedule: tuple[list[Arrival], int, int]) -> None:
+    """Plays a schedule."""
+    arrivals, seed, lanes = schedule
+    Replay(arrivals, seed, lanes=lanes).run()
+
+
+FULL = 100_000
+
+
+@given(schedules())
+@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
+def test_no_item_is_lost_doubled_or_started_against_the_rules(schedule: tuple[list[Arrival], int, int]) -> None:
+    """Over five thousand schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
+    replay(schedule)
+
+
+@pytest.mark.long
+@given(schedules())
+@settings(derandomize=True, max_examples=FULL, deadline=None)
+def test_no_item_is_lost_doubled_or_started_against_the_rules_at_full_size(
+    schedule: tuple[list[Arrival], int, int],
+) -> None:
+    """The same over a hundred thousand."""
+    replay(schedule)
