@@ -84,7 +84,7 @@ bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside 
 	@$(BIN)/python -m loadtest.peers
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serving/transport/grpc/inference.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.settings_page docs/settings.md

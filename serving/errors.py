@@ -3,7 +3,7 @@
     BertserveError
     ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, RouteNotFound, MethodNotAllowed,
     │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
-    │                     ServiceNotFound, ClientGone
+    │                     ServiceNotFound, Forbidden, Unsupported, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -83,6 +83,22 @@ class ServiceNotFound(InvalidRequest):
     reason = "service_not_found"
     http_status = 404
     grpc_code = "NOT_FOUND"
+
+
+class Forbidden(InvalidRequest):
+    """What the operator has not switched on."""
+
+    reason = "forbidden"
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
+
+
+class Unsupported(InvalidRequest):
+    """A part of a protocol that this server leaves out."""
+
+    reason = "unsupported"
+    http_status = 501
+    grpc_code = "UNIMPLEMENTED"
 
 
 class MethodNotAllowed(InvalidRequest):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from serving.lifecycle import State
+from serving.records import Totals
 from serving.telemetry.collectors import Histogram, Tally, Total
 
 if TYPE_CHECKING:
@@ -23,7 +26,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Every metric of the server, in a registry of its own."""
+    """Every metric of the server, in a registry of its own.
+
+    Attributes:
+        batches: Batches that started.
+        totals: What each model has answered, by its name.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,6 +56,8 @@ class Metrics:
         self._restarts = Total("bertserve_engine_restarts", "Deaths of the engine process.", self.registry)
         self._state = Gauge("bertserve_state", "1 for the server's state.", ["state"], registry=self.registry)
         self._requests.counts["ok"] = 0
+        self.batches = 0
+        self.totals: defaultdict[str, Totals] = defaultdict(Totals)
         self._tokenize, self._queue, self._compute, self._request = self._stages.values()
 
     def answered(self, outcome: Outcome[Any]) -> None:
@@ -58,9 +68,18 @@ class Metrics:
         self._queue.observe(timings.queue_us / 1e6)
         self._compute.observe(timings.compute_us / 1e6)
         self._request.observe(timings.total_us / 1e6)
-        self._texts.value += len(outcome.answer)
+        texts = len(outcome.answer)
+        self._texts.value += texts
         self._tokens.value += outcome.tokens
         self._truncated.value += outcome.truncated_tokens
+        totals = self.totals[outcome.model]
+        totals.requests += 1
+        totals.texts += texts
+        totals.tokenize_us += timings.tokenize_us
+        totals.queue_us += timings.queue_us
+        totals.compute_us += timings.compute_us
+        totals.total_us += timings.total_us
+        totals.last_at = time.time()
 
     def refused(self, reason: str) -> None:
         """Records a request that got an error."""
@@ -69,6 +88,7 @@ class Metrics:
     def batch(self, size: int) -> None:
         """Records a batch that started."""
         self._batches.observe(size)
+        self.batches += 1
 
     def engine_died(self) -> None:
         """Records a death of the engine process."""

@@ -292,9 +292,9 @@ def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
     assert (reply.status, reply.json()["error"]["reason"]) == (400, "wrong_task")
     reply = refused(fake_server, "/rerank", query="x", texts=["y"])
     assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    assert refused(server, "/v2/models/tag/infer", inputs=[tensor]).status == 400
-    assert get(server.http, "/v2/models/tag").status == 400
+    for path in ("/embed_all", "/embed_sparse"):
+        reply = refused(server, path, inputs="x")
+        assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
 
 
 def test_embeddings_beside_other_tasks(server: Server, tiny: dict[str, TinyModel]) -> None:

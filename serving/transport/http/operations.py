@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import orjson
 
 from serving.transport.http.exchange import HttpReply, Operation
@@ -20,6 +21,12 @@ _PAGE = Path(__file__).parents[2] / "web" / "index.html"
 TAG = "Operations"
 
 
+class StateReply(msgspec.Struct):
+    """The server's state."""
+
+    state: str
+
+
 def probes(lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_type: str) -> list[Operation]:
     """What the metrics port serves, and the main port too."""
 
@@ -33,8 +40,12 @@ def probes(lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_ty
         return HttpReply(render_metrics(), content_type=metrics_type.encode())
 
     return [
-        Operation("GET", "/livez", livez, "200 unless the server should be restarted.", TAG),
-        Operation("GET", "/readyz", readyz, "200 while new requests should come here.", TAG),
+        Operation(
+            "GET", "/livez", livez, "200 unless the server should be restarted.", TAG, reply=StateReply, statuses=(503,)
+        ),
+        Operation(
+            "GET", "/readyz", readyz, "200 while new requests should come here.", TAG, reply=StateReply, statuses=(503,)
+        ),
         Operation("GET", "/metrics", metrics, "Prometheus metrics.", TAG),
     ]
 
