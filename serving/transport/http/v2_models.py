@@ -8,6 +8,7 @@ import msgspec
 
 from serving.errors import Unsupported
 from serving.transport.http.decoding import JsonDecoder
+from serving.transport.http.documentation import UNLISTED
 from serving.transport.http.exchange import HttpReply, Operation
 from serving.transport.http.v2 import MODEL, TAG, VERSION
 from serving.transport.http.v2_messages import ControlRequest, IndexRequest, Liveness, ModelReadiness, Readiness
@@ -120,8 +121,8 @@ def _repository(service: V2Service) -> list[Operation]:
                 "POST",
                 f"/v2/repository/models/{{model}}/{verb}",
                 handler,
-                f"{verb.capitalize()} a model of the repository, where the setting `model_control` allows it.",
-                TAG,
+                f"{verb.capitalize()} a model of the repository.",
+                TAG if service.control else UNLISTED,
                 ControlRequest,
                 dict[str, int],
                 {},

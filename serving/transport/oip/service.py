@@ -117,6 +117,11 @@ class V2Service:
         return sorted(self._views)
 
     @property
+    def control(self) -> bool:
+        """Whether requests may load and unload models."""
+        return self._settings.model_control
+
+    @property
     def lifecycle(self) -> Lifecycle:
         """The server's state."""
         return self._lifecycle
