@@ -46,7 +46,7 @@ class ReflectionService:
             elif asked == "file_by_filename":
                 _describe(self._pool.FindFileByName(request.file_by_filename), reply)
             elif asked == "file_containing_symbol":
-                _describe(self._pool.FindFileContainingSymbol(request.file_containing_symbol), reply)
+                _describe(self._file_of(request.file_containing_symbol), reply)
             elif asked == "all_extension_numbers_of_type":
                 found = self._pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
                 reply.all_extension_numbers_response.base_type_name = found.full_name
@@ -54,6 +54,14 @@ class ReflectionService:
             reply.error_response.error_code = STATUS["NOT_FOUND"]
             reply.error_response.error_message = "nothing of that name is described here"
         return reply
+
+    def _file_of(self, symbol: str) -> FileDescriptor:
+        """The file that a symbol is in; of a service's method the pool knows only the service."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _describe(file: FileDescriptor, reply: pb.ServerReflectionResponse) -> None:
