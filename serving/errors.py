@@ -1,7 +1,7 @@
 """The error tree and its table: every failure a client can see, with its status on each wire.
 
     BertserveError
-    ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, RouteNotFound, MethodNotAllowed,
+    ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, ModelNotNamed, RouteNotFound, MethodNotAllowed,
     │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
     │                     ServiceNotFound, Forbidden, Unsupported, ClientGone
     ├── Overloaded
@@ -58,6 +58,13 @@ class WrongTask(InvalidRequest):
     """The model exists and does something else."""
 
     reason = "wrong_task"
+    http_status = 400
+
+
+class ModelNotNamed(InvalidRequest):
+    """Several models could answer, none of them is the default, and the request names none."""
+
+    reason = "model_not_named"
     http_status = 400
 
 

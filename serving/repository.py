@@ -10,7 +10,7 @@ from serving.bundle import BundleError, open_bundle
 from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
-from serving.errors import InvalidRequest, ModelNotFound, StartupError, WrongTask
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.manifest import MODEL_NAME, Target
 from serving.records import ModelIndex
 from serving.sealed import versions
@@ -198,7 +198,7 @@ class Repository:
         Raises:
             ModelNotFound: Nothing of that name and version is served.
             WrongTask: It does something else, or no model does this.
-            InvalidRequest: No name, and several models to choose from.
+            ModelNotNamed: No name, and several models to choose from.
         """
         if name is None:
             return self._alone.get(task) or self._only(task)
@@ -231,7 +231,7 @@ class Repository:
             return self._alone[task]
         if not models:
             raise WrongTask(f"no model of the task {task} is served here")
-        raise InvalidRequest(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
+        raise ModelNotNamed(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
 
 
 def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) -> Artifact:
