@@ -20,7 +20,6 @@ from serving.errors import (
     EmptyInput,
     InvalidRequest,
     Overloaded,
-    RouteNotFound,
     Unavailable,
     WrongTask,
 )
@@ -136,7 +135,7 @@ def error_body(path: str, error: BertserveError, identity: str) -> bytes:
         body = TeiError(error.message, _first(_TEI_TYPES, error))
     elif family is CohereError:
         body = CohereError(identity, error.message)
-    elif family is OpenAiError and not isinstance(error, RouteNotFound):
+    elif family is OpenAiError:
         body = OpenAiError(OpenAiDetail(error.message, _first(_OPENAI_TYPES, error), None, error.reason))
     return msgspec.json.encode(body)
 
