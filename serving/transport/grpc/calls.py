@@ -291,6 +291,9 @@ class Conversation(Call):
         self._buffer += data
         self._advance()
 
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Nothing: what belongs to one message cannot go behind all of them."""
+
     def draining(self) -> None:
         """Ends once what has been started is answered."""
         self._draining = True

@@ -111,14 +111,38 @@ class InferenceService:
 
     async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Answers a request; the outputs come back in `raw_output_contents`."""
-        response, outcome = await self._infer(request, call)
+        arrival = time.perf_counter()
+        names: list[str] = []
+        for choice in request.outputs:
+            refuse_unsupported(choice.parameters)
+            names.append(choice.name)
+        view, asked = self._service.request(
+            request.model_name,
+            request.model_version,
+            _tensors(request),
+            names,
+            truncate=_truncate(request) if request.parameters else None,
+            timeout_ms=_timeout_ms(request, call),
+            arrival=arrival,
+            request_id=request.id,
+        )
+        try:
+            outcome = await self._pipeline.infer(asked)
+        except BertserveError:
+            self._service.failed(view, arrival)
+            raise
+        response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
+        width = 0 if view.takes_text else request.inputs[0].shape[-1]
+        for output in view.answer(outcome.answer, names, width):
+            response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            response.raw_output_contents.append(output.blob())
         call.set_trailing_metadata(_trailers(outcome))
         return response
 
     async def stream_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
         try:
-            response, _ = await self._infer(request, call)
+            response = await self.model_infer(request, call)
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
@@ -129,37 +153,6 @@ class InferenceService:
         if request.parameters and request.parameters[_FINAL_WANTED].bool_param:
             response.parameters[_FINAL].bool_param = True
         return pb.ModelStreamInferResponse(infer_response=response)
-
-    async def _infer(self, request: pb.ModelInferRequest, call: Call) -> tuple[pb.ModelInferResponse, Outcome[Any]]:
-        arrival = time.perf_counter()
-        names = [output.name for output in request.outputs]
-        for output in request.outputs:
-            refuse_unsupported(output.parameters)
-        view, asked = self._service.request(
-            request.model_name,
-            request.model_version,
-            _tensors(request),
-            names,
-            truncate=_truncate(request),
-            timeout_ms=_timeout_ms(request, call),
-            arrival=arrival,
-            request_id=request.id,
-        )
-        try:
-            outcome = await self._pipeline.infer(asked)
-        except BertserveError:
-            self._service.failed(view, arrival)
-            raise
-        outputs = view.answer(outcome.answer, names, 0 if view.takes_text else request.inputs[0].shape[-1])
-        tensor = pb.ModelInferResponse.InferOutputTensor
-        response = pb.ModelInferResponse(
-            model_name=view.name,
-            model_version=outcome.version,
-            id=request.id,
-            outputs=[tensor(name=output.name, datatype=output.datatype, shape=output.shape) for output in outputs],
-            raw_output_contents=[output.blob() for output in outputs],
-        )
-        return response, outcome
 
 
 def _message(struct: msgspec.Struct, message: Message) -> Message:
@@ -174,7 +167,8 @@ def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
         raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
     tensors = []
     for index, tensor in enumerate(request.inputs):
-        refuse_unsupported(tensor.parameters)
+        if tensor.parameters:
+            refuse_unsupported(tensor.parameters)
         if raw:
             if tensor.HasField("contents"):
                 raise InvalidRequest("contents field must not be specified when using raw_input_contents")

@@ -135,7 +135,7 @@ class V2Service:
         view = self._views.get(name)
         if view is None:
             raise ModelNotFound("no model of that name is served")
-        self._repository.find(view.model.name, wanted)
+        self._repository.find(view.served, wanted)
         return view
 
     def model_ready(self, name: str, wanted: str | None) -> bool:
@@ -192,7 +192,7 @@ class V2Service:
             arrival=arrival,
             request_id=request_id,
             max_inputs=self._settings.max_v2_batch_size,
-            model=view.model.name,
+            model=view.served,
             version=wanted,
             truncate=truncate,
             timeout_ms=timeout_ms,
@@ -229,7 +229,7 @@ class V2Service:
         """
         states = []
         for view in map(self._views.__getitem__, self.names):
-            loaded = self._repository.serves(view.model.name)
+            loaded = self._repository.serves(view.served)
             state = "READY" if loaded and self._lifecycle.ready else "UNAVAILABLE"
             if state == "READY" or not ready:
                 reason = "" if state == "READY" else "unloaded" if not loaded else str(self._lifecycle.state)
@@ -270,7 +270,7 @@ class V2Service:
             raise ModelNotFound("the repository holds no model of that name")
 
     def _statistics(self, view: View) -> ModelStatistics:
-        totals = self._pipeline.totals(view.model.name)
+        totals = self._pipeline.totals(view.served)
         requests = totals.requests
         output_us = totals.total_us - totals.tokenize_us - totals.queue_us - totals.compute_us
         alone = len(self._repository.models) == 1

@@ -115,6 +115,7 @@ class View(msgspec.Struct, frozen=True):
     Attributes:
         name: The name.
         model: The model.
+        served: The model's own name.
         options: What a request under this name asks of it.
         takes_text: Whether texts are taken.
         inputs: What it advertises; it may take more.
@@ -124,6 +125,7 @@ class View(msgspec.Struct, frozen=True):
 
     name: str
     model: ServedModel
+    served: str
     options: TaskOptions[Any]
     takes_text: bool
     inputs: tuple[TensorMetadata, ...]
@@ -199,7 +201,7 @@ def _text_view(model: ServedModel) -> View:
     inputs = tuple(TensorMetadata(name, BYTES, [-1, 1]) for name in names)
     options, outputs, write = _forms(manifest)[task]
     infos = tuple(TensorMetadata(name, datatype, [-1, *rest]) for name, datatype, *rest in outputs)
-    return View(model.name, model, options, True, inputs, infos, write)
+    return View(model.name, model, model.name, options, True, inputs, infos, write)
 
 
 def _forms(manifest: Manifest) -> dict[Task, Form]:
@@ -220,7 +222,7 @@ def _tokens_view(model: ServedModel) -> View:
     outputs = tuple(
         TensorMetadata(spec.name, _DATATYPES[spec.dtype], list(spec.shape)) for spec in model.manifest.outputs
     )
-    return View(model.name + TOKENS, model, TensorOptions(), False, inputs, outputs, _rows)
+    return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
 
 
 def _floats(values: Sequence[Any]) -> np.ndarray[Any, Any]:
