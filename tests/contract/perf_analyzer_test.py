@@ -13,7 +13,6 @@ from tests.support.clients import metric
 from tests.support.models import NAME, ROOT
 
 if TYPE_CHECKING:
-
     from tests.support.server import Server
 
 INSTALLED = ROOT / "build" / "perf-analyzer"

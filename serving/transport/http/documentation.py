@@ -33,7 +33,7 @@ _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/
 
 def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
-    operations = [op for op in operations if op.tag != UNLISTED and not op.hidden]
+    operations = [op for op in operations if op.tag != UNLISTED]
     types = [kind for op in operations for kind in (op.request, op.reply, error_type(op.path)) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip([repr(kind) for kind in types], schemas, strict=True))
@@ -46,11 +46,6 @@ def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
-
-
-def anchor(op: Operation) -> str:
-    """Where `/docs` shows an operation, as the part of its address behind `#`."""
-    return f"/{op.tag}/{_identity(op)}".replace(" ", "%20")
 
 
 def _identity(op: Operation) -> str:

@@ -148,7 +148,6 @@ class Operation:
         statuses: Further ones that it answers.
         binary: Whether tensors may stand behind the JSON, both ways.
         body_optional: Whether the body may be left out.
-        hidden: Whether the documentation leaves it out.
     """
 
     method: str
@@ -163,7 +162,6 @@ class Operation:
     statuses: Sequence[int] = ()
     binary: bool = False
     body_optional: bool = False
-    hidden: bool = False
 
 
 _OUTCOME = (

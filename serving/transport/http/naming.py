@@ -57,7 +57,6 @@ class Named:
     ) -> list[Operation]:
         """The same for a route that these models answer."""
         tag = self._tag if names else UNLISTED
-        # A family's own statuses: a wrong model is 424 with TEI.
         return [
             Operation(method, path, handler, summary, tag, request, reply, example),
             Operation(

@@ -162,7 +162,7 @@ def _left_out() -> list[Operation]:
         for method in ("GET", "POST")
         for path in ("/v2/logging", "/v2/trace/setting", f"{MODEL}/trace/setting")
     ]
-    return [Operation(method, path, handler, "Not here.", TAG, hidden=True) for method, path, handler in routes]
+    return [Operation(method, path, handler, "Not here.", UNLISTED) for method, path, handler in routes]
 
 
 def _named(http: HttpRequest) -> tuple[str, str | None]:
