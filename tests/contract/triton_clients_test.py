@@ -200,6 +200,33 @@ def test_outputs_are_chosen_by_name(client: TritonClient) -> None:
             client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]}, outputs=outputs)
 
 
+@pytest.mark.parametrize("everywhere", [None, False, True])
+@pytest.mark.parametrize("answer", [None, False, True])
+def test_each_output_is_binary_or_not(tasks_server: Server, everywhere: bool | None, answer: bool | None) -> None:  # noqa: FBT001
+    """An output's own flag wins over the request's; without either, outputs are JSON."""
+    tensors = {"text": QUESTION, "text_pair": CONTEXT}
+    message = {
+        "inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": [text]} for name, text in tensors.items()],
+        "outputs": [
+            {"name": "answer", "parameters": {} if answer is None else {"binary_data": answer}},
+            {"name": "start"},
+        ],
+        "parameters": {} if everywhere is None else {"binary_data_output": everywhere},
+    }
+    reply = post_json(tasks_server.http, "/v2/models/answer/infer", json.dumps(message).encode())
+    assert reply.status == 200, reply.body
+    length = int(reply.headers.get("inference-header-content-length", len(reply.body)))
+    first, second = json.loads(reply.body[:length])["outputs"]
+    expected = [bool(everywhere if answer is None else answer), bool(everywhere)]
+    assert ["parameters" in output for output in (first, second)] == expected
+    assert ["data" not in output for output in (first, second)] == expected
+    tail = reply.body[length:]
+    assert len(tail) == sum(
+        output["parameters"]["binary_data_size"] for output in (first, second) if "data" not in output
+    )
+    assert (reply.headers["content-type"] == "application/octet-stream") == any(expected)
+
+
 def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Server) -> None:
     """Both describe the same tensors under both names: with the batch's dimension, and without it."""
     for model in ("embed", "embed.tokens", "answer", "fill_mask.tokens", "tag"):

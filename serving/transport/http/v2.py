@@ -142,10 +142,9 @@ def _wants_binary(message: InferMessage) -> Binary:
     binary = bool(_flag(message.parameters, "binary_data_output")) if message.parameters else False
     choices = {}
     for output in message.outputs:
-        if output.parameters:
-            refuse_unsupported(output.parameters)
-            own = _flag(output.parameters, "binary_data")
-            choices[output.name] = binary if own is None else own
+        refuse_unsupported(output.parameters)
+        own = _flag(output.parameters, "binary_data")
+        choices[output.name] = binary if own is None else own
     return choices or binary
 
 
