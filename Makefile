@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton lint bench bench-peers protos docs clean
+.PHONY: help run test test-long triton perf-analyzer lint bench bench-peers protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,9 +47,24 @@ build/triton/.installed: $(call STAMP,dev)
 	@build/triton/bin/python -m pip install -qq --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0 'numpy<2'
 	@touch $@
 
+# Of the client's wheels the last that carries perf_analyzer; a library that it needs lies in Triton's wheel.
+build/perf-analyzer/.installed: build/triton/.installed
+	@echo "installing perf_analyzer for its tests ..."
+	@$(BIN)/python -m venv build/perf-analyzer
+	@build/perf-analyzer/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  tritonclient==2.41.1 nvidia-cuda-runtime-cu12==12.9.79
+	@mkdir -p build/perf-analyzer/libraries
+	@ln -sfn "$$(realpath build/triton/lib/python3*/site-packages/nvidia_pytriton.libs/libb64*)" \
+	  build/perf-analyzer/libraries/libb64.so.0d
+	@ln -sfn "$$(realpath build/perf-analyzer/lib/python3*/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12)" \
+	  build/perf-analyzer/libraries/libcudart.so.12
+	@touch $@
+
+perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the tests of v2
+
 triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
 
-test-long: $(call STAMP,dev) build/triton/.installed ## every test at full size
+test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed ## every test at full size
 	@$(BIN)/python -m pytest
 
 lint: $(call STAMP,dev) ## style, types and generated files
@@ -89,7 +104,7 @@ bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside 
 	@$(BIN)/python -m loadtest.peers
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serving/transport/grpc/inference.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.settings_page docs/settings.md

@@ -37,6 +37,7 @@ def _serve(argv: list[str]) -> int:
         engine=settings.backend,
         allow_unproven=settings.allow_unproven,
         cache=settings.cache_dir,
+        defaults=settings.defaults(),
     )
     from serving.transport.ports import Ports  # noqa: PLC0415
 

@@ -1,9 +1,9 @@
 """The error tree and its table: every failure a client can see, with its status on each wire.
 
     BertserveError
-    ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, RouteNotFound, MethodNotAllowed,
+    ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, ModelNotNamed, RouteNotFound, MethodNotAllowed,
     │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
-    │                     ServiceNotFound, ClientGone
+    │                     ServiceNotFound, Forbidden, Unsupported, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -76,6 +76,13 @@ class WrongTask(InvalidRequest):
     http_status = 400
 
 
+class ModelNotNamed(InvalidRequest):
+    """Several models could answer, none of them is the default, and the request names none."""
+
+    reason = "model_not_named"
+    http_status = 400
+
+
 class RouteNotFound(InvalidRequest):
     """No such path."""
 
@@ -98,6 +105,22 @@ class ServiceNotFound(InvalidRequest):
     reason = "service_not_found"
     http_status = 404
     grpc_code = "NOT_FOUND"
+
+
+class Forbidden(InvalidRequest):
+    """What the operator has not switched on."""
+
+    reason = "forbidden"
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
+
+
+class Unsupported(InvalidRequest):
+    """A part of a protocol that this server leaves out."""
+
+    reason = "unsupported"
+    http_status = 501
+    grpc_code = "UNIMPLEMENTED"
 
 
 class MethodNotAllowed(InvalidRequest):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from serving.errors import BertserveError, EmptyInput, InvalidRequest
 from serving.records import Outcome, Timings
@@ -13,15 +13,18 @@ from serving.tasks import TASKS
 from serving.tasks.base import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.dispatch import Dispatcher
     from serving.lifecycle import Lifecycle
-    from serving.records import A, EncodedText, InferRequest, TextInput
+    from serving.records import A, EncodedText, InferRequest, TextInput, Totals
     from serving.repository import Repository, ServedModel
     from serving.settings import Settings
     from serving.tasks.base import Task
     from serving.telemetry.metrics import Metrics
+    from serving.tokenizer import TextTokenizer
+
+R = TypeVar("R")
 
 _INLINE_BYTES = 2048
 """Texts up to this size are tokenised on the event loop (about a millisecond); a thread hop costs more."""
@@ -63,7 +66,7 @@ class Pipeline:
         model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
         task.check(request.options, model.manifest)
-        inputs = _with_prompt(request, model)
+        inputs = request.inputs if request.prompt_name is None else model.prompted(request.inputs, request.prompt_name)
         size = task.size_bytes(model.tokenizer, inputs)
         with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
             if self._scheduler.queue.items:
@@ -93,6 +96,31 @@ class Pipeline:
         # After the reply, not before it: the client waits for one of them only.
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
+
+    def totals(self, name: str) -> Totals:
+        """What a model has answered since the server started."""
+        return self._metrics.totals[name]
+
+    def batches(self, model: ServedModel) -> int:
+        """Batches of a model that engines were given since the server started."""
+        return self._metrics.batches[model.index]
+
+    async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
+        """Lets something read texts with a model's tokenizer: at once if short, else in its turn in a thread.
+
+        Args:
+            model: Whose tokenizer.
+            size: Bytes to be read; they count as tokens under way while this takes.
+            work: What to do.
+
+        Raises:
+            Overloaded: Too much is under way.
+        """
+        if size <= _INLINE_BYTES:
+            return work(model.tokenizer)
+        with self._scheduler.admission.acquire(estimate_tokens(size, 1)):
+            async with self._tokenizers:
+                return await asyncio.to_thread(work, model.tokenizer)
 
     def refused(self, error: BertserveError) -> None:
         """Records a request that a transport answers with an error."""
@@ -134,15 +162,3 @@ def _check_count(request: InferRequest[A]) -> None:
         raise EmptyInput("the list of inputs is empty; send at least one")
     if len(request.inputs) > request.max_inputs:
         raise InvalidRequest(f"{len(request.inputs)} inputs in one request; at most {request.max_inputs} are taken")
-
-
-def _with_prompt(request: InferRequest[A], model: ServedModel) -> Sequence[TextInput]:
-    if request.prompt_name is None:
-        return request.inputs
-    prompt = model.manifest.prompts.get(request.prompt_name)
-    if prompt is None:
-        known = ", ".join(sorted(model.manifest.prompts)) or "none"
-        raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {known})")
-    if not all(isinstance(value, str) for value in request.inputs):
-        raise InvalidRequest("`prompt_name` needs texts as inputs")
-    return [f"{prompt}{value}" for value in request.inputs]

@@ -23,6 +23,9 @@ Array: TypeAlias = NDArray[np.float32] | NDArray[np.int32]
 Row: TypeAlias = tuple[Array, ...]
 """One text's part of every output; outputs of a token each are as long as the batch was padded."""
 
+Truncate = bool | Literal["left"]
+"""Whether inputs that are too long are cut: at their end, or at their beginning where `left` is said."""
+
 TokenIds = array
 """Token ids as an `array('i')`: four bytes each in the machine's order, the wire's own layout."""
 
@@ -33,9 +36,6 @@ PRIORITIES = (1, 2, 3)
 """Classes of requests; a smaller number goes first, always, as Triton counts them."""
 
 DEFAULT_PRIORITY = 2
-
-TextInput = str | tuple[str, str] | list[int]
-"""One input: a text, a pair of texts, or token ids with their special tokens."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,6 +181,10 @@ class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
     top_k: int = 5
 
 
+class TensorOptions(TaskOptions[Sequence[Row]], frozen=True):
+    """The answer is each input's row of every output of the model's graph, whatever its task."""
+
+
 class InferRequest(msgspec.Struct, Generic[A]):
     """One client request, stripped of its protocol.
 
@@ -189,7 +193,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         options: What is asked for, and how.
         model: Name of the model; None means the only model of the task.
         version: Version asked for; None means the newest.
-        truncate: Cut inputs that are too long; None means the server's default.
+        truncate: Cut inputs that are too long, `left` at their beginning; None means the server's default.
         prompt_name: Key of the model's prompts to put before each text.
         max_inputs: The limit of the route on `len(inputs)`.
         arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
@@ -205,7 +209,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
     max_inputs: int
     model: str | None = None
     version: str | None = None
-    truncate: bool | None = None
+    truncate: Truncate | None = None
     prompt_name: str | None = None
     timeout_ms: float | None = None
     priority: int = DEFAULT_PRIORITY
@@ -238,6 +242,10 @@ class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
     source: int
     spans: NDArray[np.int32]
     words: NDArray[np.int32]
+
+
+TextInput = str | tuple[str, str] | list[int] | EncodedText
+"""One input: a text, a pair of texts, or token ids with their special tokens, with or without segments."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -301,3 +309,43 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     timings: Timings
     tokens: int
     truncated_tokens: int
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token of a text.
+
+    Attributes:
+        id: Its id.
+        text: The characters of the text that it stands for; the name of a special token.
+        special: Whether the tokenizer added it.
+        start: Its first character, counted in Unicode code points; null for a special token.
+        stop: The character behind its last.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Totals(msgspec.Struct):
+    """What a model has answered since the server started.
+
+    Attributes:
+        requests: Requests answered.
+        texts: Their inputs.
+        tokenize_us: Sum of their times to tokenise, as the next three.
+        queue_us: Waiting for an engine.
+        compute_us: In an engine.
+        total_us: From arrival to answer.
+        last_at: When the last one was answered, in seconds since 1970; 0 before the first.
+    """
+
+    requests: int = 0
+    texts: int = 0
+    tokenize_us: float = 0.0
+    queue_us: float = 0.0
+    compute_us: float = 0.0
+    total_us: float = 0.0
+    last_at: float = 0.0

@@ -10,7 +10,7 @@ from serving.bundle import BundleError, open_bundle
 from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
-from serving.errors import InvalidRequest, ModelNotFound, StartupError, WrongTask
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.manifest import MODEL_NAME, Target
 from serving.records import ModelIndex
 from serving.sealed import versions
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from serving.bundle import Bundle
     from serving.manifest import Artifact, Manifest, Precision, Task
+    from serving.records import TextInput
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
     "ort-cpu": frozenset({"cpu"}),
@@ -65,6 +66,27 @@ class ServedModel:
         """The model's version, as protocols write it."""
         return str(self.manifest.version)
 
+    def prompted(self, inputs: Sequence[TextInput], name: str | None) -> Sequence[TextInput]:
+        """Texts with one of the model's prompts before each.
+
+        Args:
+            inputs: Texts.
+            name: Key of the prompt; None for none.
+
+        Raises:
+            InvalidRequest: The model has no such prompt, or an input is no text.
+        """
+        if name is None:
+            return inputs
+        prompt = self.manifest.prompts.get(name)
+        if prompt is None:
+            known = ", ".join(sorted(self.manifest.prompts)) or "none"
+            raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {known})")
+        texts = [f"{prompt}{value}" for value in inputs if isinstance(value, str)]
+        if len(texts) != len(inputs):
+            raise InvalidRequest("`prompt_name` needs texts as inputs")
+        return texts
+
     def spec(self) -> ModelSpec:
         """The model as an engine loads it."""
         return ModelSpec(
@@ -84,12 +106,23 @@ class ServedModel:
 class Repository:
     """The models being served, by exact name; a name from a request never becomes a path."""
 
-    def __init__(self, models: list[ServedModel]) -> None:
+    def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
+        """Serves all of them.
+
+        Args:
+            models: Verified.
+            defaults: For a task, the model that answers where a request names none.
+
+        Raises:
+            StartupError: A default is no model of its task.
+        """
         self.models = models
         self._by_name = {model.name: model for model in models}
-        self._by_task: dict[Task, list[ServedModel]] = {}
-        for model in models:
-            self._by_task.setdefault(model.manifest.task, []).append(model)
+        self._defaults = defaults or {}
+        self._alone: dict[Task | None, ServedModel] = {}
+        for task, name in self._defaults.items():
+            if name not in self._by_name or self._by_name[name].manifest.task != task:
+                raise StartupError(f"--default {task}={name}: the repository holds no model of that name and task")
 
     @classmethod
     def open(
@@ -100,6 +133,7 @@ class Repository:
         engine: str = "ort-cpu",
         allow_unproven: bool = False,
         cache: Path | None = None,
+        defaults: Mapping[str, str] | None = None,
     ) -> Repository:
         """Verifies and opens the newest version of every model below `root`.
 
@@ -109,6 +143,7 @@ class Repository:
             engine: What will run the models; it decides which artifacts can be served.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
             cache: What this node made of bundles; None for no such directory.
+            defaults: For a task, the model that answers where a request names none.
 
         Raises:
             StartupError: There is no model, or one of them must not or cannot be served.
@@ -128,7 +163,8 @@ class Repository:
                 [
                     _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, unproven=allow_unproven))
                     for index, bundle in enumerate(bundles)
-                ]
+                ],
+                defaults,
             )
         except BundleError as error:
             raise StartupError(str(error)) from error
@@ -136,24 +172,38 @@ class Repository:
             raise StartupError(f"model repository {root}: {error}") from error
 
     def of_task(self, task: Task) -> Sequence[ServedModel]:
-        """The models of a task."""
-        return self._by_task.get(task, ())
+        """The models of a task that are in service."""
+        return [model for model in self._by_name.values() if model.manifest.task == task]
+
+    def serves(self, name: str) -> bool:
+        """Whether a model of that name is in service."""
+        return name in self._by_name
+
+    def load(self, model: ServedModel) -> None:
+        """Takes a model into service."""
+        self._by_name[model.name] = model
+        self._alone.clear()
+
+    def unload(self, model: ServedModel) -> None:
+        """Takes a model out of service: nothing finds it any more."""
+        self._by_name.pop(model.name, None)
+        self._alone.clear()
 
     def find(self, name: str | None, version: str | None = None, task: Task | None = None) -> ServedModel:
         """The model of that name and version.
 
         Args:
-            name: Exact name; None for the only model of the task, or the only one of all.
+            name: Exact name; None for the task's default or only model, or the only one of all.
             version: Exact version; None or "" for the one being served.
             task: What it must do; None for anything.
 
         Raises:
             ModelNotFound: Nothing of that name and version is served.
             WrongTask: It does something else, or no model does this.
-            InvalidRequest: No name, and several models to choose from.
+            ModelNotNamed: No name, and several models to choose from.
         """
         if name is None:
-            return self._only(task)
+            return self._alone.get(task) or self._only(task)
         model = self._by_name.get(name)
         if model is None:
             raise ModelNotFound("no model of that name is served")
@@ -163,13 +213,27 @@ class Repository:
             raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}")
         return model
 
+    def named_or_only(self, name: str | None, task: Task) -> str | None:
+        """The name to look for where clients must send one and often send another server's.
+
+        Args:
+            name: As it came.
+            task: What the model must do.
+
+        Returns:
+            None, which means the task's only model, unless several have the task or the name is a model's.
+        """
+        return name if name in self._by_name or len(self.of_task(task)) > 1 else None
+
     def _only(self, task: Task | None) -> ServedModel:
-        models = self.models if task is None else self.of_task(task)
-        if len(models) == 1:
-            return models[0]
+        models = list(self._by_name.values()) if task is None else self.of_task(task)
+        chosen = [model for model in models if model.name == self._defaults.get(model.manifest.task)]
+        if len(models) == 1 or (task is not None and chosen):
+            self._alone[task] = (chosen or models)[0]
+            return self._alone[task]
         if not models:
             raise WrongTask(f"no model of the task {task} is served here")
-        raise InvalidRequest(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
+        raise ModelNotNamed(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
 
 
 def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) -> Artifact:

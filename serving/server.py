@@ -24,12 +24,12 @@ from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import ModelCosts
 from serving.status import Status
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
-from serving.transport import oip
 from serving.transport.grpc.server import GrpcListener
-from serving.transport.http import openai, operations, tasks, tei, v2
+from serving.transport.http import cohere, openai, operations, tasks, tei, tei_text, v2, v2_models
 from serving.transport.http.documentation import docs_operations, document
 from serving.transport.http.listener import HttpListener
 from serving.transport.http.routing import Routes
+from serving.transport.oip.service import SERVER_VERSION, V2Service
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,22 +126,26 @@ class Server:
         )
         status = Status(repository, lifecycle, dispatcher, metrics, lambda: self._supervisor.ready)
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
+        v2_service = V2Service(pipeline, repository, lifecycle, settings)
         api = [
             *tei.operations(pipeline, repository, settings),
+            *tei_text.operations(pipeline, repository, lifecycle, settings),
             *tasks.operations(pipeline, repository, settings),
             *openai.operations(pipeline, repository, settings),
-            *v2.operations(pipeline, repository, lifecycle, settings),
+            *cohere.operations(pipeline, repository, settings),
+            *v2.operations(v2_service, pipeline),
+            *v2_models.operations(v2_service),
             *probes,
             *operations.start_page(repository),
         ]
         self._http, self._probes = (
             HttpListener(Routes(served), socket, settings, closing=self._closing, record_error=pipeline.refused)
             for served, socket in (
-                ([*api, *docs_operations(document(api, oip.SERVER_VERSION))], ports.http),
+                ([*api, *docs_operations(document(api, SERVER_VERSION))], ports.http),
                 (probes, ports.metrics),
             )
         )
-        self._grpc = GrpcListener(ports.grpc, pipeline, repository, lifecycle, settings, pipeline.refused)
+        self._grpc = GrpcListener(ports.grpc, v2_service, pipeline, settings, pipeline.refused)
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._failed = asyncio.Event()
         lifecycle.subscribe(metrics.state)

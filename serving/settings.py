@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
+_DEFAULT = re.compile(r"[a-z_]+=[^=]+")
 _FAULT = re.compile(r"[0-9]+:(nan|raise|exit|hang)")
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
@@ -92,6 +93,13 @@ class Settings(BaseModel):
     max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
     max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")
     max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
+    default: str = Field(
+        "",
+        description="Of several models of a task, the one that answers a request that names none: `TASK=NAME,...`.",
+    )
+    model_control: bool = Field(
+        False, description="Let requests on `/v2` and gRPC take models of the repository out of service and back."
+    )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."
     )
@@ -131,6 +139,17 @@ class Settings(BaseModel):
         if value and not all(_FAULT.fullmatch(word) for word in value.split(",")):
             raise ValueError("must look like 2053:nan,7592:exit")
         return value
+
+    @field_validator("default")
+    @classmethod
+    def _tasks_and_names(cls, value: str) -> str:
+        if value and not all(_DEFAULT.fullmatch(word) for word in value.split(",")):
+            raise ValueError("must look like embed=minilm,tag=ner")
+        return value
+
+    def defaults(self) -> dict[str, str]:
+        """`default` as task to model."""
+        return dict(word.split("=") for word in self.default.split(",") if word)
 
     @property
     def backend(self) -> Literal["ort-cpu", "openvino", "fake"]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from serving.bundle import BundleError
 from serving.errors import InvalidRequest
 from serving.manifest import TOKENIZER
-from serving.records import AlignedText, EncodedText
+from serving.records import AlignedText, EncodedText, Token
 from serving.words import word_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from serving.manifest import Manifest
-    from serving.records import TextInput
+    from serving.records import TextInput, Truncate
 
 CHARACTERS_PER_TOKEN = 32
 """A text may have this many characters for each token that the model takes."""
@@ -88,8 +88,8 @@ class TextTokenizer:
         """
         total = 0
         for index, value in enumerate(inputs):
-            if isinstance(value, list):
-                total += 4 * len(value)
+            if not isinstance(value, str | tuple):
+                total += 4 * len(value if isinstance(value, list) else value.ids)
                 continue
             size = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
             if size > self.max_characters:
@@ -100,19 +100,19 @@ class TextTokenizer:
             total += len(value.encode()) if isinstance(value, str) else sum(len(part.encode()) for part in value)
         return total
 
-    def encode(self, inputs: Sequence[TextInput], *, truncate: bool) -> list[EncodedText]:
+    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
         """Token ids of each input; one bad input never touches its neighbours.
 
         Args:
             inputs: Texts, pairs or token ids.
-            truncate: Cut what is too long instead of refusing it.
+            truncate: Cut what is too long, at its end or its beginning, instead of refusing it.
 
         Raises:
             InvalidRequest: An input is too long, or its ids are not the model's.
         """
         return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
 
-    def encode_aligned(self, texts: Sequence[str], *, truncate: bool) -> list[AlignedText]:
+    def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
         """Token ids of each text, with the characters and the word that each token stands for.
 
         Raises:
@@ -121,7 +121,7 @@ class TextTokenizer:
         aligned = []
         for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
             surplus = self._surplus(source, encoding, truncate=truncate)
-            whole = self._truncated(text, surplus) if surplus else encoding
+            whole = self._truncated(text, surplus, truncate) if surplus else encoding
             spans, words = _alignment(whole)
             aligned.append(
                 AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
@@ -144,7 +144,9 @@ class TextTokenizer:
             total += size
         return total
 
-    def encode_windows(self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: bool) -> list[AlignedText]:
+    def encode_windows(
+        self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: Truncate
+    ) -> list[AlignedText]:
         """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
 
         A window's `spans` are those of whole words, and point into the second part.
@@ -169,8 +171,34 @@ class TextTokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=bare)
         return text
 
+    def tokens(self, text: str, *, special: bool) -> list[Token]:
+        """The tokens of a text, which is not cut.
+
+        Args:
+            text: The text.
+            special: Add the special tokens that a model sees around it.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=special)
+        return [
+            Token(token, name if alone else text[start:stop], alone, None if alone else start, None if alone else stop)
+            for token, name, alone, (start, stop) in zip(
+                encoding.ids, encoding.tokens, map(bool, encoding.special_tokens_mask), encoding.offsets, strict=True
+            )
+        ]
+
+    def check_readable(self, ids: Sequence[int]) -> None:
+        """Refuses ids that are not turned into text.
+
+        Raises:
+            InvalidRequest: They are too many, or the model does not have one of them.
+        """
+        if len(ids) > self.max_characters:
+            raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
+            raise InvalidRequest(f"a token id lies outside 0..{self._vocab_size - 1}")
+
     def _windows(
-        self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: bool
+        self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: Truncate
     ) -> Iterator[AlignedText]:
         cut = self._cut_first(source, first, truncate=truncate)
         # What stands around the second part is the same in every window: it is read off around any text.
@@ -196,7 +224,7 @@ class TextTokenizer:
                 words=np.pad(words[own], (head, tail), constant_values=-1),
             )
 
-    def _cut_first(self, source: int, first: Encoding, *, truncate: bool) -> int:
+    def _cut_first(self, source: int, first: Encoding, *, truncate: Truncate) -> int:
         """Leaves half of the model's tokens to the second part; answers how many of the first went."""
         most = max(0, self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
         surplus = len(first) - most
@@ -210,8 +238,8 @@ class TextTokenizer:
         first.truncate(most)
         return surplus
 
-    def _encoded(self, index: int, value: TextInput, *, truncate: bool) -> EncodedText:
-        if isinstance(value, list):
+    def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
+        if not isinstance(value, str | tuple):
             return self._check_ids(index, value)
         if self._words is not None and isinstance(value, str):
             ids = self._words.encode(value)
@@ -220,11 +248,11 @@ class TextTokenizer:
         # Unlike `encode`, this holds neither the interpreter's lock nor the characters' places.
         encoding = self._tokenizer.encode_batch_fast([value])[0]
         surplus = self._surplus(index, encoding, truncate=truncate)
-        whole = self._truncated(value, surplus) if surplus else encoding
+        whole = self._truncated(value, surplus, truncate) if surplus else encoding
         types = None if isinstance(value, str) else array("i", whole.type_ids)
         return EncodedText(array("i", whole.ids), types, surplus)
 
-    def _surplus(self, index: int, encoding: Encoding, *, truncate: bool) -> int:
+    def _surplus(self, index: int, encoding: Encoding, *, truncate: Truncate) -> int:
         """How many tokens must go; 0 for an input that fits."""
         surplus = max(0, len(encoding) - self.max_length)
         if surplus and not truncate:
@@ -234,7 +262,7 @@ class TextTokenizer:
             )
         return surplus
 
-    def _truncated(self, value: str | tuple[str, str], surplus: int) -> Encoding:
+    def _truncated(self, value: str | tuple[str, str], surplus: int, truncate: Truncate) -> Encoding:
         """Cuts the longer part first, as BERT was trained on pairs, and keeps every special token."""
         parts = (value,) if isinstance(value, str) else value
         encodings = [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
@@ -242,15 +270,16 @@ class TextTokenizer:
         for _ in range(surplus):
             lengths[lengths.index(max(lengths))] -= 1
         for encoding, length in zip(encodings, lengths, strict=True):
-            encoding.truncate(length)
+            encoding.truncate(length, direction="left" if truncate == "left" else "right")
         return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
 
-    def _check_ids(self, index: int, ids: list[int]) -> EncodedText:
+    def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
+        ids = value if isinstance(value, list) else value.ids
         if not 0 < len(ids) <= self.max_length:
             raise InvalidRequest(f"input {index} has {len(ids)} token ids; between 1 and {self.max_length} are taken")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
-        return EncodedText(array("i", ids))
+        return EncodedText(array("i", value)) if isinstance(value, list) else value
 
 
 def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

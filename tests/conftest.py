@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.tasks import TinyModel
+
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -47,6 +49,32 @@ def fake_server(models: Path) -> Iterator[Server]:
         *("--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2"),
     ) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_models() -> dict[str, TinyModel]:
+    """A small random model of every task, as PyTorch has it."""
+    from tests.support.tasks import TASKS, tiny_model  # noqa: PLC0415  PyTorch is slow to import
+
+    return {task: tiny_model(task) for task in TASKS}
+
+
+@pytest.fixture(scope="session")
+def tasks_repository(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundles of all of them, each called after its task."""
+    from tests.support.tasks import write_bundle  # noqa: PLC0415  likewise
+
+    repository: Path = tmp_path_factory.mktemp("tasks")
+    for model in tiny_models.values():
+        write_bundle(repository, model)
+    return repository
+
+
+@pytest.fixture(scope="session")
+def tasks_server(tasks_repository: Path) -> Iterator[Server]:
+    """A server of all of them."""
+    with Server(tasks_repository) as running:
+        yield running
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from serving.records import (
     FillMaskOptions,
     RerankOptions,
     TagOptions,
+    TensorOptions,
 )
-from serving.tasks import answer, classify, embed, fill_mask, rerank, tag
+from serving.tasks import answer, classify, embed, fill_mask, rerank, tag, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,5 +28,6 @@ TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
     AnswerOptions: answer.TASK,
     TagOptions: tag.TASK,
     FillMaskOptions: fill_mask.TASK,
+    TensorOptions: tensors.TASK,
 }
 """The task that a request's options ask for."""

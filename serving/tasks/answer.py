@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.manifest import Manifest
-    from serving.records import AnswerOptions, EncodedText, Row, TextInput
+    from serving.records import AnswerOptions, EncodedText, Row, TextInput, Truncate
     from serving.tasks.base import Work
     from serving.tokenizer import TextTokenizer
 
@@ -58,7 +58,7 @@ def size_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> int:
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: AnswerOptions, *, truncate: bool
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: AnswerOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     """The windows of each pair of question and context.
 

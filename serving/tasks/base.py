@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from serving.manifest import Manifest
     from serving.manifest import Task as TaskName
-    from serving.records import EncodedText, Row, TextInput
+    from serving.records import EncodedText, Row, TextInput, Truncate
 
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
@@ -48,7 +48,7 @@ class Encode(Protocol[O_contra]):
     """Inputs to token ids; raises `InvalidRequest`."""
 
     def __call__(
-        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: bool
+        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
     ) -> Sequence[EncodedText]:
         """What goes to the engine."""
 
@@ -58,7 +58,7 @@ def encode_each(
     inputs: Sequence[TextInput],
     _: object,
     *,
-    truncate: bool,
+    truncate: Truncate,
 ) -> Sequence[EncodedText]:
     """One text for the engine from each input."""
     return tokenizer.encode(inputs, truncate=truncate)
@@ -73,7 +73,7 @@ class Task(Generic[O, A]):
     """A task's functions.
 
     Attributes:
-        name: As manifests call it.
+        name: As manifests call it; None suits models of every task.
         finish: The answer.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
         size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
@@ -82,7 +82,7 @@ class Task(Generic[O, A]):
         windows: Whether a text that is too long is read in several windows; otherwise it is cut.
     """
 
-    name: TaskName
+    name: TaskName | None
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
     size_bytes: Callable[[TextTokenizer, Sequence[TextInput]], int] = TextTokenizer.size_bytes

@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 from serving.errors import InvalidRequest
-from serving.records import FilledMask
+from serving.records import EncodedText, FilledMask
 from serving.tasks.base import Task, check_top_k, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.manifest import Manifest
-    from serving.records import EncodedText, FillMaskOptions, Row, TextInput
+    from serving.records import FillMaskOptions, Row, TextInput, Truncate
     from serving.tasks.base import Work
     from serving.tokenizer import TextTokenizer
 
@@ -31,15 +31,16 @@ def check(options: FillMaskOptions, manifest: Manifest) -> None:
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: FillMaskOptions, *, truncate: bool
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: FillMaskOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     """Token ids of each text.
 
     Raises:
-        InvalidRequest: An input is no text, too long, or without a mask in what is read of it.
+        InvalidRequest: An input is neither text nor tokens, too long, or without a mask in what is read of it.
     """
-    texts = [text.replace(MASK, tokenizer.mask_token) for text in texts_of(inputs)]
-    encoded = tokenizer.encode(texts, truncate=truncate)
+    if not all(isinstance(value, EncodedText) for value in inputs):
+        inputs = [text.replace(MASK, tokenizer.mask_token) for text in texts_of(inputs)]
+    encoded = tokenizer.encode(inputs, truncate=truncate)
     for index, text in enumerate(encoded):
         if tokenizer.mask_id not in text.ids:
             where = f" in its first {len(text.ids)} tokens; the rest was cut off" if text.truncated else ""

@@ -6,25 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.records import EncodedText
 from serving.tasks.base import Task, pairs_of, sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import EncodedText, RerankOptions, Row, TextInput
+    from serving.records import RerankOptions, Row, TextInput, Truncate
     from serving.tasks.base import Work
     from serving.tokenizer import TextTokenizer
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: RerankOptions, *, truncate: bool
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: RerankOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    """Token ids of each pair.
+    """Token ids of each pair, or the pairs' own where they come as such.
 
     Raises:
         InvalidRequest: An input is no pair, or too long.
     """
-    return tokenizer.encode(pairs_of(inputs), truncate=truncate)
+    as_tokens = all(isinstance(value, EncodedText) for value in inputs)
+    return tokenizer.encode(inputs if as_tokens else pairs_of(inputs), truncate=truncate)
 
 
 def finish(rows: Sequence[Row], options: RerankOptions) -> list[float]:

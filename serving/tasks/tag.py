@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import EncodedText, Row, TagOptions, TextInput
+    from serving.records import EncodedText, Row, TagOptions, TextInput, Truncate
     from serving.tasks.base import Work
     from serving.tokenizer import TextTokenizer
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: TagOptions, *, truncate: bool
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: TagOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     """Token ids of each text, with their places in it.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from serving.lifecycle import State
+from serving.records import Totals
 from serving.telemetry.collectors import Histogram, Tally, Total
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.dispatch import Dispatcher
-    from serving.records import Outcome
+    from serving.records import ModelIndex, Outcome
     from serving.scheduling.batcher import Assignment
 
 _SECONDS = (
@@ -48,6 +50,8 @@ class Metrics:
 
     Attributes:
         registry: Where they are scraped.
+        batches: Batches of each model that started.
+        totals: What each model has answered, by its name.
         recent: The last batches.
     """
 
@@ -84,6 +88,8 @@ class Metrics:
         self._restarts = Total("bertserve_engine_restarts", "Deaths of the engine process.", self.registry)
         self._state = Gauge("bertserve_state", "1 for the server's state.", ["state"], registry=self.registry)
         self._requests.counts["ok"] = 0
+        self.batches: defaultdict[ModelIndex, int] = defaultdict(int)
+        self.totals: defaultdict[str, Totals] = defaultdict(Totals)
         self._tokenize, self._queue, self._compute, self._request = self._stages.values()
 
     def answered(self, outcome: Outcome[Any]) -> None:
@@ -94,9 +100,18 @@ class Metrics:
         self._queue.observe(timings.queue_us / 1e6)
         self._compute.observe(timings.compute_us / 1e6)
         self._request.observe(timings.total_us / 1e6)
-        self._texts.value += len(outcome.answer)
+        texts = len(outcome.answer)
+        self._texts.value += texts
         self._tokens.value += outcome.tokens
         self._truncated.value += outcome.truncated_tokens
+        totals = self.totals[outcome.model]
+        totals.requests += 1
+        totals.texts += texts
+        totals.tokenize_us += timings.tokenize_us
+        totals.queue_us += timings.queue_us
+        totals.compute_us += timings.compute_us
+        totals.total_us += timings.total_us
+        totals.last_at = time.time()
 
     def refused(self, reason: str) -> None:
         """Records a request that got an error."""
@@ -106,6 +121,7 @@ class Metrics:
         """Records a batch that has been given to its lane."""
         self._batches.observe(len(assignment.items))
         self._padding.value += assignment.padding
+        self.batches[assignment.items[0].model] += 1
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
         """Records for how long it held its lane."""

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 from fastapi.openapi.models import OpenAPI
@@ -25,7 +26,7 @@ from tests.support.clients import (
     post_json,
 )
 from tests.support.expected import token_ids
-from tests.support.models import HIDDEN_SIZE, NAME
+from tests.support.models import HIDDEN_SIZE, NAME, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,10 +247,31 @@ def test_every_documented_example_works(fake_server: Server) -> None:
 
 
 def test_every_route_of_a_protocol_is_documented(fake_server: Server) -> None:
-    """What clients can ask is in the document."""
-    assert {"/embed", "/v1/embeddings", "/v2/models/{model}/infer", "/livez", "/readyz", "/metrics"} <= set(
-        openapi(fake_server)["paths"]
-    )
+    """What clients can ask is in the document, and what they cannot is not."""
+    paths = set(openapi(fake_server)["paths"])
+    assert {"/embed", "/v1/embeddings", "/v2/models/{model}/infer", "/livez", "/readyz", "/metrics"} <= paths
+    assert {"/models/{model}/embed", "/tokenize", "/info", "/health", "/v1/models", "/v2/models/stats"} <= paths
+    assert not {"/predict", "/v2/rerank", "/embed_all", "/v2/repository/models/{model}/load"} & paths
+
+
+def test_the_readme_links_routes_to_their_documentation(fake_server: Server, tasks_server: Server) -> None:
+    """Each link leads to an operation that `/docs` shows where a model of its task is served."""
+    operations = [
+        f"{operation['tags'][0]}/{operation['operationId']}"
+        for server in (fake_server, tasks_server)
+        for methods in openapi(server)["paths"].values()
+        for operation in methods.values()
+    ]
+    links = re.findall(r"/docs#/([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 20
+    assert {unquote(link) for link in links} <= set(operations)
+
+
+def test_one_operation_has_one_identity(tasks_server: Server) -> None:
+    """Clients are generated from the document: no two operations share their id."""
+    paths = openapi(tasks_server)["paths"].values()
+    identities = [operation["operationId"] for methods in paths for operation in methods.values()]
+    assert len(set(identities)) == len(identities) > 40
 
 
 _LINK = re.compile(rb"""(?:src|href)=["']([^"']+)["']""")

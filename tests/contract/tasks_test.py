@@ -13,10 +13,9 @@ from transformers import FillMaskPipeline, TextClassificationPipeline, TokenClas
 
 from tests.support.clients import V2Json, get, http_call, metric, post_json
 from tests.support.server import Server
-from tests.support.tasks import LABELS, MAX_LENGTH, TASKS, TinyModel, tiny_model, write_bundle
+from tests.support.tasks import LABELS, MAX_LENGTH, TinyModel, write_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.clients import HttpReply
@@ -27,20 +26,16 @@ QUESTION = "what is in the text"
 CLOSE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def tiny() -> dict[str, TinyModel]:
+@pytest.fixture
+def tiny(tiny_models: dict[str, TinyModel]) -> dict[str, TinyModel]:
     """The models as PyTorch has them."""
-    return {task: tiny_model(task) for task in TASKS}
+    return tiny_models
 
 
-@pytest.fixture(scope="module")
-def server(tiny: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def server(tasks_server: Server) -> Server:
     """A server of all of them."""
-    repository: Path = tmp_path_factory.mktemp("tasks")
-    for model in tiny.values():
-        write_bundle(repository, model)
-    with Server(repository) as running:
-        yield running
+    return tasks_server
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
@@ -292,9 +287,9 @@ def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
     assert (reply.status, reply.json()["error"]["reason"]) == (400, "wrong_task")
     reply = refused(fake_server, "/rerank", query="x", texts=["y"])
     assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    assert refused(server, "/v2/models/tag/infer", inputs=[tensor]).status == 400
-    assert get(server.http, "/v2/models/tag").status == 400
+    for path in ("/embed_all", "/embed_sparse"):
+        reply = refused(server, path, inputs="x")
+        assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
 
 
 def test_embeddings_beside_other_tasks(server: Server, tiny: dict[str, TinyModel]) -> None:

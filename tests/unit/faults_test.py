@@ -12,16 +12,19 @@ from serving.errors import (
     EmptyInput,
     EngineFault,
     EngineLost,
+    Forbidden,
     HeadersTooLarge,
     InvalidRequest,
     MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
+    ModelNotNamed,
     NonFiniteOutput,
     NotReady,
     Overloaded,
     RouteNotFound,
     SlowRequest,
+    Unsupported,
     UnsupportedMediaType,
     WrongTask,
 )
@@ -35,6 +38,9 @@ STATUSES: dict[type[BertserveError], tuple[int, int, int, int]] = {
     MalformedRequest: (400, 400, 400, 400),
     EmptyInput: (400, 422, 400, 422),
     WrongTask: (424, 400, 400, 400),
+    ModelNotNamed: (400, 400, 400, 400),
+    Forbidden: (403, 403, 403, 403),
+    Unsupported: (501, 501, 501, 501),
     RouteNotFound: (404, 404, 404, 404),
     ModelNotFound: (404, 404, 404, 404),
     SlowRequest: (408, 408, 408, 408),
@@ -69,6 +75,20 @@ def test_what_only_begins_alike_is_of_no_family(path: str) -> None:
     """It has the server's own body and statuses."""
     assert status_of(path, InvalidRequest("why")) == 422
     assert body(path, InvalidRequest("why"))["error"]["request_id"] == "id"
+
+
+@pytest.mark.parametrize("path", ["/models/m/embed", "/models/embed/rerank", "/models/m/tokenize"])
+def test_a_route_of_a_named_model_is_of_the_family_behind_the_name(path: str) -> None:
+    """TEI's stay TEI's."""
+    assert status_of(path, WrongTask("why")) == 424
+    assert body(path, EmptyInput("why")) == {"error": "why", "error_type": "Empty"}
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_cohere_errors_are_a_message_with_an_id(path: str) -> None:
+    """With our own statuses, though one of the paths begins as v2's do."""
+    assert status_of(path, InvalidRequest("why")) == 422
+    assert body(path, InvalidRequest("why")) == {"id": "id", "message": "why"}
 
 
 def body(path: str, error: BertserveError) -> Any:
@@ -111,9 +131,9 @@ def test_openai_errors_are_objects_with_four_keys(kind: type[BertserveError], na
     assert body(OPENAI, kind("why")) == {"error": expected}
 
 
-@pytest.mark.parametrize("path", ["/livez", "/", "/v1/nowhere"])
+@pytest.mark.parametrize("path", ["/livez", "/", "/v1", "/v1x", "/models", "/models/m", "/models/m/tag"])
 def test_other_errors_carry_the_requests_id(path: str) -> None:
-    """Also where a path of no route begins as a family's do."""
+    """Also where a path only begins as a family's do."""
     expected = {"reason": "not_found", "message": "why", "request_id": "id"}
     assert body(path, RouteNotFound("why")) == {"error": expected}
 

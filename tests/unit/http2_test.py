@@ -83,7 +83,8 @@ class Peer:
 
     def __init__(self) -> None:
         self.errors: list[BertserveError] = []
-        port = Port({"/echo": Method(BytesValue, unary=echo)}, Settings(), self.errors.append)
+        methods = {"/echo": Method(BytesValue, unary=echo), "/talk": Method(BytesValue, duplex=echo)}
+        port = Port(methods, Settings(), self.errors.append)
         self.connection = Http2Connection(port)
         self.wire = Wire()
         self.connection.connection_made(self.wire)
@@ -313,3 +314,77 @@ def test_a_lost_connection_cancels_its_calls() -> None:
     peer = asyncio.run(run())
     assert [error.reason for error in peer.errors] == ["client_gone"]
     assert peer.replies() == {}
+
+
+def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
+    """A conversation with some messages in one frame."""
+    fields = encoder.encode(request_fields("/talk"))
+    data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
+
+
+def test_a_conversation_answers_message_by_message() -> None:
+    """Each when it is whole, in their order; the call ends when its client has said all."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        encoder = Encoder()
+        first = talk(encoder, 1, b"one", b"two")
+        third = prefixed(BytesValue(value=b"three").SerializeToString())
+        await peer.say(START, first, frame(DATA, 0, 1, third[:4]))
+        assert not peer.replies()[1].ended
+        await peer.say(frame(DATA, END_STREAM, 1, third[4:]))
+        return peer
+
+    reply = asyncio.run(run()).replies()[1]
+    messages = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two", b"three"))
+    assert reply.data == messages
+    assert reply.ended
+
+
+def test_an_error_ends_a_conversation() -> None:
+    """What came before it is answered, what comes behind it is not."""
+    encoder = Encoder()
+    peer = exchange(START, talk(encoder, 1, b"one", b"refuse", b"three", flags=END_STREAM))
+    reply = peer.replies()[1]
+    assert reply.data == prefixed(BytesValue(value=b"one").SerializeToString())
+    assert reply.ended
+    assert [error.reason for error in peer.errors] == ["overloaded"]
+
+
+def test_a_conversation_that_ends_inside_a_message() -> None:
+    """It is malformed."""
+    encoder = Encoder()
+    fields = encoder.encode(request_fields("/talk"))
+    opened = frame(HEADERS, END_HEADERS, 1, fields) + frame(DATA, END_STREAM, 1, b"\0\0\0\0\5abc")
+    peer = exchange(START, opened)
+    assert peer.replies()[1].ended
+    assert [error.reason for error in peer.errors] == ["malformed_request"]
+
+
+def test_a_quiet_conversation_is_not_taken_for_a_slow_one() -> None:
+    """Between messages it may last; inside a message it has as long as a body."""
+
+    async def run(rest: bytes) -> list[str]:
+        peer = Peer()
+        await peer.say(START, talk(Encoder(), 1, b"one"), *([frame(DATA, 0, 1, rest)] if rest else []))
+        for _ in range(30):
+            peer.connection.tick(1.0)
+        return [error.reason for error in peer.errors]
+
+    assert asyncio.run(run(b"")) == []
+    assert asyncio.run(run(b"\0\0")) == ["slow_request"]
+
+
+def test_a_drain_ends_quiet_conversations() -> None:
+    """Nobody would else: their clients wait for the server, and it for them."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        await peer.say(START, talk(Encoder(), 1, b"one"))
+        peer.connection.drain()
+        return peer
+
+    peer = asyncio.run(run())
+    assert peer.replies()[1].ended
+    assert [error.reason for error in peer.errors] == ["not_ready"]

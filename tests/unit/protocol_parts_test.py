@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, MalformedRequest
-from serving.transport import oip
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.exchange import request_id
-from serving.transport.http.tei import EmbedRequest, text_inputs
+from serving.transport.http.tei_messages import EmbedRequest, text_inputs
+from serving.transport.oip.tensors import Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor
 
 encodable = st.text(st.characters(exclude_categories=["Cs"]))
@@ -20,7 +20,7 @@ encodable = st.text(st.characters(exclude_categories=["Cs"]))
 @given(st.lists(encodable, max_size=8))
 def test_bytes_tensor_round_trip(texts: list[str]) -> None:
     """Any texts come out of a BYTES tensor as they went in."""
-    assert oip.split_bytes(memoryview(bytes_tensor(texts)), len(texts)) == texts
+    assert split_bytes(memoryview(bytes_tensor(texts)), len(texts)) == texts
 
 
 @given(st.lists(encodable, min_size=1, max_size=4), st.data())
@@ -29,14 +29,14 @@ def test_bytes_tensor_cut_anywhere(texts: list[str], data: st.DataObject) -> Non
     blob = bytes_tensor(texts)
     at = data.draw(st.integers(0, len(blob) - 1))
     with pytest.raises(InvalidRequest):
-        oip.split_bytes(memoryview(blob[:at]), len(texts))
+        split_bytes(memoryview(blob[:at]), len(texts))
 
 
 @given(st.binary(max_size=64), st.integers(0, 8))
 def test_bytes_tensor_of_any_bytes(blob: bytes, expected: int) -> None:
     """Any bytes give the number of texts expected, or an error of the client's."""
     try:
-        assert len(oip.split_bytes(memoryview(blob), expected)) == expected
+        assert len(split_bytes(memoryview(blob), expected)) == expected
     except InvalidRequest:
         return
 
@@ -44,14 +44,14 @@ def test_bytes_tensor_of_any_bytes(blob: bytes, expected: int) -> None:
 @pytest.mark.parametrize(("shape", "count"), [([1], 1), ([3], 3), ([3, 1], 3), ([0], 0), ([0, 1], 0)])
 def test_shapes(shape: list[int], count: int) -> None:
     """[n] and [n, 1] both mean n texts."""
-    assert oip.check_input("text", "BYTES", shape) == count
+    assert len(texts_of(Tensor("text", "BYTES", shape, data=["x"] * count))) == count
 
 
 @pytest.mark.parametrize("shape", [[], [-1], [1, 2], [1, 1, 1], [1, 0], [2**31], [-1, 1]])
 def test_bad_shapes(shape: list[int]) -> None:
     """Every other shape is refused."""
     with pytest.raises(InvalidRequest, match="shape"):
-        oip.check_input("text", "BYTES", shape)
+        texts_of(Tensor("text", "BYTES", shape, data=["x"]))
 
 
 def decoding_error(data: bytes) -> InvalidRequest | None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from serving.bundle import Bundle, BundleError, open_bundle
-from serving.errors import InvalidRequest, ModelNotFound, WrongTask
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.manifest import Artifact, Parity
 from serving.repository import Repository, _artifact
 from tests.support.tasks import tiny_model, write_bundle
@@ -103,3 +103,38 @@ def test_a_name_means_one_model(repository: Repository) -> None:
         repository.find("tag-a", "2", "tag")
     with pytest.raises(WrongTask, match="model 'tag-a' is for the task tag, not for answer"):
         repository.find("tag-a", task="answer")
+
+
+def test_a_default_answers_where_several_could(repository: Repository) -> None:
+    """It is chosen among its task's models; for other tasks nothing changes."""
+    chosen = Repository(repository.models, {"tag": "tag-b"})
+    assert chosen.find(None, task="tag").name == "tag-b"
+    assert chosen.find(None, task="answer").name == "answer"
+    with pytest.raises(ModelNotNamed, match="3 models are served"):
+        chosen.find(None)
+    for defaults in ({"tag": "answer"}, {"tag": "nobody"}, {"dance": "tag-a"}):
+        with pytest.raises(StartupError, match="no model of that name and task"):
+            Repository(repository.models, defaults)
+
+
+def test_a_model_out_of_service_is_not_found(repository: Repository) -> None:
+    """Neither by name nor as its task's only or default model, until it is back."""
+    served = Repository(repository.models, {"tag": "tag-b"})
+    model = served.find(None, task="tag")
+    served.unload(model)
+    served.unload(model)
+    assert not served.serves("tag-b")
+    assert served.find(None, task="tag").name == "tag-a"
+    with pytest.raises(ModelNotFound):
+        served.find("tag-b")
+    served.load(model)
+    assert served.find(None, task="tag") is model
+    assert served.find("tag-b", "1") is model
+
+
+def test_a_name_that_clients_must_send(repository: Repository) -> None:
+    """With one model of the task any name means it, unless it is exactly another model's."""
+    assert repository.named_or_only("gpt", "answer") is None
+    assert repository.named_or_only(None, "answer") is None
+    assert repository.named_or_only("tag-a", "answer") == "tag-a"
+    assert repository.named_or_only("gpt", "tag") == "gpt"

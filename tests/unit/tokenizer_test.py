@@ -141,3 +141,23 @@ def test_any_text(models: Path, texts: list[str]) -> None:
         assert (text.ids[0], text.ids[-1]) == (CLS, SEP)
         assert len(text.ids) + text.truncated == len(library(models).encode(given_text).ids)
         assert text == made.encode([given_text], truncate=True)[0], "neighbours change nothing"
+
+
+def test_truncation_at_the_beginning(tokenizer: TextTokenizer) -> None:
+    """The end of a text stays, with the special tokens around it."""
+    text = " ".join(["server"] * 300 + ["text"])
+    (right,), (left,) = (tokenizer.encode([text], truncate=truncate) for truncate in (True, "left"))
+    whole = tokenizer.encode(["server text"], truncate=True)[0].ids
+    assert right.truncated == left.truncated == 303 - MAX_LENGTH
+    assert right.ids[-2] == whole[1]
+    assert list(left.ids[-2:]) == list(whole[-2:])
+    assert left.ids[0] == right.ids[0]
+
+
+def test_ids_that_are_turned_into_text(tokenizer: TextTokenizer) -> None:
+    """They must be the vocabulary's, and not too many."""
+    tokenizer.check_readable([])
+    tokenizer.check_readable([0, 30_521])
+    for ids in ([-1], [30_522], [0] * (tokenizer.max_characters + 1)):
+        with pytest.raises(InvalidRequest):
+            tokenizer.check_readable(ids)

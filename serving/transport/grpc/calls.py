@@ -1,7 +1,7 @@
 """gRPC on HTTP/2's streams: messages, metadata, deadlines and statuses (gRPC's PROTOCOL-HTTP2.md).
 
 A call takes one message and answers one or several. It is handed to its method once the message and the end of
-the client's half have arrived; a method that reads a stream of messages would be started by `opened` instead.
+the client's half have arrived. A conversation takes several and answers each with one, in their order.
 """
 
 from __future__ import annotations
@@ -9,32 +9,34 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.errors import (
+    BertserveError,
     BodyTooLarge,
     ClientGone,
     HeadersTooLarge,
     MalformedRequest,
     MethodNotAllowed,
+    NotReady,
     RouteNotFound,
     SlowRequest,
     UnsupportedMediaType,
 )
 from serving.transport.grpc.details import retry_details
 from serving.transport.grpc.frames import Code, StreamFault
-from serving.transport.grpc.guard import answer
+from serving.transport.grpc.guard import answer, answer_one
 from serving.transport.grpc.headers import block, size_of, status_field
 from serving.transport.grpc.streams import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.message import Message
 
-    from serving.errors import BertserveError
     from serving.settings import Settings
     from serving.transport.grpc.headers import Fields
     from serving.transport.grpc.http2 import Http2Connection
@@ -49,6 +51,9 @@ STATUS = {name: number for number, name in enumerate(_NAMES)}
 
 _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
+
+_MOST_ANSWERS = 64
+"""Messages of one conversation that are worked on at a time; further ones wait where flow control holds them."""
 
 _OK_STATUS = 200
 _CONTENT_TYPE = block([("content-type", "application/grpc")])
@@ -75,12 +80,14 @@ class Method:
     Attributes:
         kind: The message that it takes.
         unary: From the message and its call to the reply; or
-        streaming: to several, one after another.
+        streaming: to several, one after another; or
+        duplex: from each message of a stream, and the call of all of them, to its reply.
     """
 
     kind: type[Message]
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
+    duplex: Callable[[Any, Any], Awaitable[Message]] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,10 +97,12 @@ class Head:
     Attributes:
         method: What is called, or why nothing is.
         timeout_s: How long the client waits.
+        fields: All of them; of those that come twice, the first.
     """
 
     method: Method | BertserveError
     timeout_s: float | None = None
+    fields: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -101,13 +110,13 @@ class Port:
     """What the calls of one port share.
 
     Attributes:
-        methods: By path.
+        methods: By path; an error in place of what is known and not offered.
         settings: Limits.
         record_error: Told of each error.
         connections: All that are open.
     """
 
-    methods: dict[str, Method]
+    methods: Mapping[str, Method | BertserveError]
     settings: Settings
     record_error: Callable[[BertserveError], None]
     connections: set[Http2Connection] = field(default_factory=set)
@@ -115,7 +124,8 @@ class Port:
     def open(self, connection: Http2Connection, number: int, head: Head) -> Stream:
         """A new call."""
         if isinstance(head.method, Method):
-            return Call(self, connection, number, head.method, head.timeout_s)
+            kind = Conversation if head.method.duplex else Call
+            return kind(self, connection, number, head.method, head)
         return _Refused(self, connection, number, head.method)
 
     def read_head(self, fields: Fields) -> Head:
@@ -146,25 +156,25 @@ class Port:
             raise RouteNotFound("no such method")
         given = values.get(b"grpc-timeout")
         if given is None:
-            return Head(method)
+            return Head(method, None, values)
         match = _TIMEOUT.fullmatch(given)
         if match is None:
             raise MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
-        return Head(method, int(match[1]) * _SECONDS[match[2]])
+        return Head(method, int(match[1]) * _SECONDS[match[2]], values)
 
 
 class Call(Stream):
     """One call, as its method and the guard see it."""
 
-    __slots__ = ("_body", "_connection", "_deadline", "_headed", "_method", "_port", "_task", "_trailing")
+    __slots__ = ("_body", "_connection", "_deadline", "_head", "_headed", "_method", "_port", "_task", "_trailing")
 
-    def __init__(
-        self, port: Port, connection: Http2Connection, number: int, method: Method, timeout_s: float | None
-    ) -> None:
+    def __init__(self, port: Port, connection: Http2Connection, number: int, method: Method, head: Head) -> None:
         super().__init__(number)
         self._port = port
         self._connection = connection
         self._method = method
+        self._head = head
+        timeout_s = head.timeout_s
         self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._body: bytearray | None = None
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +191,20 @@ class Call(Stream):
         """What goes behind the reply."""
         self._trailing = metadata
 
+    def metadata(self, name: bytes) -> bytes | None:
+        """A field of the request's headers."""
+        return self._head.fields.get(name)
+
+    def record(self, error: BertserveError) -> None:
+        """Counts an error that does not end the call."""
+        self._port.record_error(error)
+
     # What the guard uses.
+
+    @property
+    def body_limit(self) -> int:
+        """Bytes that a message may have."""
+        return self._port.settings.body_limit_bytes
 
     async def send(self, message: bytes) -> None:
         """Sends one message of several; waits until the client takes it."""
@@ -204,13 +227,11 @@ class Call(Stream):
         if self._body is not None:
             self._body += data
         size = len(data if self._body is None else self._body)
+        compressed = 0
         if size < _PREFIX.size:
             length = None
         else:
             compressed, length = _PREFIX.unpack_from(data if self._body is None else self._body)
-            if compressed:
-                self.refuse(UnsupportedMediaType("compressed messages are not read"))
-                return
             if length > self._port.settings.body_limit_bytes:
                 limit = self._port.settings.body_limit_bytes
                 self.refuse(BodyTooLarge(f"the message has {length} bytes; at most {limit} are read"))
@@ -229,7 +250,8 @@ class Call(Stream):
         else:
             message = data[_PREFIX.size :] if self._body is None else bytes(self._body[_PREFIX.size :])
             self._body = None
-            self._task = asyncio.get_running_loop().create_task(answer(self._method, message, self))
+            work = answer(self._method, message, self, self._encoding if compressed else b"")
+            self._task = asyncio.get_running_loop().create_task(work)
 
     def lost(self) -> None:
         """Ends the method: nobody waits for it."""
@@ -242,10 +264,113 @@ class Call(Stream):
         limit_s = self._port.settings.body_timeout_s
         self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s"))
 
+    @property
+    def _encoding(self) -> bytes:
+        """What compressed messages are compressed with."""
+        return self.metadata(b"grpc-encoding") or b"identity"
+
     def _send(self, message: bytes | None, trailers: bytes | None) -> None:
         data = b"" if message is None else _PREFIX.pack(0, len(message)) + message
         headed, self._headed = self._headed, True
         self._connection.reply(self, None if headed else _HEAD, data, trailers)
+
+
+class Conversation(Call):
+    """A call in which each message of the client's is answered by one, in their order."""
+
+    __slots__ = ("_answers", "_buffer", "_draining", "_over")
+
+    def __init__(self, port: Port, connection: Http2Connection, number: int, method: Method, head: Head) -> None:
+        super().__init__(port, connection, number, method, head)
+        self._buffer = bytearray()
+        self._answers: deque[asyncio.Task[bytes | BertserveError]] = deque()
+        self._draining = self._over = False
+        self.idle = True
+
+    def received(self, data: bytes) -> None:
+        """Starts the messages that are there."""
+        self._buffer += data
+        self._advance()
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Nothing: what belongs to one message cannot go behind all of them."""
+
+    def draining(self) -> None:
+        """Ends once what has been started is answered."""
+        self._draining = True
+        self._advance()
+
+    def lost(self) -> None:
+        """Ends what has been started: nobody waits for it."""
+        if self._answers:
+            self._port.record_error(ClientGone("the client cancelled the call"))
+        self._stop()
+
+    def refuse(self, error: BertserveError) -> None:
+        """Ends the call with an error."""
+        self._stop()
+        super().refuse(error)
+
+    def _stop(self) -> None:
+        self._over = True
+        for answer_task in self._answers:
+            answer_task.cancel()
+        self._answers.clear()
+        self._buffer.clear()
+
+    def _advance(self, _: object = None) -> None:
+        """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
+        if self._over:
+            return
+        try:
+            self._send_answers()
+            while not self._draining and len(self._answers) < _MOST_ANSWERS and (message := self._next()):
+                compressed, data = message
+                work = answer_one(self._method, data, self, self._encoding if compressed else b"")
+                self._answers.append(asyncio.get_running_loop().create_task(work))
+                self._answers[-1].add_done_callback(self._advance)
+        except BertserveError as error:
+            self.refuse(error)
+            return
+        self.idle = not self._buffer or len(self._answers) >= _MOST_ANSWERS
+        if self._answers or self.unsent is not None:
+            return
+        if self._draining:
+            self.refuse(NotReady("the server ends"))
+        elif self.ended and self._buffer:
+            self.refuse(MalformedRequest("the call ends before its message does"))
+        elif self.ended:
+            self._over = True
+            self.finish()
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The next message, if it is whole: whether it is compressed, and what it holds."""
+        if len(self._buffer) < _PREFIX.size:
+            return None
+        compressed, length = _PREFIX.unpack_from(self._buffer)
+        if length > self.body_limit:
+            raise BodyTooLarge(f"the message has {length} bytes; at most {self.body_limit} are read")
+        missing = _PREFIX.size + length - len(self._buffer)
+        if missing > 0:
+            if missing > self.receivable and not self.ended:
+                self._connection.want(self, missing - self.receivable)
+            return None
+        data = bytes(self._buffer[_PREFIX.size : _PREFIX.size + length])
+        del self._buffer[: _PREFIX.size + length]
+        self.waited_s = 0.0
+        self._connection.renew(self, len(self._buffer))
+        return compressed, data
+
+    def _send_answers(self) -> None:
+        while self._answers and self._answers[0].done() and self.unsent is None:
+            found = self._answers.popleft().result()
+            if isinstance(found, BertserveError):
+                raise found
+            self._send(found, None)
+            if self.unsent is not None:
+                # The client takes no more for now: when it does, the next one follows.
+                self.taken = asyncio.get_running_loop().create_future()
+                self.taken.add_done_callback(self._advance)
 
 
 class _Refused(Stream):
@@ -278,7 +403,7 @@ def _refusal(error: BertserveError) -> bytes:
         details = retry_details(STATUS[error.grpc_code], error.message, after_ms)
         fields += [("retry-after-ms", str(after_ms)), ("grpc-status-details-bin", details)]
     if isinstance(error, UnsupportedMediaType):
-        fields.append(("grpc-accept-encoding", "identity"))
+        fields.append(("grpc-accept-encoding", "identity,deflate,gzip"))
     return block(fields)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from serving.errors import BertserveError, InternalError, MalformedRequest
+from serving.errors import BertserveError, InternalError, MalformedRequest, UnsupportedMediaType
+from serving.transport.inflation import WINDOWS, inflated
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -17,9 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.grpc")
 
 
-async def answer(method: Method, data: bytes, call: Call) -> None:
-    """Runs a method on a message and ends its call, well or with an error."""
+async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"") -> None:
+    """Runs a method on a message and ends its call, well or with an error.
+
+    Args:
+        method: The method.
+        data: The message.
+        call: Its call.
+        encoding: What the message is compressed with; empty for nothing.
+    """
     try:
+        if encoding:
+            data = await inflate(data, encoding, call.body_limit)
         request = _parse(method.kind, data)
         if method.unary is not None:
             reply = await method.unary(request, call)
@@ -33,6 +44,38 @@ async def answer(method: Method, data: bytes, call: Call) -> None:
     except Exception:  # the gRPC boundary
         log.exception("a call failed")
         call.refuse(InternalError("internal error; the server's log has the details"))
+
+
+async def answer_one(method: Method, data: bytes, call: Call, encoding: bytes) -> bytes | BertserveError:
+    """Runs a method on one message of several; the reply, or the error with which the call ends."""
+    try:
+        if encoding:
+            data = await inflate(data, encoding, call.body_limit)
+        request = _parse(method.kind, data)
+        return b"" if method.duplex is None else (await method.duplex(request, call)).SerializeToString()
+    except BertserveError as error:
+        return error
+    except Exception:  # the gRPC boundary
+        log.exception("a call failed")
+        return InternalError("internal error; the server's log has the details")
+
+
+async def inflate(data: bytes, encoding: bytes, limit: int) -> bytes:
+    """A compressed message as it was.
+
+    Args:
+        data: The message.
+        encoding: As `grpc-encoding` names it.
+        limit: Bytes that it may grow to.
+
+    Raises:
+        UnsupportedMediaType: Another encoding than gzip and deflate.
+        MalformedRequest: It is not of this encoding.
+        BodyTooLarge: It grows beyond the limit.
+    """
+    if encoding not in WINDOWS:
+        raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
+    return await asyncio.to_thread(inflated, data, WINDOWS[encoding], limit)
 
 
 def _parse(kind: type[Message], data: bytes) -> Message:

@@ -174,6 +174,8 @@ class Http2Connection(asyncio.Protocol):
             self._transport.abort()
         elif self._draining_s is None and not self._over:
             self._draining_s = 0.0
+            for stream in list(self._streams.values()):
+                stream.draining()
             self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
             self._send_control()
 
@@ -190,6 +192,24 @@ class Http2Connection(asyncio.Protocol):
             stream.wanted = size
             self._asking.append(stream)
             self._grant()
+
+    def renew(self, stream: Stream, held: int) -> None:
+        """Lets the client go on sending on a stream of messages, once some have been taken.
+
+        Args:
+            stream: The stream; what had been granted for the messages taken is given back.
+            held: Bytes of it that have not been taken.
+        """
+        if self._streams.get(stream.number) is not stream:
+            return
+        self._grantable += stream.granted
+        stream.granted = 0
+        size = DEFAULT_WINDOW - stream.receivable - held
+        if size >= DEFAULT_WINDOW // 2 and not stream.ended:
+            self._control.append(frames.window_update(stream.number, size))
+            stream.receivable += size
+        self._grant()
+        self._send_control()
 
     def reply(self, stream: Stream, block: bytes | None, data: bytes, trailers: bytes | None) -> None:
         """Sends a reply or a part of it; in one write where flow control does not hold it up.
@@ -452,8 +472,8 @@ class Http2Connection(asyncio.Protocol):
         if (self._rest or self._block is not None) and self._unfinished_s > limit_s:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame or header block that does not end")
         for stream in list(self._streams.values()):
-            if stream.unsent is None and (stream.ended or stream.wanted):
-                continue  # it waits for its answer or a grant, not for its client
+            if stream.unsent is None and (stream.ended or stream.wanted or stream.idle):
+                continue  # it waits for its answer or a grant, not for its client, or for nothing
             stream.waited_s += seconds
             if stream.waited_s <= limit_s:
                 continue

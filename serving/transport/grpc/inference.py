@@ -5,122 +5,187 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import InvalidRequest, ModelNotFound
-from serving.records import DEFAULT_PRIORITY, EmbedOptions, InferRequest
-from serving.transport import oip
+import msgspec
+from google.protobuf.json_format import ParseDict
+
+from serving.errors import BertserveError, InvalidRequest, Unsupported
+from serving.records import DEFAULT_PRIORITY
 from serving.transport.grpc import inference_pb2 as pb
 from serving.transport.grpc.calls import Method
+from serving.transport.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
+from serving.transport.oip.tensors import BYTES, Tensor, decode_text
 from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
-    from serving.lifecycle import Lifecycle
+    from google.protobuf.message import Message
+
     from serving.pipeline import Pipeline
     from serving.records import Outcome
-    from serving.repository import Repository
-    from serving.settings import Settings
     from serving.transport.grpc.calls import Call
+    from serving.transport.oip.service import V2Service
 
 SERVICE = "inference.GRPCInferenceService"
+
 _US_PER_MS = 1000
+_STREAM_ERRORS = b"triton_grpc_error"
+"""Metadata with which a client wants the errors of a stream as the call's own status."""
+
+_FINAL_WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
 
 
 class InferenceService:
     """The calls of the service, each a plain coroutine from message to message."""
 
-    def __init__(self, pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle, settings: Settings) -> None:
+    def __init__(self, service: V2Service, pipeline: Pipeline) -> None:
+        self._service = service
         self._pipeline = pipeline
-        self._repository = repository
-        self._lifecycle = lifecycle
-        self._settings = settings
 
-    def methods(self) -> dict[str, Method]:
-        """Its methods, by path."""
-        methods: dict[str, tuple[Any, Any]] = {
+    def methods(self) -> dict[str, Method | BertserveError]:
+        """Its methods, by path; what Triton has beyond them says that it is not here."""
+        unary: dict[str, tuple[Any, Any]] = {
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
             "ServerReady": (self.server_ready, pb.ServerReadyRequest),
             "ModelReady": (self.model_ready, pb.ModelReadyRequest),
             "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
             "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
+            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
+            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
+            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
+            "RepositoryModelLoad": (self.load, pb.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (self.unload, pb.RepositoryModelUnloadRequest),
         }
-        return {f"/{SERVICE}/{name}": Method(kind, unary=method) for name, (method, kind) in methods.items()}
+        methods: dict[str, Method | BertserveError] = {
+            name: Method(kind, unary=method) for name, (method, kind) in unary.items()
+        }
+        methods["ModelStreamInfer"] = Method(pb.ModelInferRequest, duplex=self.stream_infer)
+        for kind in ("System", "Cuda"):
+            for verb in ("Status", "Register", "Unregister"):
+                methods[f"{kind}SharedMemory{verb}"] = Unsupported(SHARED_MEMORY)
+        methods |= {name: Unsupported(SETTINGS) for name in ("TraceSetting", "LogSettings")}
+        return {f"/{SERVICE}/{name}": method for name, method in methods.items()}
 
     async def server_live(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
         """Whether the server runs."""
-        return pb.ServerLiveResponse(live=self._lifecycle.live)
+        return pb.ServerLiveResponse(live=self._service.lifecycle.live)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: object) -> pb.ServerReadyResponse:
         """Whether it takes requests."""
-        return pb.ServerReadyResponse(ready=self._lifecycle.ready)
+        return pb.ServerReadyResponse(ready=self._service.lifecycle.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
         """Whether a model takes requests; an unknown model does not."""
-        try:
-            self._repository.find(request.name, request.version)
-        except ModelNotFound:
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._lifecycle.ready)
+        return pb.ModelReadyResponse(ready=self._service.model_ready(request.name, request.version))
 
-    async def server_metadata(self, _: pb.ServerMetadataRequest, __: object) -> pb.ServerMetadataResponse:
+    async def server_metadata(self, _: pb.ServerMetadataRequest, __: object) -> Message:
         """What this server is."""
-        return pb.ServerMetadataResponse(name=oip.SERVER_NAME, version=oip.SERVER_VERSION, extensions=oip.EXTENSIONS)
+        return _message(self._service.server_metadata(), pb.ServerMetadataResponse())
 
-    async def model_metadata(self, request: pb.ModelMetadataRequest, _: object) -> pb.ModelMetadataResponse:
+    async def model_metadata(self, request: pb.ModelMetadataRequest, _: object) -> Message:
         """What a model takes and gives."""
-        model = self._repository.find(request.name, request.version, "embed")
-        tensor = pb.ModelMetadataResponse.TensorMetadata
-        return pb.ModelMetadataResponse(
-            name=model.name,
-            versions=[model.version],
-            platform=oip.PLATFORM,
-            inputs=[tensor(name=oip.INPUT, datatype=oip.BYTES, shape=oip.input_shape())],
-            outputs=[tensor(name=oip.OUTPUT, datatype=oip.FP32, shape=oip.output_shape(model))],
-        )
+        return _message(self._service.view(request.name, request.version).metadata(), pb.ModelMetadataResponse())
+
+    async def model_config(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
+        """A model as Triton describes it."""
+        reply = pb.ModelConfigResponse()
+        _message(self._service.config(request.name, request.version), reply.config)
+        return reply
+
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, _: object) -> Message:
+        """What a model, or each, has answered."""
+        return _message(self._service.statistics(request.name, request.version), pb.ModelStatisticsResponse())
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest, _: object) -> pb.RepositoryIndexResponse:
+        """The models of the repository."""
+        states = self._service.index(ready=request.ready)
+        index = pb.RepositoryIndexResponse.ModelIndex
+        return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
+
+    async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
+        """Takes a model into service again."""
+        self._service.load(request.model_name, parameters=bool(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, _: object) -> pb.RepositoryModelUnloadResponse:
+        """Takes a model out of service."""
+        self._service.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
 
     async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
-        """Embeds the texts of `text`; the vectors come back in `raw_output_contents`."""
+        """Answers a request; the outputs come back in `raw_output_contents`."""
         arrival = time.perf_counter()
-        outcome = await self._pipeline.infer(
-            InferRequest(
-                inputs=_texts(request),
-                options=EmbedOptions(),
-                arrival=arrival,
-                request_id=request.id,
-                max_inputs=self._settings.max_v2_batch_size,
-                model=request.model_name,
-                version=request.model_version,
-                truncate=_truncate(request),
-                timeout_ms=_timeout_ms(request, call),
-                priority=_priority(request),
-            )
+        names: list[str] = []
+        for choice in request.outputs:
+            refuse_unsupported(choice.parameters)
+            names.append(choice.name)
+        view, asked = self._service.request(
+            request.model_name,
+            request.model_version,
+            _tensors(request),
+            names,
+            truncate=_truncate(request) if request.parameters else None,
+            timeout_ms=_timeout_ms(request, call),
+            priority=_priority(request),
+            arrival=arrival,
+            request_id=request.id,
         )
+        try:
+            outcome = await self._pipeline.infer(asked)
+        except BertserveError:
+            self._service.failed(view, arrival)
+            raise
+        response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
+        width = 0 if view.takes_text else request.inputs[0].shape[-1]
+        for output in view.answer(outcome.answer, names, width):
+            response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            response.raw_output_contents.append(output.blob())
         call.set_trailing_metadata(_trailers(outcome))
-        tensor = pb.ModelInferResponse.InferOutputTensor
-        return pb.ModelInferResponse(
-            model_name=outcome.model,
-            model_version=outcome.version,
-            id=request.id,
-            outputs=[tensor(name=oip.OUTPUT, datatype=oip.FP32, shape=outcome.answer.shape)],
-            raw_output_contents=[outcome.answer.astype("<f4", copy=False).tobytes()],
-        )
+        return response
+
+    async def stream_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelStreamInferResponse:
+        """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
+        try:
+            response = await self.model_infer(request, call)
+        except BertserveError as error:
+            if call.metadata(_STREAM_ERRORS) == b"true":
+                raise
+            call.record(error)
+            return pb.ModelStreamInferResponse(
+                error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
+            )
+        if request.parameters and request.parameters[_FINAL_WANTED].bool_param:
+            response.parameters[_FINAL].bool_param = True
+        return pb.ModelStreamInferResponse(infer_response=response)
 
 
-def _texts(request: pb.ModelInferRequest) -> list[str]:
-    if len(request.inputs) != 1:
-        raise InvalidRequest(f"{len(request.inputs)} inputs; the model takes one, {oip.INPUT!r}")
-    tensor = request.inputs[0]
-    count = oip.check_input(tensor.name, tensor.datatype, tensor.shape)
-    oip.check_outputs([output.name for output in request.outputs])
+def _message(struct: msgspec.Struct, message: Message) -> Message:
+    """A record as the message that has its fields."""
+    return ParseDict(msgspec.to_builtins(struct), message)
+
+
+def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
+    """The inputs, from `raw_input_contents` or from each one's `contents`."""
     raw = request.raw_input_contents
-    if not raw:
-        elements = tensor.contents.bytes_contents
-        oip.check_count(count, len(elements))
-        return [oip.decode_text(element) for element in elements]
-    if tensor.HasField("contents"):
-        raise InvalidRequest(f"contents field must not be specified when using raw_input_contents for {oip.INPUT!r}")
-    if len(raw) != 1:
-        raise InvalidRequest(f"{len(raw)} raw_input_contents for 1 input")
-    return oip.split_bytes(memoryview(raw[0]), count)
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
+    tensors = []
+    for index, tensor in enumerate(request.inputs):
+        if tensor.parameters:
+            refuse_unsupported(tensor.parameters)
+        if raw:
+            if tensor.HasField("contents"):
+                raise InvalidRequest("contents field must not be specified when using raw_input_contents")
+            blob = memoryview(raw[index])
+            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, blob))
+        else:
+            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, _contents(tensor)))
+    return tensors
+
+
+def _contents(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    if tensor.datatype == BYTES:
+        return [decode_text(element) for element in tensor.contents.bytes_contents]
+    return [*tensor.contents.int_contents, *tensor.contents.int64_contents]
 
 
 def _truncate(request: pb.ModelInferRequest) -> bool | None:

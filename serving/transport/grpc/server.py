@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 from serving.lifecycle import State
 from serving.transport.grpc.calls import Port
+from serving.transport.grpc.health import SERVICE as HEALTH
 from serving.transport.grpc.health import HealthService
 from serving.transport.grpc.http2 import Http2Connection
 from serving.transport.grpc.inference import SERVICE, InferenceService
+from serving.transport.grpc.reflection import ReflectionService
 from serving.transport.ports import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.errors import BertserveError
-    from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
-    from serving.repository import Repository
     from serving.settings import Settings
+    from serving.transport.oip.service import V2Service
 
 _TICK_S = 1.0
 
@@ -34,20 +35,20 @@ class GrpcListener:
     def __init__(
         self,
         opened: socket.socket,
+        v2_service: V2Service,
         pipeline: Pipeline,
-        repository: Repository,
-        lifecycle: Lifecycle,
         settings: Settings,
         record_error: Callable[[BertserveError], None],
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
         self._health = HealthService([SERVICE])
-        service = InferenceService(pipeline, repository, lifecycle, settings)
-        self._port = Port(service.methods() | self._health.methods(), settings, record_error)
+        methods = InferenceService(v2_service, pipeline).methods()
+        reflection = ReflectionService([SERVICE, HEALTH])
+        self._port = Port({**methods, **self._health.methods(), **reflection.methods()}, settings, record_error)
         self._socket = opened
         self._server: asyncio.Server | None = None
         self._clock: asyncio.TimerHandle | None = None
-        lifecycle.subscribe(self._follow)
+        v2_service.lifecycle.subscribe(self._follow)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -40,15 +40,28 @@ class Stream:
         unsent: What waits for that.
         trailers: The header block that ends the reply, once it is known.
         waited_s: How long the client has kept the server waiting for its request, or for its window.
+        idle: Whether it need not send anything now: it is between two messages.
     """
 
     __slots__ = (
-        *("ended", "granted", "number", "receivable", "taken", "trailers", "unsent", "waited_s", "wanted", "window"),
+        *(
+            "ended",
+            "granted",
+            "idle",
+            "number",
+            "receivable",
+            "taken",
+            "trailers",
+            "unsent",
+            "waited_s",
+            "wanted",
+            "window",
+        ),
     )
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ended = False
+        self.ended = self.idle = False
         self.receivable = DEFAULT_WINDOW
         self.wanted = self.granted = 0
         self.window = 0
@@ -65,6 +78,9 @@ class Stream:
 
     def lost(self) -> None:
         """Nobody waits for this stream any more."""
+
+    def draining(self) -> None:
+        """The server ends: what waits for nothing but its client must end too."""
 
     def too_slow(self) -> None:
         """The client did not finish its request in time."""

@@ -10,6 +10,7 @@ import msgspec
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from serving.transport.http.exchange import HttpReply, Operation
+from serving.transport.http.faults import TeiError, error_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,14 +20,21 @@ if TYPE_CHECKING:
 UNLISTED = ""
 """The tag of operations that the document leaves out: pages, and routes that no model here answers."""
 
-_ERRORS = (400, 404, 405, 408, 413, 415, 422, 429, 431, 500, 503, 504)
+_JSON, _OCTETS = "application/json", "application/octet-stream"
+_ANYWHERE = (400, 404, 405, 408, 413, 415, 431, 500, 503)
+"""The errors of any route: of the connection, of the server."""
+
+_INFERRING = (422, 429, 504)
+"""And of those that take a body."""
+
+_WRONG_TASK = 424
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
 
 def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
     operations = [op for op in operations if op.tag != UNLISTED]
-    types = [kind for op in operations for kind in (op.request, op.reply) if kind is not None]
+    types = [kind for op in operations for kind in (op.request, op.reply, error_type(op.path)) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip([repr(kind) for kind in types], schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -40,21 +48,49 @@ def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     }
 
 
+def _identity(op: Operation) -> str:
+    words = [word.strip("{}") for word in op.path.replace("-", "_").split("/") if word]
+    return "_".join([op.method.lower(), *words])
+
+
 def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": "Done."}
-    if op.reply is not None:
-        answer["content"] = {"application/json": {"schema": schema_of[repr(op.reply)]}}
-    responses = {"200": answer}
-    entry: dict[str, Any] = {"summary": op.summary, "tags": [op.tag], "responses": responses}
+    entry: dict[str, Any] = {"operationId": _identity(op), "summary": op.summary, "tags": [op.tag]}
     names = [part[1:-1] for part in op.path.split("/") if part.startswith("{")]
     entry["parameters"] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": list(op.values[name])}}
+        for name in names
     ]
     if op.request is not None:
-        content = {"schema": schema_of[repr(op.request)], "example": op.example}
-        entry["requestBody"] = {"required": True, "content": {"application/json": content}}
-        responses |= {str(status): {"description": HTTPStatus(status).phrase} for status in _ERRORS}
+        entry["requestBody"] = _body(op, schema_of)
+    entry["responses"] = _responses(op, schema_of)
     return entry
+
+
+def _body(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {_JSON: {"schema": schema_of[repr(op.request)], "example": op.example}}
+    if op.binary:
+        content[_OCTETS] = {"schema": {"type": "string", "format": "binary"}}
+    return {"required": not op.body_optional, "content": content}
+
+
+def _responses(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": "Done."}
+    if op.reply is not None:
+        done["content"] = {_JSON: {"schema": schema_of[repr(op.reply)]}}
+        if op.binary:
+            done["content"][_OCTETS] = {"schema": {"type": "string", "format": "binary"}}
+    family = error_type(op.path)
+    statuses = {*_ANYWHERE, *op.statuses, *(_INFERRING if op.request is not None else ())}
+    if family is TeiError:
+        statuses.add(_WRONG_TASK)
+    fault = {_JSON: {"schema": schema_of[repr(family)]}}
+    responses = {"200": done}
+    for status in sorted(statuses):
+        # Probes and readiness answer their own state with an error's status.
+        own = status in op.statuses and op.reply is not None and family is not TeiError
+        content = {_JSON: {"schema": {"anyOf": [fault[_JSON]["schema"], schema_of[repr(op.reply)]]}}} if own else fault
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    return responses
 
 
 def docs_operations(openapi: dict[str, Any]) -> list[Operation]:

@@ -12,8 +12,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +28,7 @@ from serving.errors import (
 )
 from serving.records import DEFAULT_PRIORITY
 from serving.transport.http.faults import error_body, status_of
+from serving.transport.inflation import WINDOWS, inflated
 from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
@@ -36,14 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.http")
 
 JSON = b"application/json"
+OCTETS = b"application/octet-stream"
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
 _serial = itertools.count(1)
 _process = os.urandom(6).hex()
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def request_id(given: bytes | None) -> str:
@@ -78,10 +78,6 @@ class HttpRequest(msgspec.Struct):
         """The first header of that lower-case name."""
         return self.headers.get(name)
 
-    def path_parameter(self, name: str) -> str | None:
-        """A part of the path."""
-        return self.parameters.get(name)
-
     def timeout_ms(self) -> float | None:
         """`X-Request-Timeout-Ms`.
 
@@ -106,15 +102,23 @@ class HttpRequest(msgspec.Struct):
             return DEFAULT_PRIORITY
         return priority_of(int(given) if _DIGIT.fullmatch(given) else None, "the header X-Request-Priority")
 
-    def refuse_encoding(self) -> None:
-        """Refuses a compressed body: what it would grow to is not known before it is read.
+    async def inflate(self, limit: int) -> None:
+        """Decompresses the body, as its Content-Encoding says.
+
+        Args:
+            limit: Bytes that it may grow to.
 
         Raises:
-            UnsupportedMediaType: By its Content-Encoding.
+            UnsupportedMediaType: An encoding that is not read.
+            MalformedRequest: The body is not of its encoding, ends before its end or goes on behind it.
+            BodyTooLarge: It grows beyond the limit.
         """
-        given = self.headers.get(b"content-encoding")
-        if given is not None and given.strip().lower() not in {b"", b"identity"}:
-            raise UnsupportedMediaType("compressed bodies are not read; send the body without Content-Encoding")
+        given = self.headers[b"content-encoding"].strip().lower()
+        if given in {b"", b"identity"}:
+            return
+        if given not in WINDOWS:
+            raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
+        self.body = await asyncio.to_thread(inflated, self.body, WINDOWS[given], limit)
 
     def require_json(self) -> None:
         """Refuses a body that does not say it is JSON.
@@ -131,12 +135,16 @@ class HttpRequest(msgspec.Struct):
 
 
 class HttpReply(msgspec.Struct):
-    """What goes back: a whole body, never a stream."""
+    """What goes back: a whole body, never a stream.
+
+    Attributes:
+        head: More lines of the head, each with its end.
+    """
 
     body: bytes
     status: int = 200
     content_type: bytes = JSON
-    headers: Headers = []
+    head: bytes = b""
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
@@ -150,6 +158,10 @@ class Operation:
         request: Type of the JSON body, if there is one.
         reply: Type of the JSON reply, if it is JSON.
         example: A request that works.
+        values: Of the parts of the path that have names: which values lead somewhere.
+        statuses: Further ones that it answers.
+        binary: Whether tensors may stand behind the JSON, both ways.
+        body_optional: Whether the body may be left out.
     """
 
     method: str
@@ -160,35 +172,49 @@ class Operation:
     request: Any = None
     reply: Any = None
     example: Any = None
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    statuses: Sequence[int] = ()
+    binary: bool = False
+    body_optional: bool = False
 
 
-def outcome_headers(outcome: Outcome[Any]) -> Headers:
+_OUTCOME = (
+    b"server-timing: tokenize;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+    b"x-compute-tokens: %d\r\nx-truncated-tokens: %d\r\n"
+)
+
+
+def outcome_head(outcome: Outcome[Any]) -> bytes:
     """The stage times (Server-Timing: milliseconds with three decimals) and the token counts."""
     times = outcome.timings
-    timing = (
-        f"tokenize;dur={times.tokenize_us / 1e3:.3f}, queue;dur={times.queue_us / 1e3:.3f},"
-        f" compute;dur={times.compute_us / 1e3:.3f}, total;dur={times.total_us / 1e3:.3f}"
+    return _OUTCOME % (
+        times.tokenize_us / 1e3,
+        times.queue_us / 1e3,
+        times.compute_us / 1e3,
+        times.total_us / 1e3,
+        outcome.tokens,
+        outcome.truncated_tokens,
     )
-    return [
-        (b"server-timing", timing.encode()),
-        (b"x-compute-tokens", b"%d" % outcome.tokens),
-        (b"x-truncated-tokens", b"%d" % outcome.truncated_tokens),
-    ]
 
 
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     """The reply that an error becomes on a path."""
-    headers: Headers = []
+    head = b""
     if (after_ms := error.retry_after_ms) is not None:
         seconds = max(1, math.ceil(error.retry_after_s or 0))
-        headers += [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % after_ms)]
+        head = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, after_ms)
     if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", error.allowed.encode()))
-    return HttpReply(error_body(path, error, identity), status_of(path, error), headers=headers)
+        head += b"allow: %b\r\n" % error.allowed.encode()
+    if isinstance(error, UnsupportedMediaType):
+        head += b"accept-encoding: gzip, deflate\r\n"
+    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
 
 
 async def answer(
-    request: HttpRequest, find: Callable[[HttpRequest], Handler], record_error: Callable[[BertserveError], None]
+    request: HttpRequest,
+    find: Callable[[HttpRequest], Handler],
+    record_error: Callable[[BertserveError], None],
+    body_limit: int,
 ) -> HttpReply | None:
     """Runs the handler of a request; None where its client has gone.
 
@@ -196,12 +222,13 @@ async def answer(
         request: The request.
         find: Gives its handler, or raises.
         record_error: Told of each error.
+        body_limit: Bytes that a compressed body may grow to.
     """
     error: BertserveError
     try:
         handler = find(request)
-        if request.body:
-            request.refuse_encoding()
+        if request.body and b"content-encoding" in request.headers:
+            await request.inflate(body_limit)
         return await handler(request)
     except BertserveError as refusal:
         error = refusal

@@ -3,21 +3,23 @@
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
 /v1        {"error": {"message", "type", "param", "code"}}  OpenAI
 TEI's      {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
+Cohere's   {"id", "message"}                                /v1/rerank, /v2/rerank
 all else   {"error": {"reason", "message", "request_id"}}
+
+A route of a named model, `/models/{name}/...`, is of the family of the route behind the name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import orjson
+import msgspec
 
 from serving.errors import (
     BertserveError,
     EmptyInput,
     InvalidRequest,
     Overloaded,
-    RouteNotFound,
     Unavailable,
     WrongTask,
 )
@@ -25,8 +27,15 @@ from serving.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TEI_PATHS = frozenset({"/embed", "/predict", "/rerank"})
+TEI_PATHS = frozenset(
+    {
+        *("/embed", "/embed_all", "/embed_sparse", "/predict", "/rerank", "/similarity"),
+        *("/tokenize", "/decode", "/info", "/health"),
+    }
+)
+COHERE_PATHS = frozenset({"/v1/rerank", "/v2/rerank"})
 
+_NAMED = "/models/"
 _SCHEMA = 422
 _BAD_REQUEST = 400
 _TEI_STATUS: Mapping[type[BertserveError], int] = {EmptyInput: 400, WrongTask: 424}
@@ -45,29 +54,97 @@ _OPENAI_TYPES: Mapping[type[BertserveError], str] = {
 }
 
 
+class V2Error(msgspec.Struct):
+    """An error of the Open Inference Protocol v2."""
+
+    error: str
+
+
+class TeiError(msgspec.Struct):
+    """An error of text-embeddings-inference."""
+
+    error: str
+    error_type: str
+
+
+class CohereError(msgspec.Struct):
+    """An error in Cohere's shape; `id` is the request's."""
+
+    id: str
+    message: str
+
+
+class OpenAiDetail(msgspec.Struct):
+    """What is wrong; `code` is our reason."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAiError(msgspec.Struct):
+    """An error of OpenAI's API."""
+
+    error: OpenAiDetail
+
+
+class Detail(msgspec.Struct):
+    """What is wrong: a word for programs and a sentence for people."""
+
+    reason: str
+    message: str
+    request_id: str
+
+
+class OwnError(msgspec.Struct):
+    """An error of this server's own routes."""
+
+    error: Detail
+
+
+def error_type(path: str) -> type[msgspec.Struct]:
+    """The type of the bodies of a path's errors."""
+    path = _plain(path)
+    if path in TEI_PATHS:
+        return TeiError
+    if path in COHERE_PATHS:
+        return CohereError
+    if path == "/v2" or path.startswith("/v2/"):
+        return V2Error
+    return OpenAiError if path.startswith("/v1/") else OwnError
+
+
 def status_of(path: str, error: BertserveError) -> int:
     """The HTTP status of an error on a path."""
-    if path in TEI_PATHS:
+    family = error_type(path)
+    if family is TeiError:
         return _TEI_STATUS.get(type(error), error.http_status)
-    if _is_v2(path) and error.http_status == _SCHEMA:
+    if family is V2Error and error.http_status == _SCHEMA:
         return _BAD_REQUEST
     return error.http_status
 
 
 def error_body(path: str, error: BertserveError, identity: str) -> bytes:
     """The JSON body of an error on a path."""
-    if _is_v2(path):
-        return orjson.dumps({"error": error.message})
-    if path in TEI_PATHS:
-        return orjson.dumps({"error": error.message, "error_type": _first(_TEI_TYPES, error)})
-    if path.startswith("/v1/") and not isinstance(error, RouteNotFound):
-        kind = _first(_OPENAI_TYPES, error)
-        return orjson.dumps({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
-    return orjson.dumps({"error": {"reason": error.reason, "message": error.message, "request_id": identity}})
+    family = error_type(path)
+    body: Any = OwnError(Detail(error.reason, error.message, identity))
+    if family is V2Error:
+        body = V2Error(error.message)
+    elif family is TeiError:
+        body = TeiError(error.message, _first(_TEI_TYPES, error))
+    elif family is CohereError:
+        body = CohereError(identity, error.message)
+    elif family is OpenAiError:
+        body = OpenAiError(OpenAiDetail(error.message, _first(_OPENAI_TYPES, error), None, error.reason))
+    return msgspec.json.encode(body)
 
 
-def _is_v2(path: str) -> bool:
-    return path == "/v2" or path.startswith("/v2/")
+def _plain(path: str) -> str:
+    """The path without the name of a model."""
+    if not path.startswith(_NAMED):
+        return path
+    return path[path.find("/", len(_NAMED)) :] if "/" in path[len(_NAMED) :] else path
 
 
 def _first(table: Mapping[type[BertserveError], str], error: BertserveError) -> str:

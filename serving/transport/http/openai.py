@@ -1,18 +1,20 @@
-"""OpenAI's embeddings API: `/v1/embeddings`."""
+"""OpenAI's API for embeddings: `/v1/embeddings`, and `/v1/models`."""
 
 from __future__ import annotations
 
 import base64
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import orjson
 
+from serving.errors import ModelNotFound
 from serving.records import EmbedOptions, InferRequest
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.documentation import UNLISTED
-from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
-from serving.transport.http.tei import text_inputs
+from serving.transport.http.exchange import HttpReply, Operation, outcome_head
+from serving.transport.http.tei_messages import text_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
 
     from serving.pipeline import Pipeline
     from serving.records import Outcome
-    from serving.repository import Repository
+    from serving.repository import Repository, ServedModel
     from serving.settings import Settings
     from serving.transport.http.exchange import HttpRequest
+
+
+TAG = "OpenAI"
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,7 +35,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         input: A text, a list of texts, or token ids of this model's own vocabulary.
-        model: Name of a model; with one model, any name is taken and the true one returned.
+        model: Name of a model; with one model for this, any name is taken and the true one returned.
         encoding_format: `base64` is little-endian float32.
         dimensions: Keep only the first so many components.
         user: Not used.
@@ -67,11 +72,33 @@ class EmbeddingsReply(msgspec.Struct):
     usage: Usage
 
 
+class ModelCard(msgspec.Struct):
+    """A model of this server.
+
+    Attributes:
+        id: What requests call it.
+        created: When it was exported, in seconds since 1970.
+        owned_by: The checkpoint that it was exported from.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(msgspec.Struct):
+    """Every model of this server, of whatever task."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
 def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
     """The routes of this protocol."""
     decoder = JsonDecoder(EmbeddingsRequest)
     names = [model.name for model in repository.models if model.manifest.task == "embed"]
-    several = len(names) > 1
+    cards = {model.name: _card(model) for model in repository.models}
 
     async def embeddings(http: HttpRequest) -> HttpReply:
         http.require_json()
@@ -82,28 +109,46 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 arrival=http.arrival,
                 request_id=http.request_id,
                 max_inputs=settings.max_openai_batch_size,
-                # Clients of this API must send a name and often send another server's.
-                model=message.model if several else None,
+                model=repository.named_or_only(message.model, "embed"),
                 options=EmbedOptions(normalize=True, dimensions=message.dimensions),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
             )
         )
         body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpReply(body, headers=outcome_headers(outcome))
+        return HttpReply(body, head=outcome_head(outcome))
+
+    async def models(_: HttpRequest) -> HttpReply:
+        served = [card for card in cards.values() if repository.serves(card.id)]
+        return HttpReply(msgspec.json.encode(ModelList("list", served)))
+
+    async def model(http: HttpRequest) -> HttpReply:
+        name = http.parameters["model"]
+        if name not in cards or not repository.serves(name):
+            raise ModelNotFound("no model of that name is served")
+        return HttpReply(msgspec.json.encode(cards[name]))
 
     return [
+        Operation("GET", "/v1/models", models, "The models of this server.", TAG, reply=ModelList),
+        Operation(
+            "GET", "/v1/models/{model}", model, "One of them.", TAG, reply=ModelCard, values={"model": list(cards)}
+        ),
         Operation(
             "POST",
             "/v1/embeddings",
             embeddings,
             "Embed texts, in OpenAI's shape.",
-            "OpenAI" if names else UNLISTED,
+            TAG if names else UNLISTED,
             EmbeddingsRequest,
             EmbeddingsReply,
             {"model": names[0] if names else "", "input": "What is a T4?"},
-        )
+        ),
     ]
+
+
+def _card(model: ServedModel) -> ModelCard:
+    created = round(datetime.fromisoformat(model.manifest.created).timestamp())
+    return ModelCard(model.name, "model", created, model.manifest.source.name)
 
 
 def _reply(outcome: Outcome[NDArray[np.float32]], encoding: str) -> dict[str, Any]:

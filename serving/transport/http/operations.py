@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 
 from serving.transport.http.exchange import HttpReply, Operation
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).parents[2] / "web" / "index.html"
 TAG = "Operations"
+
+
+class StateReply(msgspec.Struct):
+    """The server's state."""
+
+    state: str
 
 
 def probes(
@@ -38,10 +45,21 @@ def probes(
         return HttpReply(orjson.dumps(status()))
 
     return [
-        Operation("GET", "/livez", livez, "200 unless the server should be restarted.", TAG),
-        Operation("GET", "/readyz", readyz, "200 while new requests should come here.", TAG),
+        Operation(
+            "GET", "/livez", livez, "200 unless the server should be restarted.", TAG, reply=StateReply, statuses=(503,)
+        ),
+        Operation(
+            "GET", "/readyz", readyz, "200 while new requests should come here.", TAG, reply=StateReply, statuses=(503,)
+        ),
         Operation("GET", "/metrics", metrics, "Prometheus metrics.", TAG),
-        Operation("GET", "/status", show_status, "State, queue, admission, costs and the last batches.", TAG),
+        Operation(
+            "GET",
+            "/status",
+            show_status,
+            "State, queue, admission, costs and the last batches.",
+            TAG,
+            reply=dict[str, Any],
+        ),
     ]
 
 

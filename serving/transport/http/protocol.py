@@ -260,7 +260,7 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
-        reply = await answer(request, self._port.routes.find, self._port.record_error)
+        reply = await answer(request, self._port.routes.find, self._port.record_error, self._limits.body_bytes)
         if reply is None:
             return
         if not self._writable.is_set():
@@ -283,10 +283,9 @@ class HttpConnection(asyncio.Protocol):
             self._port.date,
             b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
             % (reply.content_type, len(reply.body), request.request_id.encode()),
+            reply.head,
+            b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
         ]
-        for name, value in reply.headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
         if request.method != "HEAD":
             parts.append(reply.body)
         self._transport.write(b"".join(parts))

@@ -22,18 +22,17 @@ from serving.records import (
     TagOptions,
 )
 from serving.transport.http.decoding import JsonDecoder
-from serving.transport.http.documentation import UNLISTED
-from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
+from serving.transport.http.exchange import HttpReply, outcome_head
+from serving.transport.http.naming import Named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.manifest import Task
     from serving.pipeline import Pipeline
     from serving.records import A, Outcome, TaskOptions, TextInput
     from serving.repository import Repository
     from serving.settings import Settings
-    from serving.transport.http.exchange import HttpRequest
+    from serving.transport.http.exchange import HttpRequest, Operation
 
 TAG = "Tasks"
 
@@ -145,6 +144,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 request_id=http.request_id,
                 max_inputs=settings.max_client_batch_size,
                 truncate=truncate,
+                model=http.parameters.get("model"),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
             )
@@ -192,46 +192,40 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         results = [masks[0] if len(masks) == 1 else masks for masks in outcome.answer]
         return _reply(results[0] if isinstance(message.inputs, str) else results, outcome)
 
-    def listing(task: Task) -> str:
-        return TAG if repository.of_task(task) else UNLISTED
-
+    named = Named(repository, TAG)
     return [
-        Operation(
-            "POST",
+        *named.routes(
+            "classify",
             "/classify",
             classify,
             "Classify texts; for each its classes, best first.",
-            listing("classify"),
             ClassifyRequest,
             list[list[LabelScore]],
             {"inputs": "What a card!", "parameters": {"top_k": 1}},
         ),
-        Operation(
-            "POST",
+        *named.routes(
+            "answer",
             "/answer",
             answer,
             "Answer a question with a part of a text; a long text is read in overlapping windows.",
-            listing("answer"),
             AnswerRequest,
             AnswerSpan | list[AnswerSpan | list[AnswerSpan]],
             {"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}},
         ),
-        Operation(
-            "POST",
+        *named.routes(
+            "tag",
             "/tag",
             tag,
             "Find entities in a text.",
-            listing("tag"),
             TagRequest,
             list[Entity | list[Entity]],
             {"inputs": "The T4 was made by Nvidia in Santa Clara."},
         ),
-        Operation(
-            "POST",
+        *named.routes(
+            "fill_mask",
             "/fill-mask",
             fill_mask,
             "The likeliest tokens for each mask in a text.",
-            listing("fill_mask"),
             FillMaskRequest,
             list[FilledMask | list[FilledMask | list[FilledMask]]],
             {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}},
@@ -244,4 +238,4 @@ def _listed(inputs: str | list[str]) -> list[str]:
 
 
 def _reply(result: Any, outcome: Outcome[Any]) -> HttpReply:  # noqa: ANN401  whatever the route documents
-    return HttpReply(msgspec.json.encode(result), headers=outcome_headers(outcome))
+    return HttpReply(msgspec.json.encode(result), head=outcome_head(outcome))

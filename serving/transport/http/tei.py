@@ -1,168 +1,118 @@
-"""The text API of text-embeddings-inference: `/embed`, `/predict`, `/rerank`."""
+"""The text API of text-embeddings-inference: what a model infers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import orjson
 
-from serving.errors import InvalidRequest
+from serving.errors import EmptyInput, WrongTask
 from serving.records import ClassifyOptions, EmbedOptions, InferRequest, LabelScore, RerankOptions
 from serving.transport.http.decoding import JsonDecoder
-from serving.transport.http.documentation import UNLISTED
-from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
+from serving.transport.http.exchange import HttpReply, outcome_head
+from serving.transport.http.naming import Named
+from serving.transport.http.tei_messages import (
+    EmbedAllRequest,
+    EmbedRequest,
+    PredictRequest,
+    Rank,
+    RerankRequest,
+    SimilarityParameters,
+    SimilarityRequest,
+    predict_inputs,
+    text_inputs,
+    truncation,
+)
 
 if TYPE_CHECKING:
-    from serving.manifest import Task
+    from collections.abc import Sequence
+
     from serving.pipeline import Pipeline
-    from serving.records import TextInput
+    from serving.records import Outcome, TextInput
     from serving.repository import Repository
     from serving.settings import Settings
-    from serving.transport.http.exchange import HttpRequest
+    from serving.transport.http.exchange import HttpRequest, Operation
 
 TAG = "TEI"
-_PAIR = 2
+
+_COMPUTE_TYPE = "cpu"
+_TIMES = (
+    f"x-compute-type: {_COMPUTE_TYPE}\r\nx-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
+    "x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
+).encode()
 
 
-class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed. A list of numbers is one input given as token ids, special tokens included.
-
-    Attributes:
-        inputs: One input or a list of them.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end stays.
-        prompt_name: One of the model's prompts, put before each text.
-        normalize: Scale vectors to length 1.
-        dimensions: Keep only the first so many components.
-    """
-
-    inputs: str | list[str | list[int] | int]
-    truncate: bool | None = None
-    truncation_direction: Literal["Right", "right"] = "Right"
-    prompt_name: str | None = None
-    normalize: bool = True
-    dimensions: int | None = None
-
-
-class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts or pairs of texts to classify.
-
-    Attributes:
-        inputs: A text; a pair as a list of two texts; or a list whose elements are lists of one or two texts.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end stays.
-        raw_scores: Answer the logits themselves.
-    """
-
-    inputs: str | list[str | list[str]]
-    truncate: bool | None = None
-    truncation_direction: Literal["Right", "right"] = "Right"
-    raw_scores: bool = False
-
-
-class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to order by how well they answer a query.
-
-    Attributes:
-        query: The query.
-        texts: The texts.
-        truncate: Cut what is too long; null means the server's default.
-        truncation_direction: Which end stays.
-        raw_scores: Answer the logits themselves.
-        return_text: Repeat each text beside its score.
-    """
-
-    query: str
-    texts: list[str]
-    truncate: bool | None = None
-    truncation_direction: Literal["Right", "right"] = "Right"
-    raw_scores: bool = False
-    return_text: bool = False
-
-
-class Rank(msgspec.Struct, omit_defaults=True):
-    """A text's score; `index` is its place in the request."""
-
-    index: int
-    score: float
-    text: str | None = None
-
-
-def text_inputs(given: str | list[str | list[int] | int]) -> list[str | list[int]]:
-    """TEI's untagged `Input`: a text, token ids, or a list of either.
-
-    Raises:
-        InvalidRequest: Numbers stand beside texts.
-    """
-    if isinstance(given, str):
-        return [given]
-    numbers = [value for value in given if isinstance(value, int)]
-    if numbers and len(numbers) == len(given):
-        return [numbers]
-    if numbers:
-        raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
-    return [value for value in given if not isinstance(value, int)]
-
-
-def predict_inputs(given: str | list[str | list[str]]) -> list[TextInput]:
-    """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
-
-    Raises:
-        InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
-    """
-    if isinstance(given, str):
-        return [given]
-    texts = [value for value in given if isinstance(value, str)]
-    if not texts:
-        return [_sequence(value) for value in given if not isinstance(value, str)]
-    if len(texts) != len(given):
-        raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
-    return [_sequence(texts)]
-
-
-def _sequence(texts: list[str]) -> TextInput:
-    if not 1 <= len(texts) <= _PAIR:
-        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+def times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
+    """What every reply carries, and TEI's own headers: whole milliseconds, and the characters of the texts."""
+    times = outcome.timings
+    total_ms = times.total_us / 1e3
+    return outcome_head(outcome) + _TIMES % (
+        sum([len(text) if isinstance(text, str) else 0 for text in inputs]),
+        total_ms,
+        total_ms,
+        times.tokenize_us / 1e3,
+        times.queue_us / 1e3,
+        times.compute_us / 1e3,
+    )
 
 
 def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
-    """The routes of this protocol; the documentation shows those that a model here answers."""
+    """The routes of this protocol that infer; the documentation shows those that a model here answers."""
     embed_decoder = JsonDecoder(EmbedRequest)
+    embed_all_decoder = JsonDecoder(EmbedAllRequest)
     predict_decoder = JsonDecoder(PredictRequest)
     rerank_decoder = JsonDecoder(RerankRequest)
+    similarity_decoder = JsonDecoder(SimilarityRequest)
+    automatic = settings.auto_truncate
 
     async def embed(http: HttpRequest) -> HttpReply:
         http.require_json()
         message = embed_decoder.decode(http.body)
+        inputs = text_inputs(message.inputs)
         outcome = await pipeline.infer(
             InferRequest(
-                inputs=text_inputs(message.inputs),
+                inputs=inputs,
                 arrival=http.arrival,
                 request_id=http.request_id,
                 max_inputs=settings.max_client_batch_size,
                 options=EmbedOptions(message.normalize, message.dimensions),
-                truncate=message.truncate,
+                model=http.parameters.get("model"),
+                truncate=truncation(message.truncate, message.truncation_direction, automatic),
                 prompt_name=message.prompt_name,
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
             )
         )
         body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpReply(body, headers=outcome_headers(outcome))
+        return HttpReply(body, head=times_head(outcome, inputs))
+
+    async def embed_all(http: HttpRequest) -> HttpReply:
+        http.require_json()
+        embed_all_decoder.decode(http.body)
+        repository.find(http.parameters.get("model"), task="embed")
+        raise WrongTask("the models here answer one vector a text; their graphs do not give those of its tokens")
+
+    async def embed_sparse(http: HttpRequest) -> HttpReply:
+        http.require_json()
+        embed_all_decoder.decode(http.body)
+        repository.find(http.parameters.get("model"), task="embed")
+        raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
 
     async def predict(http: HttpRequest) -> HttpReply:
         http.require_json()
         message = predict_decoder.decode(http.body)
+        inputs = predict_inputs(message.inputs)
         outcome = await pipeline.infer(
             InferRequest(
-                inputs=predict_inputs(message.inputs),
+                inputs=inputs,
                 arrival=http.arrival,
                 request_id=http.request_id,
                 max_inputs=settings.max_client_batch_size,
                 options=ClassifyOptions("none" if message.raw_scores else None),
-                truncate=message.truncate,
+                model=http.parameters.get("model"),
+                truncate=truncation(message.truncate, message.truncation_direction, automatic),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
             )
@@ -170,7 +120,8 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         # A list that holds a list is a batch, also of one.
         single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
         body = msgspec.json.encode(outcome.answer[0] if single else outcome.answer)
-        return HttpReply(body, headers=outcome_headers(outcome))
+        texts = [text for value in inputs for text in (value if isinstance(value, tuple) else (value,))]
+        return HttpReply(body, head=times_head(outcome, texts))
 
     async def rerank(http: HttpRequest) -> HttpReply:
         http.require_json()
@@ -182,7 +133,8 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 request_id=http.request_id,
                 max_inputs=settings.max_client_batch_size,
                 options=RerankOptions(message.raw_scores),
-                truncate=message.truncate,
+                model=http.parameters.get("model"),
+                truncate=truncation(message.truncate, message.truncation_direction, automatic),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
             )
@@ -192,40 +144,78 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
             for index, score in enumerate(outcome.answer)
         ]
         ranks.sort(key=lambda rank: -rank.score)
-        return HttpReply(msgspec.json.encode(ranks), headers=outcome_headers(outcome))
+        return HttpReply(msgspec.json.encode(ranks), head=times_head(outcome, [message.query, *message.texts]))
 
-    def tag(task: Task) -> str:
-        return TAG if repository.of_task(task) else UNLISTED
+    async def similarity(http: HttpRequest) -> HttpReply:
+        http.require_json()
+        message = similarity_decoder.decode(http.body)
+        if not message.inputs.sentences:
+            raise EmptyInput("`sentences` is empty; send at least one")
+        given = message.parameters or SimilarityParameters()
+        inputs = [message.inputs.source_sentence, *message.inputs.sentences]
+        outcome = await pipeline.infer(
+            InferRequest(
+                inputs=inputs,
+                arrival=http.arrival,
+                request_id=http.request_id,
+                max_inputs=settings.max_client_batch_size,
+                options=EmbedOptions(),
+                model=http.parameters.get("model"),
+                truncate=truncation(given.truncate, given.truncation_direction, automatic),
+                prompt_name=given.prompt_name,
+                timeout_ms=http.timeout_ms(),
+                priority=http.priority(),
+            )
+        )
+        vectors = outcome.answer
+        cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
+        body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpReply(body, head=times_head(outcome, inputs))
 
+    named = Named(repository, TAG)
     return [
-        Operation(
-            "POST",
+        *named.routes(
+            "embed",
             "/embed",
             embed,
             "Embed texts; one vector an input.",
-            tag("embed"),
             EmbedRequest,
             list[list[float]],
             {"inputs": ["What is a T4?", "A graphics card."]},
         ),
-        Operation(
-            "POST",
+        *named.routes(
+            "classify",
             "/predict",
             predict,
             "Classify texts or pairs; each input's classes, best first.",
-            tag("classify"),
             PredictRequest,
             list[LabelScore | list[LabelScore]],
             {"inputs": [["What a card!"], ["It broke.", "It works."]]},
         ),
-        Operation(
-            "POST",
+        *named.routes(
+            "rerank",
             "/rerank",
             rerank,
             "Order texts by how well they answer a query.",
-            tag("rerank"),
             RerankRequest,
             list[Rank],
             {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]},
         ),
+        *named.routes(
+            "embed",
+            "/similarity",
+            similarity,
+            "The cosines of sentences with one.",
+            SimilarityRequest,
+            list[float],
+            {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}},
+        ),
+        *[
+            operation
+            for path, handler, what in (
+                ("/embed_all", embed_all, "the vectors of a text's tokens"),
+                ("/embed_sparse", embed_sparse, "sparse vectors"),
+            )
+            for operation in named.of_models((), "POST", path, handler, f"No model here gives {what}.")
+        ],
     ]

@@ -1,180 +1,113 @@
-"""The Open Inference Protocol v2 over HTTP, as tritonclient speaks it."""
+"""Inference by the Open Inference Protocol v2 over HTTP, as tritonclient speaks it."""
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import numpy as np
 import orjson
 
-from serving.errors import InvalidRequest, MalformedRequest, ModelNotFound
-from serving.records import EmbedOptions, InferRequest
-from serving.transport import oip
+from serving.errors import BertserveError, InvalidRequest, MalformedRequest
 from serving.transport.http.decoding import JsonDecoder
-from serving.transport.http.exchange import HttpReply, Operation, outcome_headers
+from serving.transport.http.exchange import OCTETS, HttpReply, Operation, outcome_head
+from serving.transport.http.v2_messages import InferMessage, InferReply, InputTensor
+from serving.transport.oip.service import refuse_unsupported
+from serving.transport.oip.tensors import BYTES, PAIR, TEXT, Tensor
 from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
-    from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
     from serving.records import Outcome
-    from serving.repository import Repository
-    from serving.settings import Settings
     from serving.transport.http.exchange import HttpRequest
+    from serving.transport.oip.service import V2Service
+    from serving.transport.oip.tensors import Output
+    from serving.transport.oip.views import View
+
+TAG = "Open Inference Protocol v2"
+MODEL, VERSION = "/v2/models/{model}", "/versions/{version}"
 
 _LENGTH_HEADER = b"inference-header-content-length"
 _US_PER_MS = 1000
+_ENCODINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+"""What replies are compressed with, as zlib's `wbits`."""
+
+Binary = Mapping[str, bool] | bool
+"""Which outputs go behind the JSON: by name, or all or none of them."""
+
+_QUICK = 1
+"""The level of compression: vectors hardly shrink, whatever is spent on them."""
 
 
-class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
-    """An input: its `data` is here, or behind the JSON with its size in `parameters.binary_data_size`."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[str | list[str]] | None = None
-    parameters: dict[str, Any] = {}
-
-
-class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """An output that is asked for; `parameters.binary_data` wants it behind the JSON."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A request; parameters read: `timeout` (microseconds), `priority`, `truncate`, `binary_data_output`."""
-
-    inputs: list[InputTensor]
-    id: str | None = None
-    parameters: dict[str, Any] = {}
-    outputs: list[OutputChoice] = []
-
-
-class OutputTensor(msgspec.Struct):
-    """An output, row-major."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[float]
-
-
-class InferReply(msgspec.Struct):
-    """The answer."""
-
-    model_name: str
-    model_version: str
-    outputs: list[OutputTensor]
-    id: str | None = None
-
-
-class ServerMetadata(msgspec.Struct):
-    """What this server is."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class TensorMetadata(msgspec.Struct):
-    """A tensor; -1 is a dimension that varies."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(msgspec.Struct):
-    """What a model takes and gives."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle, settings: Settings) -> list[Operation]:
-    """The routes of this protocol."""
+def operations(service: V2Service, pipeline: Pipeline) -> list[Operation]:
+    """The routes of this protocol that infer."""
     decoder = JsonDecoder(InferMessage)
-    example = {"inputs": [{"name": oip.INPUT, "datatype": oip.BYTES, "shape": [1, 1], "data": ["What is a T4?"]}]}
-
-    async def server(_: HttpRequest) -> HttpReply:
-        return _json(ServerMetadata(oip.SERVER_NAME, oip.SERVER_VERSION, list(oip.EXTENSIONS)))
-
-    async def live(_: HttpRequest) -> HttpReply:
-        return HttpReply(b'{"live":true}') if lifecycle.live else HttpReply(b'{"live":false}', 400)
-
-    async def ready(_: HttpRequest) -> HttpReply:
-        return HttpReply(b'{"ready":true}') if lifecycle.ready else HttpReply(b'{"ready":false}', 400)
-
-    async def model_ready(http: HttpRequest) -> HttpReply:
-        name = http.path_parameter("model")
-        try:
-            repository.find(name, http.path_parameter("version"))
-        except ModelNotFound:
-            return HttpReply(orjson.dumps({"error": "no such model or version"}), 400)
-        status = 200 if lifecycle.ready else 400
-        return HttpReply(orjson.dumps({"name": name, "ready": lifecycle.ready}), status)
-
-    async def model(http: HttpRequest) -> HttpReply:
-        found = repository.find(http.path_parameter("model"), http.path_parameter("version"), "embed")
-        return _json(
-            ModelMetadata(
-                name=found.name,
-                versions=[found.version],
-                platform=oip.PLATFORM,
-                inputs=[TensorMetadata(oip.INPUT, oip.BYTES, oip.input_shape())],
-                outputs=[TensorMetadata(oip.OUTPUT, oip.FP32, oip.output_shape(found))],
-            )
-        )
 
     async def infer(http: HttpRequest) -> HttpReply:
         message, tail = _split(http, decoder)
-        outcome = await pipeline.infer(
-            InferRequest(
-                inputs=_texts(message, tail),
-                options=EmbedOptions(),
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_v2_batch_size,
-                model=http.path_parameter("model"),
-                version=http.path_parameter("version"),
-                truncate=_flag(message.parameters, "truncate"),
-                timeout_ms=_timeout_ms(message.parameters, http),
-                priority=_priority(message.parameters, http),
-            )
+        parameters = message.parameters
+        names = [output.name for output in message.outputs]
+        view, request = service.request(
+            http.parameters["model"],
+            http.parameters.get("version"),
+            _tensors(message.inputs, tail),
+            names,
+            truncate=_flag(parameters, "truncate") if parameters else None,
+            timeout_ms=_timeout_ms(parameters, http) if parameters else http.timeout_ms(),
+            priority=_priority(parameters, http),
+            arrival=http.arrival,
+            request_id=http.request_id,
         )
-        return _reply(message, outcome)
+        binary = _wants_binary(message)
+        try:
+            outcome = await pipeline.infer(request)
+        except BertserveError:
+            service.failed(view, http.arrival)
+            raise
+        width = 0 if view.takes_text else message.inputs[0].shape[-1]
+        reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
+        accepted = http.headers.get(b"accept-encoding")
+        return await asyncio.to_thread(_compressed, reply, accepted) if accepted in _ENCODINGS else reply
 
-    versioned = "/v2/models/{model}/versions/{version}"
-    tag = "Open Inference Protocol v2"
+    names = service.names
+    versions = sorted({service.view(name).model.version for name in names})
     return [
-        Operation("POST", "/v2/models/{model}/infer", infer, "Infer.", tag, InferMessage, InferReply, example),
-        Operation("POST", f"{versioned}/infer", infer, "Infer with a version.", tag, InferMessage, InferReply, example),
-        Operation("GET", "/v2", server, "What this server is.", tag, reply=ServerMetadata),
-        Operation("GET", "/v2/health/live", live, "Whether the server runs.", tag),
-        Operation("GET", "/v2/health/ready", ready, "Whether it takes requests.", tag),
-        Operation("GET", "/v2/models/{model}", model, "What a model takes and gives.", tag, reply=ModelMetadata),
-        Operation("GET", versioned, model, "The same of a version.", tag, reply=ModelMetadata),
-        Operation("GET", "/v2/models/{model}/ready", model_ready, "Whether a model takes requests.", tag),
-        Operation("GET", f"{versioned}/ready", model_ready, "The same of a version.", tag),
+        Operation(
+            "POST",
+            f"{MODEL}{version}/infer",
+            infer,
+            summary,
+            TAG,
+            InferMessage,
+            InferReply,
+            _example(service),
+            values={"model": names, "version": versions},
+            binary=True,
+        )
+        for version, summary in (("", "Infer."), (VERSION, "Infer with a version."))
     ]
 
 
-def _json(message: msgspec.Struct) -> HttpReply:
-    return HttpReply(msgspec.json.encode(message))
+def _example(service: V2Service) -> dict[str, Any]:
+    """A request that the first model answers."""
+    view = next(view for view in map(service.view, service.names) if view.takes_text)
+    texts = {TEXT: "What is a T4?", PAIR: "A T4 is a graphics card."}
+    if view.model.manifest.task == "fill_mask":
+        texts[TEXT] = "A T4 is a graphics [MASK]."
+    return {
+        "inputs": [
+            {"name": info.name, "datatype": BYTES, "shape": [1, 1], "data": [texts[info.name]]} for info in view.inputs
+        ]
+    }
 
 
 def _split(http: HttpRequest, decoder: JsonDecoder[InferMessage]) -> tuple[InferMessage, memoryview]:
     """The JSON and the binary tail; without the length header the whole body is JSON."""
     body = memoryview(http.body)
-    header = http.header(_LENGTH_HEADER)
+    header = http.headers.get(_LENGTH_HEADER)
     if header is None:
         return decoder.decode(body), body[len(body) :]
     if not header.isdigit() or not 0 < int(header) <= len(body):
@@ -182,26 +115,39 @@ def _split(http: HttpRequest, decoder: JsonDecoder[InferMessage]) -> tuple[Infer
     return decoder.decode(body[: int(header)]), body[int(header) :]
 
 
-def _texts(message: InferMessage, tail: memoryview) -> list[str]:
-    if len(message.inputs) != 1:
-        raise InvalidRequest(f"{len(message.inputs)} inputs; the model takes one, {oip.INPUT!r}")
-    tensor = message.inputs[0]
-    count = oip.check_input(tensor.name, tensor.datatype, tensor.shape)
-    oip.check_outputs([output.name for output in message.outputs])
-    size = tensor.parameters.get("binary_data_size")
-    if size is None and tensor.data is None:
-        raise InvalidRequest(f"input {oip.INPUT!r} has neither `data` nor `binary_data_size`")
-    if size is not None:
-        if tensor.data is not None:
-            raise InvalidRequest(f"input {oip.INPUT!r} has both `data` and `binary_data_size`")
-        if size != len(tail):
-            raise InvalidRequest(f"`binary_data_size` differs from the {len(tail)} bytes behind the JSON")
-        return oip.split_bytes(tail, count)
-    if len(tail):
-        raise InvalidRequest(f"{len(tail)} bytes behind the JSON belong to no input")
-    texts = [text for row in tensor.data or [] for text in ([row] if isinstance(row, str) else row)]
-    oip.check_count(count, len(texts))
-    return texts
+def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
+    """The inputs, each with its part of what lies behind the JSON."""
+    tensors = []
+    at = 0
+    for tensor in inputs:
+        blob = None
+        if tensor.parameters:
+            refuse_unsupported(tensor.parameters)
+            size = tensor.parameters.get("binary_data_size")
+            if size is not None:
+                if tensor.data is not None:
+                    raise InvalidRequest("an input has both `data` and `binary_data_size`")
+                if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - at:
+                    raise InvalidRequest(f"`binary_data_size` must be a part of the {len(tail)} bytes behind the JSON")
+                blob = tail[at : at + size]
+                at += size
+        if blob is None and tensor.data is None:
+            raise InvalidRequest("an input has neither `data` nor `binary_data_size`")
+        tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, blob))
+    if at != len(tail):
+        raise InvalidRequest(f"{len(tail) - at} bytes behind the JSON belong to no input")
+    return tensors
+
+
+def _wants_binary(message: InferMessage) -> Binary:
+    """Which outputs go behind the JSON."""
+    binary = bool(_flag(message.parameters, "binary_data_output")) if message.parameters else False
+    choices = {}
+    for output in message.outputs:
+        refuse_unsupported(output.parameters)
+        own = _flag(output.parameters, "binary_data")
+        choices[output.name] = binary if own is None else own
+    return choices or binary
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool | None:
@@ -228,21 +174,35 @@ def _priority(parameters: dict[str, Any], http: HttpRequest) -> int:
     return http.priority()
 
 
-def _reply(message: InferMessage, outcome: Outcome[NDArray[np.float32]]) -> HttpReply:
-    tensor: dict[str, Any] = {"name": oip.OUTPUT, "datatype": oip.FP32, "shape": outcome.answer.shape}
-    reply = {"model_name": outcome.model, "model_version": outcome.version, "outputs": [tensor]}
+def _reply(
+    view: View, message: InferMessage, outcome: Outcome[Any], outputs: Sequence[Output], binary: Binary
+) -> HttpReply:
+    tensors: list[dict[str, Any]] = []
+    blobs = []
+    for output in outputs:
+        tensor: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if binary if isinstance(binary, bool) else binary.get(output.name, False):
+            blobs.append(output.blob())
+            tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            tensor["data"] = output.flat()
+        tensors.append(tensor)
+    reply = {"model_name": view.name, "model_version": outcome.version, "outputs": tensors}
     if message.id is not None:
         reply["id"] = message.id
-    headers = outcome_headers(outcome)
-    binary = _flag(message.parameters, "binary_data_output")
-    for output in message.outputs:
-        own = _flag(output.parameters, "binary_data")
-        binary = binary if own is None else own
-    if not binary:
-        tensor["data"] = np.ravel(outcome.answer)
-        return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
-    blob = outcome.answer.astype("<f4", copy=False).tobytes()
-    tensor["parameters"] = {"binary_data_size": len(blob)}
-    head = orjson.dumps(reply)
-    headers.append((_LENGTH_HEADER, b"%d" % len(head)))
-    return HttpReply(head + blob, content_type=b"application/octet-stream", headers=headers)
+    head = orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not blobs:
+        return HttpReply(head, head=outcome_head(outcome))
+    length = b"%b: %d\r\n" % (_LENGTH_HEADER, len(head))
+    return HttpReply(b"".join((head, *blobs)), content_type=OCTETS, head=outcome_head(outcome) + length)
+
+
+def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
+    """A reply for a client that asks for this encoding and no other.
+
+    Libraries that list every encoding they know do not mean it: vectors hardly shrink, and it takes its time.
+    """
+    packer = zlib.compressobj(_QUICK, wbits=_ENCODINGS[encoding])
+    reply.body = packer.compress(reply.body) + packer.flush()
+    reply.head += b"content-encoding: %b\r\n" % encoding
+    return reply

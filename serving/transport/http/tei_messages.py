@@ -1,0 +1,225 @@
+"""What text-embeddings-inference's routes take and answer, and its untagged inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from serving.errors import InvalidRequest
+from serving.records import Token
+
+if TYPE_CHECKING:
+    from serving.records import TextInput, Truncate
+
+Direction = Literal["Right", "right", "Left", "left"]
+"""Which end of a text that is too long is cut."""
+
+_LEFT = ("Left", "left")
+_PAIR = 2
+
+
+class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to embed. A list of numbers is one input given as token ids, special tokens included.
+
+    Attributes:
+        inputs: One input or a list of them.
+        truncate: Cut inputs that are too long; null means the server's default.
+        truncation_direction: Which end is cut.
+        prompt_name: One of the model's prompts, put before each text.
+        normalize: Scale vectors to length 1.
+        dimensions: Keep only the first so many components.
+    """
+
+    inputs: str | list[str | list[int] | int]
+    truncate: bool | None = None
+    truncation_direction: Direction = "Right"
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts whose tokens are to be embedded."""
+
+    inputs: str | list[str | list[int] | int]
+    truncate: bool | None = None
+    truncation_direction: Direction = "Right"
+    prompt_name: str | None = None
+
+
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts or pairs of texts to classify.
+
+    Attributes:
+        inputs: A text; a pair as a list of two texts; or a list whose elements are lists of one or two texts.
+        truncate: Cut inputs that are too long; null means the server's default.
+        truncation_direction: Which end is cut.
+        raw_scores: Answer the logits themselves.
+    """
+
+    inputs: str | list[str | list[str]]
+    truncate: bool | None = None
+    truncation_direction: Direction = "Right"
+    raw_scores: bool = False
+
+
+class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to order by how well they answer a query.
+
+    Attributes:
+        query: The query.
+        texts: The texts.
+        truncate: Cut what is too long; null means the server's default.
+        truncation_direction: Which end is cut.
+        raw_scores: Answer the logits themselves.
+        return_text: Repeat each text beside its score.
+    """
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "Right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Rank(msgspec.Struct, omit_defaults=True):
+    """A text's score and its place in the request."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Compared(msgspec.Struct, forbid_unknown_fields=True):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to embed what is compared; each as `/embed` has it."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "Right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Sentences to compare with one."""
+
+    inputs: Compared
+    parameters: SimilarityParameters | None = None
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to tokenise; `add_special_tokens` adds those that a model sees around them."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Token ids to turn into text: of one text, or a list for each."""
+
+    ids: list[int | list[int]]
+    skip_special_tokens: bool = True
+
+
+TokenizeReply = list[list[Token]]
+"""The tokens of each text."""
+
+
+class Info(msgspec.Struct):
+    """A model and the limits of its server.
+
+    Attributes:
+        model_id: Name of the checkpoint.
+        model_sha: Digest of the checkpoint.
+        model_dtype: What the artifact computes in.
+        served_model_name: What requests call it.
+        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels.
+        max_concurrent_requests: Requests of full length that may be under way.
+        max_input_length: Tokens of the longest input.
+        max_batch_tokens: Tokens of the largest batch.
+        max_batch_requests: Always null: only tokens bound a batch.
+        max_client_batch_size: Inputs of one request.
+        auto_truncate: Whether inputs that are too long are cut where a request does not say.
+        tokenization_workers: Texts that are tokenised at a time.
+        version: Of the server.
+        sha: Always null, as the next.
+        docker_label: Always null.
+    """
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None = None
+    docker_label: str | None = None
+
+
+Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]
+
+
+def truncation(truncate: bool | None, direction: Direction, default: bool) -> Truncate | None:  # noqa: FBT001
+    """What the two fields of a request mean together.
+
+    Args:
+        truncate: As the request says.
+        direction: As the request says.
+        default: What counts where it says nothing.
+    """
+    if direction not in _LEFT:
+        return truncate
+    return "left" if (default if truncate is None else truncate) else False
+
+
+def text_inputs(given: str | list[str | list[int] | int]) -> list[str | list[int]]:
+    """TEI's untagged `Input`: a text, token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: Numbers stand beside texts.
+    """
+    if isinstance(given, str):
+        return [given]
+    numbers = [value for value in given if isinstance(value, int)]
+    if numbers and len(numbers) == len(given):
+        return [numbers]
+    if numbers:
+        raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
+    return [value for value in given if not isinstance(value, int)]
+
+
+def predict_inputs(given: str | list[str | list[str]]) -> list[TextInput]:
+    """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
+
+    Raises:
+        InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
+    """
+    if isinstance(given, str):
+        return [given]
+    texts = [value for value in given if isinstance(value, str)]
+    if not texts:
+        return [_sequence(value) for value in given if not isinstance(value, str)]
+    if len(texts) != len(given):
+        raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
+    return [_sequence(texts)]
+
+
+def _sequence(texts: list[str]) -> TextInput:
+    if not 1 <= len(texts) <= _PAIR:
+        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])

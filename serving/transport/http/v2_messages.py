@@ -1,0 +1,83 @@
+"""What v2's routes take and answer, where `oip` does not say it for both wires."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
+    """An input: its `data` is here, or behind the JSON with its size in `parameters.binary_data_size`."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[str | int | list[str | int]] | None = None
+    parameters: dict[str, Any] = {}
+
+
+class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """An output that is asked for; `parameters.binary_data` wants it behind the JSON."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A request; parameters read: `timeout` (microseconds), `priority`, `truncate`, `binary_data_output`."""
+
+    inputs: list[InputTensor]
+    id: str | None = None
+    parameters: dict[str, Any] = {}
+    outputs: list[OutputChoice] = []
+
+
+class OutputTensor(msgspec.Struct):
+    """An output, row-major; where it lies behind the JSON, `parameters.binary_data_size` in place of `data`."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[float | str] | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class InferReply(msgspec.Struct):
+    """The answer."""
+
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Liveness(msgspec.Struct):
+    """Whether the server runs."""
+
+    live: bool
+
+
+class Readiness(msgspec.Struct):
+    """Whether the server takes requests."""
+
+    ready: bool
+
+
+class ModelReadiness(msgspec.Struct):
+    """Whether a model takes requests."""
+
+    name: str
+    ready: bool
+
+
+class IndexRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Which models: `ready` asks for those alone that take requests."""
+
+    ready: bool = False
+
+
+class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing, or parameters: of them only `unload_dependents` is taken, and does nothing."""
+
+    parameters: dict[str, Any] = {}

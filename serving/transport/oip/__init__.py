@@ -1,0 +1,1 @@
+"""What HTTP and gRPC share of the Open Inference Protocol v2."""

@@ -1,0 +1,118 @@
+"""Compressed bodies and messages (row 7): read within the limit, counted after inflation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.support.clients import MODEL_INFER, Grpc, Refused, http_call, post_json, refusal
+from tests.support.expected import fake_answers
+from tests.support.models import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.server import Server
+
+LIMIT = 4 << 20
+PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+BODY = json.dumps({"inputs": ["compressed"]}).encode()
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_a_compressed_body_is_read(fake_server: Server, models: Path, encoding: str) -> None:
+    """On every route."""
+    reply = post_json(fake_server.http, "/embed", PACK[encoding](BODY), {"Content-Encoding": encoding.upper()})
+    np.testing.assert_allclose(reply.json(), fake_answers(models, ["compressed"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", PACK)
+@pytest.mark.parametrize(("size", "status"), [(LIMIT, 400), (LIMIT + 1, 413), (200 << 20, 413)])
+def test_row_7_the_limit_counts_after_inflation(fake_server: Server, encoding: str, size: int, status: int) -> None:
+    """A body that would grow beyond the limit is refused like one that is as large from the start."""
+    body = PACK[encoding](b" " * size)
+    assert post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding}).status == status
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda body: body[:-1], lambda body: body + b"x", lambda body: body * 2, lambda _: b"plain", lambda _: b"\x1f"],
+    ids=["cut", "more", "twice", "plain", "byte"],
+)
+@pytest.mark.parametrize("encoding", PACK)
+def test_a_body_that_is_not_of_its_encoding(
+    fake_server: Server, encoding: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    """It is malformed, and what follows on the server is not."""
+    body = spoil(PACK[encoding](BODY))
+    assert post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding}).status == 400
+    assert post_json(fake_server.http, "/embed", BODY).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x", "compress"])
+def test_other_encodings(fake_server: Server, encoding: str) -> None:
+    """They are refused, and the reply names those that are read."""
+    reply = post_json(fake_server.http, "/embed", BODY, {"Content-Encoding": encoding})
+    assert (reply.status, reply.headers["accept-encoding"]) == (415, "gzip, deflate")
+
+
+@pytest.mark.parametrize("request_encoding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("reply_encoding", [None, "gzip", "deflate"])
+def test_tritonclient_compresses_over_http(
+    fake_server: Server, models: Path, request_encoding: str | None, reply_encoding: str | None
+) -> None:
+    """Both ways, in each of its encodings."""
+    module = tritonclient.http
+    tensor = module.InferInput("text", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[b"compressed"]], dtype=np.object_))
+    with module.InferenceServerClient(fake_server.http) as client:
+        result = client.infer(
+            NAME,
+            [tensor],
+            request_compression_algorithm=request_encoding,
+            response_compression_algorithm=reply_encoding,
+        )
+    np.testing.assert_allclose(result.as_numpy("embedding"), fake_answers(models, ["compressed"]), atol=1e-5)
+
+
+def test_replies_are_compressed_only_for_who_asks_for_one_encoding(fake_server: Server) -> None:
+    """Libraries that list all they know get the vectors as they are: they hardly shrink."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    for accepted, encoding in (("gzip", "gzip"), ("deflate", "deflate"), ("gzip, deflate, br", None), ("br", None)):
+        reply = http_call(fake_server.http, "POST", f"/v2/models/{NAME}/infer", body, {"Accept-Encoding": accepted})
+        assert reply.headers.get("content-encoding") == encoding
+        unpack: Any = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
+        assert json.loads(unpack(reply.body))["outputs"][0]["shape"] == [1, 384]
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_tritonclient_compresses_over_grpc(fake_server: Server, models: Path, algorithm: str) -> None:
+    """Compressed messages are read too."""
+    module = tritonclient.grpc
+    tensor = module.InferInput("text", [1, 1], "BYTES")
+    text = "compressed " * 100
+    tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+    with module.InferenceServerClient(fake_server.grpc) as client:
+        result = client.infer(NAME, [tensor], compression_algorithm=algorithm)
+    np.testing.assert_allclose(result.as_numpy("embedding"), fake_answers(models, [text]), atol=1e-5)
+
+
+def test_row_7_a_message_that_grows_beyond_the_limit(fake_server: Server) -> None:
+    """It is RESOURCE_EXHAUSTED, and the next call is answered."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.default_compression_algorithm", 2)]
+    with grpc.insecure_channel(fake_server.grpc, options=options) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(MODEL_INFER)(b"\0" * (200 << 20), timeout=30)
+    assert isinstance(refusal(refused.value), Refused)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with Grpc(fake_server) as client:
+        assert client.embed(["a"]).vectors.shape == (1, 384)

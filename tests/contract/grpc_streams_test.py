@@ -1,0 +1,263 @@
+"""Calls in which both sides send messages: `ModelStreamInfer`, and gRPC's reflection."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+from tests.support.clients import TIMEOUT_S, Grpc, bytes_tensor, metric
+from tests.support.expected import fake_answers
+from tests.support.models import NAME
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.server import Server
+
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def request_of(texts: list[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
+    """A message that asks for the vectors of texts."""
+    request = pb.ModelInferRequest(model_name=model, id=identity)
+    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
+    request.raw_input_contents.append(bytes_tensor(texts))
+    return request
+
+
+class Stream:
+    """A stream whose messages are sent one by one; use it in a `with` block."""
+
+    def __init__(self, server: Server, method: str = STREAM_INFER, **options: Any) -> None:
+        self._channel = grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)])
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = self._channel.stream_stream(method)
+        self.replies: Any = call(iter(self._outgoing.get, None), timeout=TIMEOUT_S, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._channel.close()
+
+    def send(self, message: Any) -> None:
+        """Sends a message, or bytes as they are."""
+        self._outgoing.put(message if isinstance(message, bytes) else message.SerializeToString())
+
+    def end(self) -> None:
+        """Says that no more will come."""
+        self._outgoing.put(None)
+
+    def next(self) -> pb.ModelStreamInferResponse:
+        """The next reply."""
+        return pb.ModelStreamInferResponse.FromString(next(self.replies))
+
+
+@pytest.fixture
+def stream(fake_server: Server) -> Iterator[Stream]:
+    """An open stream."""
+    with Stream(fake_server) as opened:
+        yield opened
+
+
+def vectors(reply: pb.ModelStreamInferResponse) -> np.ndarray[Any, Any]:
+    """The vectors of a reply."""
+    assert not reply.error_message
+    output = reply.infer_response
+    return np.frombuffer(output.raw_output_contents[0], "<f4").reshape(output.outputs[0].shape)
+
+
+def test_tritonclients_stream(fake_server: Server, models: Path) -> None:
+    """Its streaming client gets an answer to each request, in the order of the requests."""
+    found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    texts = [f"text {'x' * (index % 7)} {index}" for index in range(200)]
+    with tritonclient.grpc.InferenceServerClient(fake_server.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        for index, text in enumerate(texts):
+            tensor = tritonclient.grpc.InferInput("text", [1, 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+            client.async_stream_infer(NAME, [tensor], request_id=str(index), enable_empty_final_response=True)
+        results = [found.get(timeout=TIMEOUT_S) for _ in texts]
+        client.stop_stream()
+    assert {error for _, error in results} == {None}
+    assert [result.get_response().id for result, _ in results] == list(map(str, range(len(texts))))
+    assert all(result.get_response().parameters["triton_final_response"].bool_param for result, _ in results)
+    rows = np.concatenate([result.as_numpy("embedding") for result, _ in results])
+    np.testing.assert_allclose(rows, fake_answers(models, texts), atol=1e-5)
+
+
+def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, models: Path) -> None:
+    """What one request does wrong is told in its place, and the stream goes on; the metrics count it."""
+    before = metric(fake_server, "bertserve_requests_total", reason="model_not_found")
+    for model in (NAME, "nobody", NAME):
+        stream.send(request_of(["a"], "id", model))
+    first, second, third = (stream.next() for _ in range(3))
+    assert second.error_message == "no model of that name is served"
+    assert second.infer_response.id == "id"
+    np.testing.assert_allclose([vectors(first)[0], vectors(third)[0]], fake_answers(models, ["a", "a"]), atol=1e-5)
+    assert metric(fake_server, "bertserve_requests_total", reason="model_not_found") == before + 1
+
+
+def test_an_error_ends_the_stream_where_the_client_wants_it(fake_server: Server) -> None:
+    """With the metadata `triton_grpc_error` the first error is the status of the call."""
+    with Stream(fake_server, metadata=[("triton_grpc_error", "true")]) as stream:
+        stream.send(request_of(["a"]))
+        assert vectors(stream.next()).shape == (1, 384)
+        stream.send(request_of(["a"], model="nobody"))
+        with pytest.raises(grpc.RpcError) as refused:
+            stream.next()
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert dict(refused.value.trailing_metadata())["bertserve-reason"] == "model_not_found"
+
+
+def test_bytes_that_are_no_message_end_the_stream(stream: Stream) -> None:
+    """Only that call: they are INVALID_ARGUMENT, as for a call of one message."""
+    stream.send(b"\xff" * 10)
+    with pytest.raises(grpc.RpcError) as refused:
+        stream.next()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_messages_larger_than_a_window(stream: Stream, models: Path) -> None:
+    """Many messages of more than 64 KiB pass one after another: what was granted for one is given back."""
+    large, texts = request_of(["x" * (1 << 20)]), ["word " * 1500] * 20
+    for _ in range(20):  # 20 MiB, more than all streams of a connection are granted at a time
+        stream.send(large)
+        assert "characters" in stream.next().error_message
+    stream.send(request_of(texts))
+    np.testing.assert_allclose(vectors(stream.next()), fake_answers(models, texts), atol=1e-5)
+
+
+def test_a_message_beyond_the_limit_ends_the_stream(stream: Stream) -> None:
+    """It is refused by its length, before it is read."""
+    stream.send(b"x" * ((4 << 20) + 1))
+    with pytest.raises(grpc.RpcError) as refused:
+        stream.next()
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_more_requests_than_are_worked_on_at_a_time(fake_server: Server) -> None:
+    """A client that sends thousands and reads later gets each answer; none is lost and none overtakes."""
+    count = 3000
+    with Stream(fake_server) as stream:
+        for index in range(count):
+            stream.send(request_of(["a"], str(index)))
+        stream.end()
+        identities = [pb.ModelStreamInferResponse.FromString(reply).infer_response.id for reply in stream.replies]
+    assert identities == list(map(str, range(count)))
+
+
+def test_a_stream_whose_client_leaves(fake_server: Server) -> None:
+    """What it had asked for is forgotten, and nothing of it stays admitted."""
+    stream = Stream(fake_server)
+    for _ in range(50):
+        stream.send(request_of(["a " * 100] * 20))
+    stream.next()
+    stream.replies.cancel()
+    wait_for(lambda: metric(fake_server, "bertserve_admitted_tokens") == 0, "no token under way")
+    with Grpc(fake_server) as client:
+        assert client.embed(["a"]).vectors.shape == (1, 384)
+
+
+def test_a_server_that_ends_answers_what_streams_had_asked(serve: Callable[..., Server]) -> None:
+    """The answers under way arrive, then the stream ends as UNAVAILABLE, and the server within its drain limit."""
+    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "300", "--drain-s", "20")
+    with Stream(server) as quiet, Stream(server) as busy:
+        quiet.send(request_of(["a"]))
+        quiet.next()
+        busy.send(request_of(["a"]))
+        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "a request under way")
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 15
+        assert vectors(busy.next()).shape == (1, 384)
+        for stream in (quiet, busy):
+            with pytest.raises(grpc.RpcError) as ended:
+                stream.next()
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_describes_what_is_served(fake_server: Server, version: str) -> None:
+    """A client that knows nothing but the name of a service can ask it: reflection brings its messages."""
+    method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    pool = descriptor_pool.DescriptorPool()
+
+    def asked(number: int, value: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(value)]) + value
+
+    with Stream(fake_server, method) as stream:
+        stream.send(asked(7, b"*"))
+        listed = next(stream.replies)
+        for name in (
+            b"inference.GRPCInferenceService",
+            b"grpc.health.v1.Health",
+            b"grpc.reflection.v1.ServerReflection",
+        ):
+            assert name in listed
+        stream.send(asked(4, b"inference.GRPCInferenceService.ModelInfer"))
+        # Of the reply, field 4 is the files, and of them field 1 the one file that this service needs.
+        file = _field(_field(next(stream.replies), 4), 1)
+        stream.send(asked(4, b"no.such.Symbol"))
+        assert b"nothing of that name" in next(stream.replies)
+        stream.send(asked(3, b"serving/transport/grpc/inference.proto"))
+        assert _field(_field(next(stream.replies), 4), 1) == file
+    pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
+    service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert {"ModelInfer", "ModelStreamInfer", "ModelStatistics", "RepositoryIndex"} <= set(service.methods_by_name)
+    infer = service.methods_by_name["ModelInfer"]
+    kinds = [message_factory.GetMessageClass(kind) for kind in (infer.input_type, infer.output_type)]
+    request = kinds[0].FromString(request_of(["a"]).SerializeToString())
+    with grpc.insecure_channel(fake_server.grpc) as channel:
+        reply = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, kinds[1].FromString)(
+            request.SerializeToString(), timeout=TIMEOUT_S
+        )
+    assert list(reply.outputs[0].shape) == [1, 384]
+
+
+def _field(message: bytes, wanted: int) -> bytes:
+    """The last length-delimited field of that number."""
+    found, at = b"", 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        value, at = _varint(message, at)
+        if tag & 7 == 2:
+            if tag >> 3 == wanted:
+                found = message[at : at + value]
+            at += value
+    return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def test_exceptions_of_tritonclient_on_a_stream(fake_server: Server) -> None:
+    """Its callback gets the error of a request as its own exception."""
+    found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(fake_server.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        tensor = tritonclient.grpc.InferInput("text", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[b"a"]], dtype=np.object_))
+        client.async_stream_infer("nobody", [tensor])
+        _, error = found.get(timeout=TIMEOUT_S)
+    assert isinstance(error, InferenceServerException)
+    assert "no model of that name" in str(error)

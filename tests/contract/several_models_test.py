@@ -1,0 +1,170 @@
+"""Several models at once: by their names, by defaults, and on the routes of other servers' clients."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.support.clients import get, post_json
+from tests.support.server import Server, refused_start
+from tests.support.tasks import TASKS, tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clients import HttpReply
+
+TEXTS = ["the server", "a text"]
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "embed": ("/embed", {"inputs": TEXTS}),
+    "classify": ("/classify", {"inputs": TEXTS}),
+    "rerank": ("/rerank", {"query": "is it", "texts": TEXTS}),
+    "answer": ("/answer", {"inputs": {"question": "is it", "context": "it is a text"}}),
+    "tag": ("/tag", {"inputs": TEXTS}),
+    "fill_mask": ("/fill-mask", {"inputs": "the [MASK] is"}),
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of every task, called `{task}-0` and `{task}-1`."""
+    root = tmp_path_factory.mktemp("several")
+    for task in TASKS:
+        for seed in (0, 1):
+            write_bundle(root, tiny_model(task, seed), f"{task}-{seed}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def several(repository: Path) -> Iterator[Server]:
+    """A server of all of them, two of which are their tasks' defaults."""
+    with Server(repository, "--default", "answer=answer-1,tag=tag-0") as server:
+        yield server
+
+
+def ask(server: Server, path: str, message: dict[str, Any]) -> HttpReply:
+    """A reply."""
+    return post_json(server.http, path, json.dumps(message).encode())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_model_has_routes_of_its_own(several: Server, task: str) -> None:
+    """Below its name a model answers, and differently from the other one."""
+    path, message = ROUTES[task]
+    replies = [ask(several, f"/models/{task}-{seed}{path}", message) for seed in (0, 1)]
+    assert [reply.status for reply in replies] == [200, 200], replies[0].body
+    assert replies[0].json() != replies[1].json()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server, task: str) -> None:
+    """Without a default, several models of a task are 400 in the body of the route's own protocol."""
+    path, message = ROUTES[task]
+    reply = ask(several, path, message)
+    defaults = {"answer": 1, "tag": 0}
+    if task in defaults:
+        assert reply.json() == ask(several, f"/models/{task}-{defaults[task]}{path}", message).json()
+        return
+    assert reply.status == 400
+    error = reply.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]).startswith("2 models are served")
+
+
+def test_names_that_lead_nowhere(several: Server) -> None:
+    """An unknown name is 404, a model of another task 424 on TEI's routes and 400 on ours."""
+    assert ask(several, "/models/nobody/embed", {"inputs": "a"}).status == 404
+    reply = ask(several, "/models/nobody/tag", {"inputs": "a"})
+    assert (reply.status, reply.json()["error"]["reason"]) == (404, "model_not_found")
+    reply = ask(several, "/models/tag-0/embed", {"inputs": "a"})
+    assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
+    assert ask(several, "/models/embed-0/tag", {"inputs": "a"}).status == 400
+    for path in ("/models/embed-0", "/models/embed-0/", "/models//embed", "/models/embed-0/nothing"):
+        assert ask(several, path, {"inputs": "a"}).status == 404
+
+
+@pytest.fixture
+def client(several: Server) -> Iterator[openai.OpenAI]:
+    """OpenAI's client."""
+    with openai.OpenAI(base_url=f"http://{several.http}/v1", api_key="unused", max_retries=0) as opened:
+        yield opened
+
+
+def test_openai_names_select(several: Server, client: openai.OpenAI) -> None:
+    """With several models an exact name selects, and any other is its client's NotFoundError."""
+    replies = [client.embeddings.create(model=f"embed-{seed}", input=TEXTS[0]) for seed in (0, 1)]
+    assert [reply.model for reply in replies] == ["embed-0", "embed-1"]
+    assert not np.allclose(replies[0].data[0].embedding, replies[1].data[0].embedding)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(model="text-embedding-3-small", input=TEXTS[0])
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as other:
+        client.embeddings.create(model="tag-0", input=TEXTS[0])
+    assert other.value.code == "wrong_task"
+    assert ask(several, "/v1/embeddings", {"input": "a"}).status == 400
+
+
+def test_openai_lists_the_models(client: openai.OpenAI, fake_server: Server) -> None:
+    """Every model is in the list and can be asked for; what is not served is the client's NotFoundError."""
+    assert {model.id for model in client.models.list()} == {f"{task}-{seed}" for task in TASKS for seed in (0, 1)}
+    card = client.models.retrieve("tag-1")
+    assert (card.id, card.object, card.created) == ("tag-1", "model", 1_767_225_600)
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+    assert [model["id"] for model in get(fake_server.http, "/v1/models").json()["data"]] == ["minilm"]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> None:
+    """Documents by relevance, as `/rerank` scores them; of several models the one named, else a 404 or 400."""
+    path = f"/v{version}/rerank"
+    message = {"query": "is it", "documents": [*TEXTS, "it is"], "model": "rerank-1", "top_n": 2}
+    reply = ask(several, path, message).json()
+    ranks = ask(several, "/models/rerank-1/rerank", {"query": "is it", "texts": message["documents"]}).json()
+    found = [(entry["index"], pytest.approx(entry["relevance_score"], rel=1e-4)) for entry in reply["results"]]
+    assert [(entry["index"], entry["score"]) for entry in ranks[:2]] == found
+    assert reply["model"] == "rerank-1"
+    assert reply["meta"]["api_version"] == {"version": version}
+    assert reply["meta"]["tokens"]["input_tokens"] > 0
+    assert reply["id"]
+    unknown = ask(several, path, {**message, "model": "rerank-v3.5"})
+    assert unknown.status == 404
+    assert unknown.json().keys() == {"id", "message"}
+    assert ask(tasks_server, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
+    for change, status in (
+        ({"top_n": 0}, 422),
+        ({"documents": []}, 422),
+        ({"max_tokens_per_doc": 10}, 422),
+        ({"max_tokens_per_doc": 4096}, 200),
+        ({"surprise": 1}, 422),
+        ({"model": None}, 400),
+    ):
+        assert ask(several, path, {**message, **change}).status == status, change
+
+
+def test_coheres_first_version_takes_and_returns_documents(tasks_server: Server) -> None:
+    """Documents may be objects, and come back where asked."""
+    documents = [{"text": "it is"}, "a text"]
+    message = {"query": "is it", "documents": documents, "return_documents": True}
+    results = ask(tasks_server, "/v1/rerank", message).json()["results"]
+    assert {entry["index"]: entry["document"]["text"] for entry in results} == {0: "it is", 1: "a text"}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("embed", "must look like"),
+        ("embed=nobody", "no model of that name and task"),
+        ("tag=embed", "no model of that name and task"),
+        ("dance=embed", "no model of that name and task"),
+    ],
+)
+def test_a_default_must_be_a_model_of_its_task(tasks_repository: Path, value: str, words: str) -> None:
+    """Otherwise the server does not start, and says so."""
+    done = refused_start("--models", str(tasks_repository), "--default", value)
+    assert done.returncode in {1, 2}
+    assert words in done.stderr

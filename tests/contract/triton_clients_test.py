@@ -1,0 +1,364 @@
+"""The Open Inference Protocol v2 by the four flavours of its own client, for every task."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tritonclient.utils import InferenceServerException
+
+from tests.support.clients import get, metric, post_json
+from tests.support.tasks import LABELS, MAX_LENGTH
+from tests.support.triton_clients import FLAVOURS, TritonClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.server import Server
+    from tests.support.tasks import TinyModel
+
+TEXTS = ["the server", "It is a text, and not on the server.", "a"]
+CONTEXT = "It is a text. The server is in the text, and that is not on it for a server with text."
+QUESTION = "what is in the text"
+CLOSE = 1e-4
+
+
+@pytest.fixture(params=FLAVOURS)
+def client(request: pytest.FixtureRequest, tasks_server: Server) -> TritonClient:
+    """A flavour of the client, and the server of every task."""
+    return TritonClient(request.param, tasks_server)
+
+
+def ask(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply of a text route."""
+    reply = post_json(server.http, path, json.dumps(message).encode())
+    assert reply.status == 200, reply.body
+    return reply.json()
+
+
+def texts_of(values: Any) -> list[str]:
+    """The elements of a BYTES output."""
+    return [value.decode() for value in values.ravel()]
+
+
+def test_embed(client: TritonClient, tasks_server: Server) -> None:
+    """`embedding` holds the vectors of `/embed`."""
+    found = client.infer("embed", {"text": TEXTS}).as_numpy("embedding")
+    np.testing.assert_allclose(found, ask(tasks_server, "/embed", inputs=TEXTS), atol=1e-6)
+
+
+def test_classify(client: TritonClient, tasks_server: Server) -> None:
+    """`scores` stand in the order of the labels, and `label` is the best one."""
+    result = client.infer("classify", {"text": TEXTS})
+    expected = ask(tasks_server, "/predict", inputs=[[text] for text in TEXTS])
+    assert texts_of(result.as_numpy("label")) == [classes[0]["label"] for classes in expected]
+    named = [{entry["label"]: entry["score"] for entry in classes} for classes in expected]
+    scores = [[scores[label] for label in LABELS["classify"]] for scores in named]
+    np.testing.assert_allclose(result.as_numpy("scores"), scores, rtol=CLOSE)
+
+
+def test_rerank(client: TritonClient, tasks_server: Server) -> None:
+    """`text` and `text_pair` are query and text; the scores stand in the order of the pairs."""
+    found = client.infer("rerank", {"text": [QUESTION] * 3, "text_pair": TEXTS}).as_numpy("score")
+    ranks = ask(tasks_server, "/rerank", query=QUESTION, texts=TEXTS)
+    expected = [entry["score"] for entry in sorted(ranks, key=lambda entry: entry["index"])]
+    np.testing.assert_allclose(found, expected, rtol=CLOSE)
+
+
+def test_answer(client: TritonClient, tasks_server: Server) -> None:
+    """The answer, its score and its place, as `/answer` has them."""
+    result = client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]})
+    expected = ask(tasks_server, "/answer", inputs={"question": QUESTION, "context": CONTEXT})
+    assert texts_of(result.as_numpy("answer")) == [expected["answer"]]
+    assert [int(result.as_numpy(side)[0]) for side in ("start", "end")] == [expected["start"], expected["end"]]
+    np.testing.assert_allclose(result.as_numpy("score"), [expected["score"]], rtol=CLOSE)
+
+
+def test_tag(client: TritonClient, tasks_server: Server) -> None:
+    """For each text a JSON list of what `/tag` finds."""
+    found = [json.loads(text) for text in texts_of(client.infer("tag", {"text": TEXTS}).as_numpy("entities"))]
+    expected = ask(tasks_server, "/tag", inputs=TEXTS)
+    keys = ("entity_group", "word", "start", "end")
+    pick = [[[entity[key] for key in keys] for entity in entities] for entities in found]
+    assert pick == [[[entity[key] for key in keys] for entity in entities] for entities in expected]
+
+
+def test_fill_mask(client: TritonClient, tasks_server: Server) -> None:
+    """The best five tokens for the one mask of each text."""
+    masked = ["the [MASK] is on", "[MASK]"]
+    result = client.infer("fill_mask", {"text": masked})
+    expected = ask(tasks_server, "/fill-mask", inputs=masked)
+    assert result.as_numpy("token").shape == result.as_numpy("score").shape == (2, 5)
+    assert texts_of(result.as_numpy("token")) == [entry["token_str"] for row in expected for entry in row]
+    with pytest.raises(InferenceServerException, match="2 masks"):
+        client.infer("fill_mask", {"text": ["[MASK] [MASK]"]})
+
+
+OUTPUTS: dict[str, Callable[[Any], Any]] = {
+    "embed": lambda answer: {"pooled": answer.last_hidden_state[:, 0]},
+    "classify": lambda answer: {"logits": answer.logits},
+    "rerank": lambda answer: {"logits": answer.logits},
+    "answer": lambda answer: {"start_logits": answer.start_logits, "end_logits": answer.end_logits},
+    "tag": lambda answer: {"logits": answer.logits},
+}
+
+
+@pytest.mark.parametrize("task", OUTPUTS)
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_tokens(client: TritonClient, tiny_models: dict[str, TinyModel], task: str, kind: type) -> None:
+    """`{model}.tokens` takes token ids, mask and segments, and answers what PyTorch answers to them."""
+    tiny = tiny_models[task]
+    encoded = tiny.tokenizer(TEXTS, ["a text"] * 3, padding="max_length", max_length=40, return_tensors="pt")
+    result = client.infer(f"{task}.tokens", {name: values.numpy().astype(kind) for name, values in encoded.items()})
+    with torch.inference_mode():
+        expected = OUTPUTS[task](tiny.model(**encoded))
+    mask = encoded["attention_mask"].numpy().astype(bool)
+    for name, values in expected.items():
+        found, exact = result.as_numpy(name), values.numpy()
+        assert found.shape == exact.shape
+        if exact.shape[:2] == mask.shape:
+            assert not found[~mask].any()
+            found, exact = found[mask], exact[mask]
+        np.testing.assert_allclose(found, exact, atol=1e-4)
+
+
+def test_tokens_of_masks(client: TritonClient, tiny_models: dict[str, TinyModel]) -> None:
+    """Of `fill_mask` the graph's outputs have a row for each mask of the text with the most."""
+    tiny = tiny_models["fill_mask"]
+    ids = [tiny.tokenizer.encode(text) for text in ("[MASK] is [MASK]", "the a [MASK]")]
+    result = client.infer("fill_mask.tokens", {"input_ids": np.array(ids)})
+    assert [result.as_numpy(name).shape for name in ("top_ids", "top_logits", "logsumexp")] == [
+        (2, 2, 8),
+        (2, 2, 8),
+        (2, 2),
+    ]
+    assert not result.as_numpy("top_logits")[1, 1].any()
+
+
+def test_texts_and_tokens_mean_the_same(client: TritonClient, tiny_models: dict[str, TinyModel]) -> None:
+    """Under its plain name a model takes tokens too, and answers as to the text that they come from."""
+    for task, output in (("embed", "embedding"), ("classify", "scores"), ("fill_mask", "score")):
+        text = "the [MASK] is on"
+        ids = np.array([tiny_models[task].tokenizer.encode(text)])
+        found = client.infer(task, {"input_ids": ids}).as_numpy(output)
+        np.testing.assert_allclose(found, client.infer(task, {"text": [text]}).as_numpy(output), rtol=CLOSE)
+    pair = tiny_models["rerank"].tokenizer(QUESTION, "a text", return_tensors="np")
+    found = client.infer("rerank", {name: pair[name] for name in ("input_ids", "token_type_ids")}).as_numpy("score")
+    expected = client.infer("rerank", {"text": [QUESTION], "text_pair": ["a text"]}).as_numpy("score")
+    np.testing.assert_allclose(found, expected, rtol=CLOSE)
+
+
+IDS = np.array([[7, 8, 9, 9]])
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "texts and tokens": ("embed", {"text": ["a"], "input_ids": IDS}, "unexpected inputs"),
+    "no ids": ("embed", {"attention_mask": IDS}, "unexpected inputs"),
+    "an empty mask": ("embed", {"input_ids": IDS, "attention_mask": IDS * 0}, "has no 1"),
+    "a mask with holes": ("embed", {"input_ids": IDS, "attention_mask": np.array([[1, 0, 1, 0]])}, "ones, then zeros"),
+    "a mask of twos": ("embed", {"input_ids": IDS, "attention_mask": np.array([[2, 0, 0, 0]])}, "0 and 1"),
+    "a third segment": ("embed", {"input_ids": IDS, "token_type_ids": IDS}, "0 and 1"),
+    "another shape": ("embed", {"input_ids": IDS, "attention_mask": np.array([[1]])}, "differ"),
+    "a negative id": ("embed.tokens", {"input_ids": -IDS}, "outside"),
+    "an id beyond the vocabulary": ("embed.tokens", {"input_ids": IDS * 1000}, "outside"),
+    "an id beyond 32 bits": ("embed.tokens", {"input_ids": IDS * 2**40}, "INT32"),
+    "too many tokens": ("embed.tokens", {"input_ids": np.ones((1, MAX_LENGTH + 1), int)}, "token ids"),
+    "one dimension": ("embed.tokens", {"input_ids": IDS[0]}, "shape"),
+    "text under the name for tokens": ("embed.tokens", {"text": ["a"]}, "takes 'input_ids'"),
+    "tokens where text is pointed into": ("tag", {"input_ids": IDS}, "must be one text"),
+    "one of two texts": ("rerank", {"text": ["a"]}, "pair of texts"),
+    "texts without partners": ("rerank", {"text": ["a", "b"], "text_pair": ["a"]}, "2 elements"),
+    "too many texts": ("embed", {"text": ["a"] * 129}, "at most 128"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_inputs(client: TritonClient, case: str) -> None:
+    """What does not fit the model is refused with a sentence, and the next request is answered."""
+    model, tensors, words = WRONG[case]
+    with pytest.raises(InferenceServerException, match=words) as refused:
+        client.infer(model, tensors)
+    assert refused.value.status() in {"400", "StatusCode.INVALID_ARGUMENT"}
+    assert client.infer("embed", {"text": ["a"]}).as_numpy("embedding").shape == (1, 32)
+
+
+def test_outputs_are_chosen_by_name(client: TritonClient) -> None:
+    """Only what is asked for comes back, in the order asked; unknown or doubled names are refused."""
+    result = client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]}, outputs=["end", "answer"])
+    reply = result.get_response()
+    names = (
+        [output["name"] if isinstance(output, dict) else output.name for output in reply["outputs"]]
+        if isinstance(reply, dict)
+        else [output.name for output in reply.outputs]
+    )
+    assert names == ["end", "answer"]
+    assert result.as_numpy("answer").shape == (1,)
+    for outputs in (["pooled"], ["end", "end"]):
+        with pytest.raises(InferenceServerException, match="unexpected output"):
+            client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]}, outputs=outputs)
+
+
+@pytest.mark.parametrize("everywhere", [None, False, True])
+@pytest.mark.parametrize("answer", [None, False, True])
+def test_each_output_is_binary_or_not(tasks_server: Server, everywhere: bool | None, answer: bool | None) -> None:  # noqa: FBT001
+    """An output's own flag wins over the request's; without either, outputs are JSON."""
+    tensors = {"text": QUESTION, "text_pair": CONTEXT}
+    message = {
+        "inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": [text]} for name, text in tensors.items()],
+        "outputs": [
+            {"name": "answer", "parameters": {} if answer is None else {"binary_data": answer}},
+            {"name": "start"},
+        ],
+        "parameters": {} if everywhere is None else {"binary_data_output": everywhere},
+    }
+    reply = post_json(tasks_server.http, "/v2/models/answer/infer", json.dumps(message).encode())
+    assert reply.status == 200, reply.body
+    length = int(reply.headers.get("inference-header-content-length", len(reply.body)))
+    first, second = json.loads(reply.body[:length])["outputs"]
+    expected = [bool(everywhere if answer is None else answer), bool(everywhere)]
+    assert ["parameters" in output for output in (first, second)] == expected
+    assert ["data" not in output for output in (first, second)] == expected
+    tail = reply.body[length:]
+    assert len(tail) == sum(
+        output["parameters"]["binary_data_size"] for output in (first, second) if "data" not in output
+    )
+    assert (reply.headers["content-type"] == "application/octet-stream") == any(expected)
+
+
+def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Server) -> None:
+    """Both describe the same tensors under both names: with the batch's dimension, and without it."""
+    for model in ("embed", "embed.tokens", "answer", "fill_mask.tokens", "tag"):
+        metadata = client.told("get_model_metadata", model)
+        config = client.told("get_model_config", model)
+        config = config.get("config", config)
+        assert metadata["name"] == config["name"] == model
+        assert config["max_batch_size"] == 128
+        assert not config["model_transaction_policy"].get("decoupled", False)
+        assert "dynamic_batching" in config
+        for side in ("input", "output"):
+            tensors, described = metadata[f"{side}s"], config[side]
+            assert [tensor["name"] for tensor in tensors] == [tensor["name"] for tensor in described]
+            for tensor, other in zip(tensors, described, strict=True):
+                kind = tensor["datatype"].replace("BYTES", "STRING")
+                assert other["data_type"] == f"TYPE_{kind}"
+                assert [int(size) for size in tensor["shape"][1:]] == (
+                    [] if "reshape" in other else [int(size) for size in other["dims"]]
+                )
+    assert get(tasks_server.http, "/v2/models/answer").json()["inputs"][1]["name"] == "text_pair"
+
+
+def test_extensions(client: TritonClient) -> None:
+    """What is implemented is listed, what is not is not."""
+    extensions = set(client.told("get_server_metadata")["extensions"])
+    assert {"statistics", "model_configuration", "binary_tensor_data", "model_repository"} <= extensions
+    assert not {"system_shared_memory", "cuda_shared_memory", "trace", "classification"} & extensions
+
+
+def test_statistics_agree_with_the_metrics(client: TritonClient, serve: Callable[..., Server]) -> None:
+    """What the client shows is what Prometheus sees, text by text and microsecond by microsecond."""
+    server = serve("--engine", "fake", "--precision", "fp32")
+    flavour = {"http": "http", "grpc": "grpc"}[client.wire]
+    client = TritonClient(flavour, server)
+    for texts in (["a"], ["b", "c"], ["d"] * 5):
+        client.infer("minilm", {"text": texts})
+    with pytest.raises(InferenceServerException):
+        client.infer("minilm", {"text": ["x " * 100_000]})
+    (stats,) = client.told("get_inference_statistics", "minilm", "1")["model_stats"]
+    whole = client.told("get_inference_statistics")["model_stats"]
+    assert [(model["name"], model["version"]) for model in whole] == [("minilm", "1")]
+    assert int(stats["inference_count"]) == metric(server, "bertserve_texts_total") == 8
+    assert int(stats["execution_count"]) == metric(server, "bertserve_batch_size_count")
+    assert int(stats["last_inference"]) > 1_600_000_000_000
+    times = stats["inference_stats"]
+    counts = {stage: int(times[stage]["count"]) for stage in ("success", "queue", "compute_input", "compute_infer")}
+    assert set(counts.values()) == {int(times["compute_output"]["count"])} == {3}
+    assert int(times["fail"]["count"]) == 1
+    for stage, name in (
+        ("success", "request"),
+        ("queue", "queue"),
+        ("compute_input", "tokenize"),
+        ("compute_infer", "compute"),
+    ):
+        assert int(times[stage]["ns"]) == pytest.approx(metric(server, f"bertserve_{name}_seconds_sum") * 1e9, rel=1e-6)
+
+
+def test_repository_index(client: TritonClient) -> None:
+    """Every name of every model is listed as ready."""
+    index = client.told("get_model_repository_index")
+    models = index if isinstance(index, list) else index["models"]
+    assert {"embed", "embed.tokens", "tag", "tag.tokens"} <= {model["name"] for model in models}
+    assert {model["state"] for model in models} == {"READY"}
+
+
+def test_models_are_not_unloaded_by_default(client: TritonClient) -> None:
+    """Loading and unloading is forbidden unless it is switched on."""
+    for method in ("load_model", "unload_model"):
+        with pytest.raises(InferenceServerException, match="model_control") as refused:
+            client.call(method, "embed")
+        assert refused.value.status() in {"403", "StatusCode.PERMISSION_DENIED"}
+    assert client.call("is_model_ready", "embed")
+
+
+@pytest.fixture(scope="module")
+def controlled(tasks_repository: Path) -> Any:
+    """A server whose models may be taken out of service."""
+    from tests.support.server import Server  # noqa: PLC0415
+
+    with Server(tasks_repository, "--model-control", "true") as server:
+        yield server
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_models_out_of_service_and_back(controlled: Server, flavour: str) -> None:
+    """Switched on, a model can be taken out of service and back; names that the repository lacks are not found."""
+    client = TritonClient(flavour, controlled)
+    client.call("unload_model", "tag")
+    assert not client.call("is_model_ready", "tag")
+    assert not client.call("is_model_ready", "tag.tokens")
+    with pytest.raises(InferenceServerException, match="no model of that name"):
+        client.infer("tag", {"text": ["a"]})
+    assert post_json(controlled.http, "/tag", b'{"inputs": "a"}').status == 400
+    index = client.told("get_model_repository_index")
+    models = index if isinstance(index, list) else index["models"]
+    assert {"UNAVAILABLE"} == {model["state"] for model in models if model["name"].startswith("tag")}
+    client.call("load_model", "tag")
+    client.call("load_model", "tag")
+    assert client.infer("tag", {"text": ["a"]}).as_numpy("entities").shape == (1,)
+    with pytest.raises(InferenceServerException, match="no model of that name"):
+        client.call("load_model", "nobody")
+    with pytest.raises(InferenceServerException, match="parameters"):
+        client.call("load_model", "tag", config="{}")
+
+
+def test_shared_memory_is_refused_as_such(client: TritonClient) -> None:
+    """Its calls, and requests that refer to it, say that it is not supported."""
+    for method, *arguments in (
+        ("get_system_shared_memory_status",),
+        ("unregister_system_shared_memory",),
+        ("register_system_shared_memory", "region", "/key", 64),
+        ("get_cuda_shared_memory_status",),
+        ("unregister_cuda_shared_memory",),
+    ):
+        with pytest.raises(InferenceServerException, match="shared memory is not supported") as refused:
+            client.call(method, *arguments)
+        assert refused.value.status() in {"501", "StatusCode.UNIMPLEMENTED"}
+    tensor = client._tensors.InferInput("text", [1, 1], "BYTES")
+    tensor.set_shared_memory("region", 64)
+    with pytest.raises(InferenceServerException, match="shared memory is not supported"):
+        client.call("infer", "embed", [tensor])
+
+
+def test_settings_of_traces_and_logs(client: TritonClient) -> None:
+    """They are not part of this server, and it says so."""
+    for method in ("get_trace_settings", "get_log_settings"):
+        with pytest.raises(InferenceServerException, match="traces and logs"):
+            client.call(method)
+
+
+def test_the_models_name_comes_back_as_it_was_asked_for(client: TritonClient) -> None:
+    """Replies name the model as the request did, and the version that answered."""
+    reply = client.infer("embed.tokens", {"input_ids": IDS}, request_id="7").get_response()
+    fields = reply if isinstance(reply, dict) else {name: getattr(reply, name) for name in ("model_name", "id")}
+    assert (fields["model_name"], fields["id"]) == ("embed.tokens", "7")
