@@ -69,7 +69,7 @@ class Pipeline:
         inputs = request.inputs if request.prompt_name is None else model.prompted(request.inputs, request.prompt_name)
         size = task.size_bytes(model.tokenizer, inputs)
         with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
-            if self._scheduler.queue.items:
+            if self._scheduler.crowded:
                 self._check_estimate(request, model, _cautious_lengths(task, model, size, len(inputs)))
             started = time.perf_counter()
             texts = await self._encode(task, request, model, inputs, size)

@@ -75,7 +75,7 @@ class Settings(BaseModel):
         "are those whose answer would come after their deadline.",
     )
     min_batch_gain: float = Field(
-        0.1, ge=0, le=0.9, description="A batch is doubled as long as that makes each text cheaper by this share."
+        0.05, ge=0, le=0.9, description="A batch is doubled as long as that makes each text cheaper by this share."
     )
     fairness: float = Field(
         6.0,

@@ -41,8 +41,9 @@ _CELL_S, _LONG_CELL_S = 0.025, 0.1
 """A cell has its least number of runs and ends then once it took the first time, or after two runs that took the
 second: short texts are measured often, since what disturbs them is as long as they are, and long ones seldom."""
 
-_WORTH = 0.97
-"""A doubling that makes a text cheaper by less than this is the last one: from there on cost grows in proportion."""
+_WORTH, _SMALL_TOKENS = 0.95, 128
+"""A doubling that makes a text cheaper by less than this, and has more tokens, is the last one: from there on cost
+grows in proportion. Small batches are the ones that busy narrow lanes get."""
 
 
 def warm_up(
@@ -83,21 +84,24 @@ class _Model:
         self._lengths = sorted({min(length, spec.max_length) for length in (_SHORTEST, *BUCKETS, spec.max_length)})
 
     def measured(self, *, measure: bool) -> list[CostPoint]:
-        """Every single text, and then batches as long as there is time."""
+        """Every single text, and then batches as long as there is time.
+
+        Those of narrow lanes come first, which carry the load where there are any, and the short ones, which gain most.
+        """
         limit = time.perf_counter() + LIMIT_S
         runs = _MOST_RUNS if measure else 1
         points = [
             self._cell(kind, tokens, 1, runs if time.perf_counter() < limit else 1)
-            for kind in self._groups
             for tokens in self._lengths
+            for kind in self._groups
         ]
-        for single in points.copy() if measure else ():
+        for single in sorted(points, key=lambda point: point.kind == "wide") if measure else ():
             last = single
             while self._may_grow(last) and time.perf_counter() < limit:
                 size = 2 * last.batch
                 grown = self._cell(LaneKind(last.kind), last.tokens, size, runs)
                 points.append(grown)
-                if (grown.us - grown.spread_us / 2) / size > _WORTH * last.us / last.batch:
+                if size * last.tokens > _SMALL_TOKENS and grown.us / size > _WORTH * last.us / last.batch:
                     break
                 last = grown
         return points

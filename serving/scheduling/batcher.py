@@ -4,8 +4,8 @@ The item that goes first decides. A lone item runs on the wide lane, which answe
 side on the narrow ones, which carry more, unless the cost table says that the wide lane's batches carry still more.
 What is held once only runs on the wide lane.
 
-A batch takes texts of the first one's bucket. It grows as long as each doubling makes a text cheaper by
-`min_batch_gain`, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
+A batch takes texts of the first one's bucket. It grows as long as doublings make a text cheaper, by
+`min_batch_gain` each, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
 batch would keep: of a text inside it, of one that it would leave behind, or at the head of another bucket.
 
 Short texts would keep a narrow lane waiting, and the event loop busy, for a good part of their own time. So it
@@ -49,8 +49,9 @@ class Policy:
         narrow: For each model, whether narrow lanes run it too.
         group_tokens: Padded tokens that a narrow lane is given at once whatever it gains; a single text may always
             run.
-        prefetch_tokens: A narrow lane with fewer tokens than this before it takes more. Both are small, because
-            what is given to a lane is computed even if its client goes, and waits for nothing better.
+        prefetch_tokens: A narrow lane with fewer tokens than this before it takes more, as does one with a single
+            group of up to twice `group_tokens`. Both are small, because what is given to a lane is computed even if
+            its client goes, and waits for nothing better.
         min_batch_gain: By what share of its cost a text must get cheaper in a batch of twice the size.
         fairness: A text may be overtaken for so many times its own cost.
         max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
@@ -61,7 +62,7 @@ class Policy:
     narrow: Sequence[bool]
     group_tokens: int = 0
     prefetch_tokens: int = 0
-    min_batch_gain: float = 0.1
+    min_batch_gain: float = 0.05
     fairness: float = 6.0
     max_queue_delay_s: float = 0.0
 
@@ -135,13 +136,19 @@ def choose(
         return _batch(queue, head, WIDE, policy, known, now, now, most) if idle else None
     lane = min(range(1, len(load)), key=load.__getitem__)
     ahead = load[lane] > 0
-    if ahead and (load[lane] >= policy.prefetch_tokens or 2 * queue.tokens < policy.group_tokens):
-        return None
+    if ahead:
+        if 2 * queue.tokens < policy.group_tokens:
+            return None
+        group = known.group(head.tokens)
+        if 2 * queue.company(head) < group or load[lane] >= max(
+            policy.prefetch_tokens, min(group * head.tokens, 2 * policy.group_tokens) + 1
+        ):
+            return None
     most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
-    group = _batch(queue, head, lane, policy, known, now, begin, most)
+    batch = _batch(queue, head, lane, policy, known, now, begin, most)
     # A group that is sent ahead grows no more: a small one is better left to grow.
-    return group if not ahead or 2 * group.tokens >= policy.group_tokens else None
+    return batch if not ahead or 2 * len(batch.items) >= known.group(head.tokens) else None
 
 
 def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:
@@ -218,26 +225,30 @@ def _grown(
     begin: float,
     gain: float,
 ) -> int:
-    """The size of the batch: doubled up to `free`, and beyond it while that makes its texts cheaper."""
+    """The size of the batch: doubled up to `free`, and beyond it to where its texts get cheaper by enough.
+
+    A doubling that gains too little is no end: one that gains more may follow it, and measurements err.
+    """
     most = len(candidates)
     size, us = 1, costs.batch_us(lane, longest[0], 1)
     first_end = begin + us / 1e6
     tightest = min([item.deadline - item.least_us / 1e6 for item in (*candidates, *heads)])
-    while size < most:
-        larger = min(2 * size, free if size < free else most)
+    smaller, end = size, first_end
+    while smaller < most:
+        larger = min(2 * smaller, free if smaller < free else most)
         larger_us = costs.batch_us(lane, longest[larger - 1], larger)
-        if larger > free and not is_worthwhile(us, size, larger_us, larger, gain):
-            break
-        end, later = begin + us / 1e6, begin + larger_us / 1e6
+        later = begin + larger_us / 1e6
         if later + _ROUNDING_S > tightest:  # mostly no deadline is near
             behind = [*heads, candidates[larger]] if larger < most else heads
             if (
-                _breaks_inside(candidates[:size], end, later)
-                or _breaks_added(candidates[size:larger], first_end, later)
+                _breaks_inside(candidates[:smaller], end, later)
+                or _breaks_added(candidates[smaller:larger], first_end, later)
                 or _breaks_behind(behind, end, later)
             ):
                 break
-        size, us = larger, larger_us
+        if larger <= free or is_worthwhile(us, size, larger_us, larger, gain):
+            size, us = larger, larger_us
+        smaller, end = larger, later
     return size
 
 

@@ -89,12 +89,12 @@ class CostTable:
         return known
 
     def worthwhile(self, tokens: int, most: int, gain: float) -> int:
-        """The size up to which each doubling lowers the cost per text by at least `gain`, at most `most`."""
-        size = 1
-        while 2 * size <= most and is_worthwhile(
-            self.batch_us(tokens, size), size, self.batch_us(tokens, 2 * size), 2 * size, gain
-        ):
-            size *= 2
+        """The size up to which doublings lower the cost per text by at least `gain` each, at most `most`."""
+        size, larger = 1, 2
+        while larger <= most:
+            if is_worthwhile(self.batch_us(tokens, size), size, self.batch_us(tokens, larger), larger, gain):
+                size = larger
+            larger *= 2
         return size
 
     def _computed(self, tokens: int, batch: int) -> float:
@@ -168,7 +168,7 @@ class ModelCosts:
         batched: bool = True,
         max_batch_tokens: int = 1024,
         group_tokens: int = 0,
-        min_batch_gain: float = 0.1,
+        min_batch_gain: float = 0.05,
     ) -> None:
         """Builds the tables.
 
@@ -181,9 +181,17 @@ class ModelCosts:
             min_batch_gain: See `CostTable.worthwhile`.
         """
         self.points = points
-        self.wide = CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "wide")
-        side_by_side = [(point.tokens, point.batch, point.us) for point in points if point.kind == "narrow"]
-        self.narrow = CostTable(side_by_side) if side_by_side and narrow_lanes else None
+        wide = [point for point in points if point.kind == "wide"]
+        narrow = [point for point in points if point.kind == "narrow"] if narrow_lanes else []
+        self.wide = CostTable((point.tokens, point.batch, point.us) for point in wide)
+        self.narrow = CostTable((point.tokens, point.batch, point.us) for point in narrow) if narrow else None
+        # The wide lane at its slowest and the narrow ones at their quickest; see `_carries_more`.
+        self._slow_wide = CostTable((point.tokens, point.batch, point.us + point.spread_us / 2) for point in wide)
+        self._quick_narrow = (
+            CostTable((point.tokens, point.batch, max(0.0, point.us - point.spread_us / 2)) for point in narrow)
+            if narrow
+            else None
+        )
         self.corrections = (Correction(), Correction())
         self._narrow_lanes = narrow_lanes
         self._batched = batched
@@ -225,6 +233,10 @@ class ModelCosts:
         """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
         return self._share(tokens)[2]
 
+    def group(self, tokens: int) -> int:
+        """How many such texts a lane is given at once while enough of them wait."""
+        return self._share(tokens)[1]
+
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
         """Learns of a batch that was computed; see `Correction.observe`."""
         table = self.narrow if lane and self.narrow else self.wide
@@ -249,6 +261,17 @@ class ModelCosts:
         wide = self.wide.batch_us(tokens, size) / size
         if self.narrow is None:
             return wide, size, True
-        group = max(1, self._group_tokens // tokens)
-        narrow = self.narrow.batch_us(tokens, group) / group / self._narrow_lanes
-        return (wide, size, True) if wide < narrow * _WIDE_MUST_CARRY else (narrow, group, False)
+        group = max(1, self._group_tokens // tokens, self.narrow.worthwhile(tokens, most, self._gain))
+        if self._carries_more(tokens, size, group):
+            return wide, size, True
+        return self.narrow.batch_us(tokens, group) / group / self._narrow_lanes, group, False
+
+    def _carries_more(self, tokens: int, size: int, group: int) -> bool:
+        """Whether the wide lane does, and not only because something disturbed the warm-up.
+
+        A machine that was busy meanwhile leaves spreads as large as the times themselves: they prove nothing.
+        """
+        if self._quick_narrow is None:
+            return True
+        narrow = self._quick_narrow.batch_us(tokens, group) / group / self._narrow_lanes
+        return self._slow_wide.batch_us(tokens, size) / size < narrow * _WIDE_MUST_CARRY

@@ -136,6 +136,10 @@ class WorkQueue:
         """The first item of every bucket."""
         return [entries[0][2] for entries in self._buckets.values()]
 
+    def company(self, item: WorkItem) -> int:
+        """How many items wait in a queued item's class, model and bucket, itself included."""
+        return len(self._buckets[item.bucket])
+
     def peers(self, item: WorkItem, most: int) -> Iterator[WorkItem]:
         """The first `most` items of a queued item's class, model and bucket, in order."""
         for _, _, peer in islice(self._buckets.get(item.bucket, ()), most):

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _LEAST_RETRY_S = 0.02
 """Whoever is refused should not be back before anything has changed."""
 
+_CROWDED_US = 100_000
+"""Of work that waits. Below it tokenising costs less than looking at everything twice."""
+
 _OVERTAKING = 0.5
 """Share of the time up to an item's key that is taken by what arrives in it with smaller keys, while others wait.
 Of all that arrives the smaller part is shorter than the longest, so this is for the long ones, and cautious."""
@@ -115,6 +118,11 @@ class Scheduler:
 
     # Admission.
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that a refusal is likely: then it should come before anything is tokenised."""
+        return self.queue.backlog.total_us > _CROWDED_US
+
     def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
         """What texts of these lengths ask of the device, as one request."""
         costs = self.costs[model]
@@ -148,9 +156,18 @@ class Scheduler:
         self._now = now
         if now + demand.least_us / 1e6 > deadline:
             raise self._hopeless(demand.least_us, deadline - now)
-        if (self.queue.items or any(self.lanes.load)) and self.finish_at(demand, priority, deadline, now) > deadline:
+        if self._is_far(deadline, demand, now) or not (self.queue.items or any(self.lanes.load)):
+            return
+        if self.finish_at(demand, priority, deadline, now) > deadline:
             self.refusals["predicted_late"] += 1
             raise self.overloaded("the answer would come after the deadline; try again later")
+
+    def _is_far(self, deadline: float, demand: Demand, now: float) -> bool:
+        """Whether the deadline is kept even behind all that is here, which is quicker to see than what goes before."""
+        waiting_us = self.queue.backlog.total_us + self._elsewhere_us
+        own_us = demand.busy_us + self.policy.fairness * demand.cost_us
+        latest = max(now, *self.lanes.free_at) if self.lanes.free_at else now
+        return now + _CAUTION * (latest - now + (waiting_us + own_us) / 1e6) <= deadline
 
     def finish_at(self, demand: Demand, priority: int, deadline: float, now: float) -> float:
         """When a request's answer can be promised if it is queued now, in seconds.
@@ -214,7 +231,7 @@ class Scheduler:
         self.check(demand, priority, deadline, now)
         key = self.key(demand, deadline, now)
         costs = self.costs[first.model]
-        prices: dict[int, tuple[float, int]] = {}
+        prices = {first.tokens: (demand.least_us, int(demand.work_us) + 1)} if len(items) == 1 else {}
         for item in items:
             price = prices.get(item.tokens)
             if price is None:

@@ -119,9 +119,9 @@ def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
 
 
 def test_under_load_a_text_takes_its_share_of_the_device() -> None:
-    """Two narrow lanes side by side, each with a group; or a place in a batch of the wide one."""
+    """Two narrow lanes side by side, each with as many as pay or its group; or a place in a batch of the wide one."""
     assert model_costs(per_token(10), per_token(16)).share_us(64) == 512
-    assert model_costs(per_token(10, 90), per_token(10, 90), group_tokens=32).share_us(8) == (90 + 320) / 4 / 2
+    assert model_costs(per_token(10, 90), per_token(10, 90), group_tokens=32).share_us(8) == (90 + 1280) / 16 / 2
     assert model_costs(constant(640)).share_us(64) == 640 / 16
 
 
