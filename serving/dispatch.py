@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from serving.alarms import Alarms
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, NonFiniteOutput, NotReady
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import ModelCosts
 
-ObserveBatch: TypeAlias = "Callable[[Assignment, float], None]"
-"""Told of each batch that has ended, and for how many microseconds it held its lane."""
+
+class BatchObserver(Protocol):
+    """Who is told what becomes of batches."""
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """A batch has been given to its lane."""
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """It has ended, and held its lane for so many microseconds; 0 where its engine has gone."""
 
 
 _TOO_LATE = "the deadline passed before the answer was there"
@@ -69,7 +76,7 @@ class Dispatcher:
         self,
         policy: Policy,
         max_queue_tokens: int,
-        observe_batch: ObserveBatch,
+        observer: BatchObserver,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Starts without an engine.
@@ -77,12 +84,12 @@ class Dispatcher:
         Args:
             policy: For the scheduler.
             max_queue_tokens: Tokens that may be in flight.
-            observe_batch: See there.
+            observer: Told of each batch.
             clock: Seconds; the event loop's own clock, or one that goes with it, as both read CLOCK_MONOTONIC.
         """
         self.scheduler = Scheduler(policy, max_queue_tokens, self._drop)
         self.misses = {"queue": 0, "engine": 0}
-        self._observe_batch = observe_batch
+        self._observer = observer
         self._clock = clock
         self._engine: Engine | None = None
         self._pumping = False
@@ -180,6 +187,7 @@ class Dispatcher:
             ticket.started = True
             ticket.queue_us = max(ticket.queue_us, (now - ticket.submitted) * 1e6)
         batch = Batch(items[0].model, [item.text for item in items])
+        self._observer.batch_started(assignment)
         engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, outcome))
 
     def _done(self, engine: Engine, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
@@ -196,7 +204,7 @@ class Dispatcher:
             for item in assignment.items:
                 self._fail(_ticket(item), outcome)
         self._pump()
-        self._observe_batch(assignment, occupied_us)
+        self._observer.batch_ended(assignment, occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
         for place, item in enumerate(items):

@@ -42,6 +42,7 @@ class ServedModel:
     Attributes:
         index: Its position in the engine's list.
         path: Its bundle.
+        bundle_sha256: Of the bundle's manifest.
         manifest: What the bundle says.
         artifact: The form of it that is served.
         tokenizer: Text to ids.
@@ -49,6 +50,7 @@ class ServedModel:
 
     index: ModelIndex
     path: Path
+    bundle_sha256: str
     manifest: Manifest
     artifact: Artifact
     tokenizer: TextTokenizer
@@ -195,4 +197,4 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) ->
 
 def _served(index: ModelIndex, bundle: Bundle, artifact: Artifact) -> ServedModel:
     tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-    return ServedModel(index, bundle.path, bundle.manifest, artifact, tokenizer)
+    return ServedModel(index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer)

@@ -7,10 +7,12 @@ import contextlib
 import gc
 import logging
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from serving.cost_cache import CostCache
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
 from serving.engine.supervisor import Supervisor
@@ -92,7 +94,7 @@ class Server:
             fairness=settings.fairness,
             max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         )
-        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics.batch)
+        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics)
         self._pipeline = pipeline = Pipeline(
             settings=settings,
             repository=repository,
@@ -100,11 +102,19 @@ class Server:
             dispatcher=dispatcher,
             metrics=metrics,
         )
+        threads = settings.threads or available_cpus()
+        self._cost_cache = (
+            CostCache(settings.cache_dir, settings.backend, threads, settings.max_batch_tokens)
+            if settings.cache_dir and settings.backend != "fake"
+            else None
+        )
+        self._known_costs = [self._cost_cache.read(model) if self._cost_cache else [] for model in repository.models]
         self._supervisor = Supervisor(
             Load(
                 engine=settings.backend,
                 models=specs,
-                threads=settings.threads or available_cpus(),
+                threads=threads,
+                costs=self._known_costs,
                 fake_ms=settings.fake_ms,
                 fake_faults=settings.faults(),
                 max_batch_tokens=settings.max_batch_tokens,
@@ -169,6 +179,7 @@ class Server:
     def engine_up(self, engine: RemoteEngine) -> None:
         """A warm engine is there: take requests."""
         self._dispatcher.engine_up(engine, self._costs(engine))
+        self._keep_costs(engine)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
@@ -190,6 +201,15 @@ class Server:
             )
             for index, points in enumerate(engine.costs)
         ]
+
+    def _keep_costs(self, engine: RemoteEngine) -> None:
+        """Writes what was measured into the node's cache, beside the loop: digests and `fsync` take their time."""
+        if self._cost_cache is None:
+            return
+        for model, points in zip(self._repository.models, engine.costs, strict=True):
+            if not self._known_costs[model.index]:
+                self._known_costs[model.index] = list(points)
+                threading.Thread(target=self._cost_cache.write, args=(model, list(points))).start()
 
     def engine_down(self) -> None:
         """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile."""

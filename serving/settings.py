@@ -52,7 +52,8 @@ class Settings(BaseModel):
         description="Serve what nobody compared with PyTorch where a bundle has nothing else, and say `degraded`.",
     )
     cache_dir: Path | None = Field(
-        None, description="Where `bertserve verify --cache-dir` and `bertserve export` keep what is this node's alone."
+        None,
+        description="What is this node's alone: proofs of `bertserve verify`, engines of `export`, measured costs.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."

@@ -102,19 +102,20 @@ class Metrics:
         """Records a request that got an error."""
         self._requests.counts[reason] += 1
 
-    def batch(self, assignment: Assignment, occupied_us: float) -> None:
-        """Records a batch that has ended, and for how long it held its lane."""
-        size = len(assignment.items)
-        self._batches.observe(size)
+    def batch_started(self, assignment: Assignment) -> None:
+        """Records a batch that has been given to its lane."""
+        self._batches.observe(len(assignment.items))
         self._padding.value += assignment.padding
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """Records for how long it held its lane."""
+        predicted_us, texts = assignment.predicted_us, len(assignment.items)
         if occupied_us > 0:
-            self._cost_ratio.observe(occupied_us / assignment.predicted_us if assignment.predicted_us else 1.0)
-            self._predicted.value += int(assignment.predicted_us)
+            self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
+            self._predicted.value += int(predicted_us)
             self._actual.value += int(occupied_us)
         self.recent.append(
-            BatchSeen(
-                assignment.lane, size, assignment.tokens, assignment.padding, assignment.predicted_us, occupied_us
-            )
+            BatchSeen(assignment.lane, texts, assignment.tokens, assignment.padding, predicted_us, occupied_us)
         )
 
     def engine_died(self) -> None:

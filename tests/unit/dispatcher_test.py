@@ -27,8 +27,9 @@ from tests.unit.alarms_test import VirtualLoop, now, virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.dispatch import ObserveBatch, Ticket
+    from serving.dispatch import Ticket
     from serving.engine.base import Done
+    from serving.scheduling.batcher import Assignment
     from serving.scheduling.cost import ModelCosts
 
 SIZE = 8
@@ -111,17 +112,39 @@ class ScriptedEngine:
         return [one.ids[0] for batch in self.started for one in batch.texts]
 
 
-def dispatcher(observe: ObserveBatch = lambda *_: None) -> Dispatcher:
+class Sizes:
+    """Keeps the sizes of the batches.
+
+    Attributes:
+        started: Of all that started.
+        ended: Of all that ended.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.ended: list[int] = []
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """As `BatchObserver` says."""
+        self.started.append(len(assignment.items))
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """As `BatchObserver` says."""
+        assert occupied_us >= 0
+        self.ended.append(len(assignment.items))
+
+
+def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
     """A dispatcher on the running loop's clock."""
-    return Dispatcher(POLICY, 1 << 20, observe, now)
+    return Dispatcher(POLICY, 1 << 20, sizes or Sizes(), now)
 
 
 class Bench:
     """A dispatcher with a scripted engine."""
 
     def __init__(self, lanes: int = 3) -> None:
-        self.batch_sizes: list[int] = []
-        self.dispatcher = dispatcher(lambda assignment, _: self.batch_sizes.append(len(assignment.items)))
+        self.sizes = Sizes()
+        self.dispatcher = dispatcher(self.sizes)
         self.engine = ScriptedEngine(lanes)
         self.dispatcher.engine_up(self.engine, costs())
 
@@ -203,7 +226,7 @@ async def test_requests_share_a_batch() -> None:
     assert [len(batch.texts) for batch in bench.engine.started] == [1, 3]
     bench.engine.finish()
     assert [await rows(task) for task in (first, second, third)] == [[[1, 1]], [[2, 1], [3, 1]], [[4, 1]]]
-    assert bench.batch_sizes == [1, 3]
+    assert bench.sizes.started == [1, 3]
     bench.assert_nothing_is_left()
 
 
@@ -252,7 +275,7 @@ async def test_one_poisonous_text_fails_its_own_request_alone() -> None:
     with pytest.raises(EngineFault):
         await poison
     assert [await rows(task) for task in tasks] == [[[number, 1]] for number in range(7)]
-    assert bench.batch_sizes == [1, 7, *[1] * 7]
+    assert bench.sizes.started == [1, 7, *[1] * 7]
     bench.assert_nothing_is_left()
 
 
@@ -268,7 +291,7 @@ async def test_retried_texts_keep_their_place() -> None:
     later = [await bench.ask(text(number)) for number in (3, 4)]
     bench.engine.finish_all()
     assert bench.engine.seen == [0, 1, RAISES, 2, 1, RAISES, 2, 3, 4]
-    assert bench.batch_sizes == [1, 3, 1, 1, 1, 2]
+    assert bench.sizes.started == [1, 3, 1, 1, 1, 2]
     assert [await rows(task) for task in later] == [[[3, 1]], [[4, 1]]]
 
 
@@ -308,7 +331,7 @@ async def test_a_row_that_is_not_finite_fails_its_own_request_alone() -> None:
     with pytest.raises(NonFiniteOutput):
         await poison
     assert [await rows(first), await rows(second)] == [[[1, 1]], [[2, 1]]]
-    assert bench.batch_sizes == [1, 3]
+    assert bench.sizes.started == [1, 3]
 
 
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
@@ -534,6 +557,9 @@ class Schedule:
             await asyncio.sleep(0)
             self.bench.engine.finish_all()
         self.bench.engine.finish_all()
+        for engine in self.engines:
+            engine.finish_all()
+        assert sorted(self.bench.sizes.started) == sorted(self.bench.sizes.ended)
         self.check()
 
     def tick(self, _one: int, _other: int) -> None:

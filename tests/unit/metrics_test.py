@@ -99,7 +99,7 @@ def test_batches_are_counted_by_size() -> None:
     """Each with the number of its texts."""
     metrics = Metrics()
     for size in (1, 8, 8):
-        metrics.batch(assignment(size), 0.0)
+        metrics.batch_started(assignment(size))
     found = samples(metrics)
     assert found["bertserve_batch_size_count"] == 3
     assert found["bertserve_batch_size_sum"] == 17
@@ -126,8 +126,8 @@ def test_deaths_of_the_engine_are_counted() -> None:
 def test_padding_is_counted_beside_the_tokens() -> None:
     """So that its share can be seen."""
     metrics = Metrics()
-    metrics.batch(assignment(4, padding=5), 0.0)
-    metrics.batch(assignment(4, padding=2), 0.0)
+    metrics.batch_started(assignment(4, padding=5))
+    metrics.batch_started(assignment(4, padding=2))
     assert samples(metrics)["bertserve_padding_tokens_total"] == 7
 
 
@@ -135,7 +135,7 @@ def test_predictions_are_shown_beside_what_was() -> None:
     """Each batch's ratio, and both sums; a batch of an engine that has gone has no time."""
     metrics = Metrics()
     for occupied_us in (900.0, 1300.0, 0.0):
-        metrics.batch(assignment(1, predicted_us=1000.0), occupied_us)
+        metrics.batch_ended(assignment(1, predicted_us=1000.0), occupied_us)
     found = samples(metrics)
     assert found["bertserve_batch_cost_ratio_count"] == 2
     assert found["bertserve_batch_cost_ratio_bucket{le=1.0}"] == 1
@@ -148,7 +148,7 @@ def test_predictions_are_shown_beside_what_was() -> None:
 async def test_the_queue_is_read_when_it_is_scraped() -> None:
     """What waits now, what was refused and which deadlines were missed so far."""
     metrics = Metrics()
-    dispatcher = Dispatcher(Policy(64, [True], [False]), 100, metrics.batch, now)
+    dispatcher = Dispatcher(Policy(64, [True], [False]), 100, metrics, now)
     metrics.follow(dispatcher)
     scheduler = dispatcher.scheduler
     scheduler.engine_up(1, [model_costs(constant(10_000))])

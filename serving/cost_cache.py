@@ -1,0 +1,117 @@
+"""Cost tables in the node's cache: what was measured here before need not be measured at every start.
+
+A table holds for the artifact, the engine, the device, the libraries and the number of cores it was measured with;
+where one of them differs it counts for nothing, and warm-up measures anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving import node
+from serving.bundle import Bundle
+from serving.cache import CacheError, CacheWriter, open_entry
+from serving.scheduling.cost import CostPoint, CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from serving.repository import ServedModel
+
+log = logging.getLogger("bertserve")
+
+_LARGEST_BYTES = 1 << 20
+
+
+class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides about a model's costs.
+
+    Attributes:
+        artifact: SHA-256 of the file that is served.
+        engine: What runs it, as `--engine` calls it.
+        device: As `node.device` says it.
+        libraries: Version by name of what runs it.
+        threads: Cores.
+        max_batch_tokens: Padded tokens of the largest batch that was measured.
+    """
+
+    artifact: str
+    engine: str
+    device: str
+    libraries: dict[str, str]
+    threads: int
+    max_batch_tokens: int
+
+
+class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    fingerprint: Fingerprint
+    points: list[CostPoint]
+
+
+class CostCache:
+    """The tables of one node, for one way of running its models."""
+
+    def __init__(self, root: Path, engine: str, threads: int, max_batch_tokens: int) -> None:
+        """Names the place and the way.
+
+        Args:
+            root: The node's cache.
+            engine: As `--engine` calls it.
+            threads: Cores.
+            max_batch_tokens: Padded tokens of the largest batch.
+        """
+        self._root = root
+        self._engine = engine
+        self._threads = threads
+        self._max_batch_tokens = max_batch_tokens
+
+    def read(self, model: ServedModel) -> list[CostPoint]:
+        """What was measured of a model on this very node; empty where nothing was, or nothing that counts."""
+        try:
+            entry = open_entry(self._root, _bundle(model))
+            if entry is None or all(file.file != self._name(model) for file in entry.derived.files):
+                return []
+            path = entry.path / self._name(model)
+            if path.stat().st_size > _LARGEST_BYTES:
+                return []
+            found = msgspec.json.decode(path.read_bytes(), type=Costs)
+            CostTable((point.tokens, point.batch, point.us) for point in found.points if point.kind == "wide")
+        except (CacheError, OSError, ValueError) as error:
+            log.warning("the costs of %s in the node's cache count for nothing: %s", model.name, error)
+            return []
+        return found.points if found.fingerprint == self._fingerprint(model) else []
+
+    def write(self, model: ServedModel, points: Sequence[CostPoint]) -> None:
+        """Keeps what was measured; where that cannot be done, the log says so."""
+        try:
+            with CacheWriter(self._root, model.manifest.model, model.manifest.version) as writer:
+                content = msgspec.json.encode(Costs(self._fingerprint(model), list(points)))
+                (writer.path / self._name(model)).write_bytes(content)
+                writer.publish(_bundle(model), files=[self._name(model)])
+        except (CacheError, OSError) as error:
+            log.warning("the costs of %s were not kept: %s", model.name, error)
+
+    def _name(self, model: ServedModel) -> str:
+        stem = re.sub(r"[^A-Za-z0-9]+", "-", model.artifact.file)
+        return f"costs.{stem}.{self._engine}.json"
+
+    def _fingerprint(self, model: ServedModel) -> Fingerprint:
+        return Fingerprint(
+            artifact=model.artifact.sha256,
+            engine=self._engine,
+            device=node.device(),
+            libraries=node.libraries(model.artifact.target),
+            threads=self._threads,
+            max_batch_tokens=self._max_batch_tokens,
+        )
+
+
+def _bundle(model: ServedModel) -> Bundle:
+    return Bundle(model.path, model.manifest, model.bundle_sha256)

@@ -1,0 +1,242 @@
+"""Rows 35, 36 and 38 to 41 of the failure modes: more work than can be done, and what is then worth doing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loadtest.scenario import Phase, Scenario
+from tests.fault.load_test import EVEN, measured, target_of
+from tests.support import status_details
+from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, metric, post_json
+from tests.support.server import Server
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.clients import Transport
+
+BATCH_MS = 100
+TEXT = "a text of nine words is eleven tokens long"
+"""More than half of a batch's budget, so that each is a batch of its own."""
+
+QUEUED = 12
+FULL_S, SHORT_S = 60.0, 3.0
+
+both = pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
+every = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
+protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+seconds = pytest.mark.parametrize("lasting_s", [SHORT_S, pytest.param(FULL_S, marks=pytest.mark.long)])
+
+ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
+
+
+@pytest.fixture(scope="module")
+def slow_server(models: Path) -> Iterator[Server]:
+    """A server that computes one text after another, each for a tenth of a second."""
+    with Server(models, *ONE_AT_A_TIME, "--fake-ms", str(BATCH_MS), "--default-timeout-ms", "60000") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def occupied(server: Server, priority: int) -> Iterator[None]:
+    """More than a second's work of a class in the queue while the block runs; all of it is answered."""
+    wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "an idle server")
+    headers = {"X-Request-Priority": str(priority)}
+    with ThreadPoolExecutor(QUEUED) as pool:
+        asked = [pool.submit(ask, server, TEXT, headers=headers) for _ in range(QUEUED)]
+        wait_for(lambda: metric(server, "bertserve_queue_texts") >= QUEUED - 2, "a queue")
+        yield
+    assert [one.result() for one in asked] == [200] * QUEUED
+
+
+@pytest.fixture
+def busy_server(slow_server: Server) -> Iterator[Server]:
+    """The same, with more than a second's work that goes before whatever comes next."""
+    with occupied(slow_server, 1):
+        yield slow_server
+
+
+def ask(server: Server, *texts: str, headers: dict[str, str] | None = None) -> int:
+    """Sends one request over HTTP and returns its status."""
+    body = b'{"inputs": [%b]}' % b", ".join(b'"%b"' % text.encode() for text in texts)
+    return post_json(server.http, "/embed", body, headers).status
+
+
+def batched_texts(server: Server) -> int:
+    """Texts that have been sent to the engine so far."""
+    return int(metric(server, "bertserve_batch_size_sum"))
+
+
+@every
+def test_row_35_a_predicted_miss_is_refused_at_once(busy_server: Server, transport: type[Transport]) -> None:
+    """Not left to wait for its deadline: it is refused while those before it still wait; every route has the rule."""
+    with transport(busy_server) as client, pytest.raises(Refused) as refused:
+        client.embed([TEXT], timeout_ms=4 * BATCH_MS)
+    assert metric(busy_server, "bertserve_queue_texts") > 0
+    assert refused.value.status == STATUS["overloaded"][client.family]
+
+
+def test_row_35_a_refusal_says_when_to_come_back(busy_server: Server) -> None:
+    """In whole seconds, in milliseconds, and as gRPC's RetryInfo: about when what waits will be done."""
+    with Tei(busy_server) as client, pytest.raises(Refused) as http:
+        client.embed([TEXT], timeout_ms=3 * BATCH_MS)
+    with Grpc(busy_server) as call, pytest.raises(Refused) as grpc:
+        call.embed([TEXT], timeout_ms=3 * BATCH_MS)
+    after_ms = int(http.value.headers["retry-after-ms"])
+    assert 1 <= int(http.value.headers["retry-after"]) <= 1 + QUEUED * BATCH_MS * 4 // 1000
+    assert BATCH_MS < after_ms < 2 * 4 * QUEUED * BATCH_MS
+    code, message, delay_s = status_details.read(grpc.value.headers["grpc-status-details-bin"])
+    assert code == 8
+    assert "try again later" in message
+    assert delay_s == pytest.approx(int(grpc.value.headers["retry-after-ms"]) / 1e3)
+
+
+def test_row_35_a_shorter_wait_is_still_taken(busy_server: Server) -> None:
+    """Who has the time waits its turn."""
+    with Tei(busy_server) as client:
+        assert len(client.embed([TEXT], timeout_ms=60_000).vectors) == 1
+
+
+def test_row_35_nothing_of_a_refused_request_is_computed(busy_server: Server) -> None:
+    """Neither all nor some of its texts."""
+    before = batched_texts(busy_server) + metric(busy_server, "bertserve_queue_texts")
+    assert ask(busy_server, *[TEXT] * 8, headers={"X-Request-Timeout-Ms": "900"}) == 429
+    assert batched_texts(busy_server) + metric(busy_server, "bertserve_queue_texts") == before
+
+
+@every
+def test_row_36_a_deadline_shorter_than_a_batch(slow_server: Server, transport: type[Transport]) -> None:
+    """Even an idle server would be too late: it says so and computes nothing."""
+    wait_for(lambda: metric(slow_server, "bertserve_admitted_tokens") == 0, "an idle server")
+    before = batched_texts(slow_server)
+    with transport(slow_server) as client, pytest.raises(Refused) as refused:
+        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
+    assert refused.value.status == STATUS["too late"][client.family]
+    assert batched_texts(slow_server) == before
+
+
+@every
+def test_row_36_hopeless_is_hopeless_also_under_load(busy_server: Server, transport: type[Transport]) -> None:
+    """Coming back later would not help, so that it is no overload."""
+    with transport(busy_server) as client, pytest.raises(Refused) as refused:
+        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
+    assert refused.value.status == STATUS["too late"][client.family]
+
+
+def test_row_38_the_default_deadline_leaves_room_for_what_a_request_costs(serve: Callable[..., Server]) -> None:
+    """A text that takes longer than the default is given three times its own cost."""
+    server = serve(*ONE_AT_A_TIME, "--fake-ms", "150", "--default-timeout-ms", "100")
+    assert ask(server, TEXT) == 200
+    assert ask(server, TEXT, headers={"X-Request-Timeout-Ms": "100"}) == 504
+
+
+@pytest.mark.parametrize(("given", "status"), [("0", 200), ("1", 200), ("3", 200), ("4", 422), ("-1", 422), ("a", 422)])
+def test_priorities_are_three_classes(fake_server: Server, given: str, status: int) -> None:
+    """And 0 for the default; anything else is refused with a word about it."""
+    assert ask(fake_server, TEXT, headers={"X-Request-Priority": given}) == status
+
+
+@pytest.mark.parametrize(
+    ("given", "status"), [(0, 200), (1, 200), (3, 200), (4, 400), (-1, 400), ("1", 400), (True, 400)]
+)
+def test_the_v2_protocol_has_a_parameter_for_it(fake_server: Server, given: Any, status: int) -> None:
+    """`priority`, as Triton's clients send it, over HTTP and gRPC."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
+    body = json.dumps({"inputs": [tensor], "parameters": {"priority": given}}).encode()
+    assert post_json(fake_server.http, "/v2/models/minilm/infer", body).status == status
+
+
+@both
+def test_an_urgent_request_goes_first(slow_server: Server, transport: type[Transport]) -> None:
+    """It is answered while those that came before it still wait."""
+    with occupied(slow_server, 3):
+        if transport is Tei:
+            assert ask(slow_server, TEXT, headers={"X-Request-Priority": "1"}) == 200
+        else:
+            with Grpc(slow_server) as client:
+                request = client.request([TEXT])
+                request.parameters["priority"].uint64_param = 1
+                client.infer(request)
+        assert metric(slow_server, "bertserve_queue_texts") > QUEUED / 3
+
+
+@both
+def test_a_near_deadline_goes_before_far_ones(slow_server: Server, transport: type[Transport]) -> None:
+    """Within a class, whoever has all the time of the world lets it pass."""
+    with occupied(slow_server, 2), transport(slow_server) as client:
+        client.embed([TEXT], timeout_ms=5 * BATCH_MS)
+        assert metric(slow_server, "bertserve_queue_texts") > QUEUED / 3
+
+
+@pytest.fixture(scope="module")
+def quick_server(models: Path) -> Iterator[Server]:
+    """A server that computes one text in 20 ms and answers it within half a second or not at all."""
+    with Server(models, *ONE_AT_A_TIME, "--fake-ms", "20", "--default-timeout-ms", "500") as server:
+        yield server
+
+
+CAPACITY = 50.0
+"""Texts a second that its engine computes at most."""
+
+
+def load(multiple: float, lasting_s: float) -> Scenario:
+    """Poisson arrivals at a multiple of the capacity."""
+    phases = (Phase(lasting_s, 1, 1),)
+    return dataclasses.replace(EVEN, phases=phases, rate=multiple * CAPACITY, arrivals="poisson")
+
+
+def resident_mb(server: Server) -> float:
+    """Memory of the server process, in MB."""
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096 / 1e6
+
+
+@protocols
+@seconds
+def test_row_39_ten_times_the_capacity(quick_server: Server, protocol: str, lasting_s: float) -> None:
+    """What is answered does not fall: the rest is refused at once, and nothing piles up."""
+    target = target_of(quick_server, protocol)
+    twice = measured(target, load(2, lasting_s))
+    memory = resident_mb(quick_server)
+    flooded = measured(target, load(10, lasting_s))
+    assert len(flooded.latency) >= 0.75 * len(twice.latency)
+    assert len(flooded.latency) + flooded.failed == flooded.offered
+    refused = flooded.faults["429 Too Many Requests"] + flooded.faults["RESOURCE_EXHAUSTED"]
+    assert refused > flooded.offered / 2
+    assert flooded.failed - refused <= 0.25 * len(flooded.latency), flooded.faults
+    assert resident_mb(quick_server) < memory + 30
+    assert metric(quick_server, "bertserve_admitted_tokens") == 0
+    assert ask(quick_server, TEXT) == 200
+
+
+@protocols
+def test_row_40_a_spike_leaves_nothing_behind(quick_server: Server, protocol: str) -> None:
+    """A second of five times the capacity; then requests are answered as before."""
+    phases = (Phase(1, 0.1, 0.1), Phase(1, 0.1, 1), Phase(0.5, 1, 1))
+    measured(target_of(quick_server, protocol), dataclasses.replace(load(5, 1), phases=phases))
+    wait_for(lambda: ask(quick_server, TEXT) == 200, "an answer after the spike", 5)
+    wait_for(lambda: metric(quick_server, "bertserve_queue_texts") == 0, "an empty queue", 5)
+
+
+@both
+def test_row_41_a_batch_client_beside_short_texts(quick_server: Server, transport: type[Transport]) -> None:
+    """Each short text overtakes the batch, which is answered all the same while they keep coming."""
+    with ThreadPoolExecutor(1) as pool, transport(quick_server) as client:
+        batch = pool.submit(ask, quick_server, *[TEXT] * 32, headers={"X-Request-Timeout-Ms": "30000"})
+        wait_for(lambda: metric(quick_server, "bertserve_queue_texts") > 20, "the batch in the queue")
+        client.embed(["short"], timeout_ms=10_000)
+        assert not batch.done(), "the short text did not wait for the batch"
+        limit = time.monotonic() + 30
+        while not batch.done():
+            client.embed(["short"], timeout_ms=10_000)
+            assert time.monotonic() < limit, "the batch starves"
+        assert batch.result() == 200
