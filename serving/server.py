@@ -22,6 +22,8 @@ from serving.lifecycle import Lifecycle, State
 from serving.pipeline import Pipeline
 from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import ModelCosts
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.scheduler import Scheduler
 from serving.status import Status
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.transport import oip
@@ -94,7 +96,8 @@ class Server:
             fairness=settings.fairness,
             max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         )
-        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics)
+        scheduler = FifoScheduler if settings.scheduling == "fifo" else Scheduler
+        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
         self._pipeline = pipeline = Pipeline(
             settings=settings,
             repository=repository,

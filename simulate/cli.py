@@ -106,8 +106,8 @@ class Options:
             f"costs: {self.table.title}",
             *self.table.provenance(self.mix),
             (
-                f"server, us: {overhead.receive_us:g} a request, {overhead.token_us:g} a token, {overhead.reply_us:g} an"
-                f" answer, {overhead.batch_us:g} a batch, {overhead.wire_us:g} to the engine, {shared}"
+                f"server, us: {overhead.receive_us:g} a request, {overhead.token_us:g} a token, {overhead.reply_us:g}"
+                f" an answer, {overhead.batch_us:g} a batch, {overhead.wire_us:g} to the engine, {shared}"
             ),
         ]
 

@@ -1,7 +1,7 @@
 """Tables of costs: those that were published for a T4, and those that a server measured of itself.
 
-A file holds one of three things: a table as in `simulate/data`, the answer of a server's `/status`, or `points` and
-`threads` as a node keeps them.
+A file holds one of three things: a table as in `simulate/data`, the answer of a server's `/status`, or what a node
+keeps in its cache.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _table(content: Any, stem: str, model: str | None) -> Table:  # noqa: ANN401
         return _published(content)
     if "models" in content:
         return _of_status(content, model)
-    threads = content.get("threads", 0)
+    threads = content["fingerprint"]["threads"]
     return _measured(stem, [_point(row) for row in content["points"]], threads, threads)
 
 
