@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loadtest.capacity import bracket
+from loadtest.sample import percentile as nearest_rank
 from serving.scheduling.simulator import Arrival, Fate, Outcome, simulate
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 _NARROW = 1.01
 """A search ends when the rates on both sides of the edge are so near."""
-
-_LEAST_RATE, _MOST_RATE = 0.01, 1e6
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,10 +94,7 @@ class Figures:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The least value that so many percent do not exceed; not a number where there is none."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    return nearest_rank(sorted(values), percent) if values else math.nan
 
 
 def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tuple[float | None, list[Figures]]:
@@ -117,15 +114,9 @@ def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tup
         runs.append(run(rate))
         return runs[-1].slo_ms <= slo_ms
 
-    low, high = rate, rate
-    if holds(rate):
-        while high < _MOST_RATE and holds(high := 2 * low):
-            low = high
-    else:
-        while low > _LEAST_RATE and not holds(low := high / 2):
-            high = low
-        if low <= _LEAST_RATE:
-            return None, runs
+    low, high = bracket(rate, holds)
+    if low is None or high is None:
+        return low, runs
     while high / low > _NARROW:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -143,7 +143,8 @@ def test_loadtest_knows_the_server_by_its_wire() -> None:
 
 def test_the_simulator_joins_decisions_and_arrivals() -> None:
     """It runs the server's decisions over the load generator's schedules, and draws with its charts."""
-    allowed = ("serving.scheduling", "loadtest.arrivals", "loadtest.scenario", "loadtest.charts", "loadtest.page")
+    tools = ("arrivals", "scenario", "capacity", "sample", "charts", "page")
+    allowed = ("serving.scheduling", *(f"loadtest.{name}" for name in tools))
     for module in _below("simulate"):
         strangers = module.reaches("serving", "export", "loadtest") - {"serving", "loadtest"}
         assert strangers <= module.reaches(*allowed), module.name
