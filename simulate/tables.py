@@ -1,7 +1,7 @@
 """Tables of costs: those that were published for a T4, and those that a server measured of itself.
 
-A file holds one of three things: a table as in `simulate/data`, the answer of a server's `/status`, or what a node
-keeps in its cache.
+A file holds one of three things: a table as in `simulate/data`, the answer of a server's `/status`, whose times count
+as the server has corrected them since, or what a node keeps in its cache.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> Table:
         names = ", ".join(model["name"] for model in content["models"])
         raise SimulateError(f"--cost: name one of the server's models with --model ({names})")
     [model] = models
-    points = [_point(row) for row in model["costs"]["table"]]
+    seen = {kind: correction["factor"] for kind, correction in model["costs"]["corrections"].items()}
+    points = [_point(row, seen.get(row["kind"], 1.0)) for row in model["costs"]["table"]]
     engine = content["engine"]
     return _measured(f"{model['name']} {model['precision']}", points, engine["threads"], len(engine["lanes"]) - 1)
 
@@ -135,8 +136,9 @@ def _measured(title: str, points: Sequence[CostPoint], threads: int, lanes: int)
     return Table(title, tuple(points), narrow_lanes=lanes if side_by_side else 0, threads=threads)
 
 
-def _point(row: Mapping[str, Any]) -> CostPoint:
-    """A point as `/status` names its parts, or as a node keeps it."""
+def _point(row: Mapping[str, Any], factor: float = 1.0) -> CostPoint:
+    """A point as `/status` names its parts, or as a node keeps it; `factor` is how far the server has corrected it."""
     texts = row["texts"] if "texts" in row else row["batch"]
     us = row["measured_us"] if "measured_us" in row else row["us"]
-    return CostPoint(row["kind"], int(row["tokens"]), int(texts), float(us), float(row.get("spread_us", 0.0)))
+    spread_us = row.get("spread_us", 0.0)
+    return CostPoint(row["kind"], int(row["tokens"]), int(texts), factor * us, factor * spread_us)

@@ -78,20 +78,20 @@ def test_what_is_not_published_says_that_it_is_interpolated() -> None:
 
 
 def test_a_table_is_read_from_status(tmp_path: Path) -> None:
-    """What `/status` shows: lanes and cores of the engine, and what warm-up measured."""
+    """What `/status` shows: lanes and cores of the engine, and what warm-up measured, as corrected since."""
     rows = [
         {"kind": kind, "tokens": 8, "texts": texts, "measured_us": us, "spread_us": 9.0, "predicted_us": 1.0}
         for kind, texts, us in (("wide", 1, 600.0), ("wide", 2, 900.0), ("narrow", 1, 1000.0))
     ]
-    model = {"name": "minilm", "precision": "int8", "costs": {"corrections": {}, "table": rows}}
+    model = {"name": "minilm", "precision": "int8", "costs": {"corrections": {"wide": {"factor": 1.5}}, "table": rows}}
     engine = {"threads": 2, "lanes": ["wide", "narrow", "narrow"]}
     path = tmp_path / "status.json"
     path.write_text(json.dumps({"engine": engine, "models": [model]}))
     table = find_table(str(path))
     assert (table.title, table.narrow_lanes, table.threads, table.batched) == ("minilm int8", 2, 2, True)
     assert [(p.kind, p.tokens, p.batch, p.us, p.spread_us) for p in table.points] == [
-        ("wide", 8, 1, 600.0, 9.0),
-        ("wide", 8, 2, 900.0, 9.0),
+        ("wide", 8, 1, 900.0, 13.5),
+        ("wide", 8, 2, 1350.0, 13.5),
         ("narrow", 8, 1, 1000.0, 9.0),
     ]
     path.write_text(json.dumps({"engine": engine, "models": [model, {**model, "name": "other"}]}))
