@@ -44,6 +44,9 @@ _MODEL = ModelIndex(0)
 _QUARTILES = 1.349
 """Between the quartiles of a normal distribution, in standard deviations."""
 
+_MOST_JITTER = 0.25
+"""A larger spread says that somebody else was at work during warm-up, not how batches vary."""
+
 
 class Arrival(NamedTuple):
     """A request.
@@ -353,7 +356,7 @@ def _slowed(begin: float, end: float, until: float, speed: float) -> float:
 def _jitter(points: Iterable[CostPoint], kind: str) -> float:
     """The standard deviation of a batch's time, as a share of it, by the spread that was measured."""
     shares = [point.spread_us / point.us for point in points if point.kind == kind and point.spread_us > 0]
-    return statistics.median(shares) / _QUARTILES if shares else 0.0
+    return min(_MOST_JITTER, statistics.median(shares) / _QUARTILES) if shares else 0.0
 
 
 def _request(item: WorkItem) -> _Request:
