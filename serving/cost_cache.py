@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _LARGEST_BYTES = 1 << 20
+_MOST_POINTS = 512
+"""Lengths times sizes, with room: a table of many more would take its time to build."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +84,7 @@ class CostCache:
             if path.stat().st_size > _LARGEST_BYTES:
                 return []
             found = msgspec.json.decode(path.read_bytes(), type=Costs)
-            CostTable((point.tokens, point.batch, point.us) for point in found.points if point.kind == "wide")
+            _check(found.points)
         except (CacheError, OSError, ValueError) as error:
             log.warning("the costs of %s in the node's cache count for nothing: %s", model.name, error)
             return []
@@ -111,6 +113,19 @@ class CostCache:
             threads=self._threads,
             max_batch_tokens=self._max_batch_tokens,
         )
+
+
+def _check(points: Sequence[CostPoint]) -> None:
+    """Refuses points of which no table can be made.
+
+    Raises:
+        ValueError: It says why.
+    """
+    if len(points) > _MOST_POINTS:
+        raise ValueError(f"{len(points)} cost points; there are at most {_MOST_POINTS}")
+    CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "wide")
+    if any(point.kind == "narrow" for point in points):
+        CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "narrow")
 
 
 def _bundle(model: ServedModel) -> Bundle:

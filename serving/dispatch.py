@@ -225,7 +225,8 @@ class Dispatcher:
         self._miss(_ticket(item))
 
     def _miss(self, ticket: Ticket) -> None:
-        self.misses["engine" if ticket.started else "queue"] += 1
+        if not ticket.future.done():
+            self.misses["engine" if ticket.started else "queue"] += 1
         self._fail(ticket, DeadlineExceeded(_TOO_LATE))
 
     def _fail(self, ticket: Ticket, error: BertserveError) -> None:

@@ -144,7 +144,7 @@ class RemoteEngine:
         self._lanes: list[_Lane] = []
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
-        self._slowest: list[CostTable] = []
+        self._tables: list[CostTable] = []
         self.ready: Ready | None = None
 
     @classmethod
@@ -199,8 +199,7 @@ class RemoteEngine:
         self.ready = msgspec.json.decode(payload, type=Ready)
         self.lanes = self.ready.lanes
         self._look_at_lanes()
-        tables = [[(point.tokens, point.batch, point.us) for point in points] for points in self.costs]
-        self._slowest = [CostTable(points) for points in tables]
+        self._tables = [CostTable((point.tokens, point.batch, point.us) for point in model) for model in self.costs]
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
@@ -226,7 +225,7 @@ class RemoteEngine:
 
     def patience_s(self, batch: Batch) -> float:
         """How long a lane may work on a batch before it is suspected to hang."""
-        predicted_s = self._slowest[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
+        predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
         return max(self._hang_s - 2 * _LOOK_S, _HANG_FACTOR * predicted_s)
 
     def kill(self, why: str) -> None:

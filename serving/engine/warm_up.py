@@ -36,8 +36,11 @@ LIMIT_S = 2.5
 _SHORTEST = 8
 """Tokens of the shortest real texts; the other lengths are the buckets."""
 
-_RUNS = 5
-_CELL_S = 0.1
+_LEAST_RUNS, _MOST_RUNS = 6, 25
+_CELL_S, _LONG_CELL_S = 0.025, 0.1
+"""A cell has its least number of runs and ends then once it took the first time, or after two runs that took the
+second: short texts are measured often, since what disturbs them is as long as they are, and long ones seldom."""
+
 _WORTH = 0.97
 """A doubling that makes a text cheaper by less than this is the last one: from there on cost grows in proportion."""
 
@@ -82,7 +85,7 @@ class _Model:
     def measured(self, *, measure: bool) -> list[CostPoint]:
         """Every single text, and then batches as long as there is time."""
         limit = time.perf_counter() + LIMIT_S
-        runs = _RUNS if measure else 1
+        runs = _MOST_RUNS if measure else 1
         points = [
             self._cell(kind, tokens, 1, runs if time.perf_counter() < limit else 1)
             for kind in self._groups
@@ -94,7 +97,7 @@ class _Model:
                 size = 2 * last.batch
                 grown = self._cell(LaneKind(last.kind), last.tokens, size, runs)
                 points.append(grown)
-                if grown.us / size > _WORTH * last.us / last.batch:
+                if (grown.us - grown.spread_us / 2) / size > _WORTH * last.us / last.batch:
                     break
                 last = grown
         return points
@@ -127,8 +130,8 @@ def _side_by_side(runners: Sequence[Runner], batch: Batch, runs: int) -> list[fl
         try:
             for _ in range(runs):
                 own.append(runner.run(batch).compute_us)
-                if len(own) > 1 and time.perf_counter() - started > _CELL_S:
-                    break  # long texts need fewer runs for a median
+                if _enough(len(own), time.perf_counter() - started):
+                    break
         except EngineFault as fault:
             faults.append(fault)
         times.extend(own[1:] or own)  # the first is a cold one
@@ -142,3 +145,7 @@ def _side_by_side(runners: Sequence[Runner], batch: Batch, runs: int) -> list[fl
     if faults:
         raise BundleError(f"warm-up failed: {faults[0].message}") from faults[0]
     return times
+
+
+def _enough(runs: int, seconds: float) -> bool:
+    return (runs >= _LEAST_RUNS and seconds > _CELL_S) or (runs > 1 and seconds > _LONG_CELL_S)

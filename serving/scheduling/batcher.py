@@ -132,13 +132,14 @@ def choose(
         most = MOST_LOOKED_AT if together else 1
         return _batch(queue, head, WIDE, policy, known, now, now, most) if idle else None
     lane = min(range(1, len(load)), key=load.__getitem__)
-    if load[lane] and load[lane] >= policy.prefetch_tokens:
+    ahead = load[lane] > 0
+    if ahead and (load[lane] >= policy.prefetch_tokens or 2 * queue.tokens < policy.group_tokens):
         return None
     most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
     group = _batch(queue, head, lane, policy, known, now, begin, most)
     # A group that is sent ahead grows no more: a small one is better left to grow.
-    return group if not load[lane] or 2 * group.tokens >= policy.group_tokens else None
+    return group if not ahead or 2 * group.tokens >= policy.group_tokens else None
 
 
 def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:
@@ -188,7 +189,7 @@ def _candidates(
     longest = head.tokens
     for item in queue.peers(head, 1 if head.alone else MOST_LOOKED_AT):
         # A late one is dropped when its turn comes.
-        if item is head or item.alone or item.is_late(begin):
+        if item is head or item.alone or begin + item.least_us / 1e6 > item.deadline:
             continue
         longest = max(longest, item.tokens)
         if len(batch) == most or longest * (len(batch) + 1) > budget:
@@ -218,14 +219,17 @@ def _grown(
     """The size of the batch: doubled up to `free`, and beyond it while that makes its texts cheaper."""
     most = len(candidates)
     size, us = 1, costs.batch_us(lane, longest[0], 1)
+    tightest = min([item.deadline - item.least_us / 1e6 for item in (*candidates, *heads)])
     while size < most:
         larger = min(2 * size, free if size < free else most)
         larger_us = costs.batch_us(lane, longest[larger - 1], larger)
         if larger > free and not is_worthwhile(us, size, larger_us, larger, gain):
             break
-        behind = [*heads, candidates[larger]] if larger < most else heads
-        if _breaks(candidates, size, larger, behind, begin + us / 1e6, begin + larger_us / 1e6):
-            break
+        end, later = begin + us / 1e6, begin + larger_us / 1e6
+        if later > tightest:  # mostly no deadline is near
+            behind = [*heads, candidates[larger]] if larger < most else heads
+            if _breaks(candidates, size, larger, behind, end, later):
+                break
         size, us = larger, larger_us
     return size
 

@@ -25,6 +25,10 @@ CORRECTION_WEIGHT = 1 / 50
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 MOST_OVERHEAD_US = 20_000.0
 
+_WIDE_MUST_CARRY = 0.8
+"""Cost of a text on the wide lane, over that on the narrow ones, below which the wide lane has the batches: narrow
+lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
+
 _KEPT_ANSWERS = 8192
 
 
@@ -218,7 +222,7 @@ class ModelCosts:
         return share * min(1.0, self.corrections[not wide].factor)
 
     def prefers_wide(self, tokens: int) -> bool:
-        """Whether batches on the wide lane carry more such texts than the narrow lanes do, by `min_batch_gain`."""
+        """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
         return self._share(tokens)[2]
 
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
@@ -234,6 +238,8 @@ class ModelCosts:
         """
         known = self._shares.get(tokens)
         if known is None:
+            if len(self._shares) >= _KEPT_ANSWERS:
+                self._shares.clear()
             known = self._shares[tokens] = self._computed_share(tokens)
         return known
 
@@ -245,4 +251,4 @@ class ModelCosts:
             return wide, size, True
         group = max(1, self._group_tokens // tokens)
         narrow = self.narrow.batch_us(tokens, group) / group / self._narrow_lanes
-        return (wide, size, True) if wide < narrow * (1 - self._gain) else (narrow, group, False)
+        return (wide, size, True) if wide < narrow * _WIDE_MUST_CARRY else (narrow, group, False)

@@ -3,11 +3,11 @@
 Whoever drives it passes the time in, in seconds of any clock that only goes forward, and does what it says:
 
     scheduler.engine_up(lanes, costs)
-    scheduler.check(model, lengths, priority, deadline, now)      refuses, before and after tokenising
-    scheduler.submit(items, priority, deadline, now)              refuses or queues all of a request's items
-    while assignment := scheduler.next(now): run it               what it returns has left the queue
-    scheduler.done(assignment, compute_us, now)                   and then `next` again
-    scheduler.cancel(items)                                       at any time
+    scheduler.check(scheduler.demand(model, lengths), priority, deadline, now)   refuses what would be late
+    scheduler.submit(items, priority, deadline, now)   checks too, and queues all of a request's items or starts it
+    while assignment := scheduler.next(now): ...       what it returns has left the queue and shall run
+    scheduler.done(assignment, compute_us, now)        and then `next` again, as after `submit`
+    scheduler.cancel(items)                            at any time
 
 The server's `Dispatcher` drives it from an event loop, a simulator from a list of events; neither needs to know
 more. `drop` is told of items whose deadline cannot be kept any more when their turn comes.
@@ -278,6 +278,7 @@ class Scheduler:
 
     def _start_alone(self, item: WorkItem, now: float) -> Assignment:
         """What an idle server does with a single text, in as few steps as it can be done."""
+        self._now = now
         costs = self.costs[item.model]
         table_us = costs.wide.batch_us(item.tokens, 1)
         correction = costs.corrections[WIDE]

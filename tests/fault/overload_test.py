@@ -113,6 +113,13 @@ def test_row_35_nothing_of_a_refused_request_is_computed(busy_server: Server) ->
     assert batched_texts(busy_server) + metric(busy_server, "bertserve_queue_texts") == before
 
 
+def test_row_35_a_refusal_comes_before_tokenising(busy_server: Server) -> None:
+    """Of an input that the tokenizer would find wrong, a busy server does not get to know that."""
+    wrong, hurry = b'{"inputs": [101, 99999999, 102]}', {"X-Request-Timeout-Ms": str(4 * BATCH_MS)}
+    assert post_json(busy_server.http, "/embed", wrong, hurry).status == 429
+    assert post_json(busy_server.http, "/embed", wrong).status == 422
+
+
 @every
 def test_row_36_a_deadline_shorter_than_a_batch(slow_server: Server, transport: type[Transport]) -> None:
     """Even an idle server would be too late: it says so and computes nothing."""

@@ -66,7 +66,18 @@ def test_engines_keep_their_costs_beside_one_another(model: ServedModel, tmp_pat
     assert cache(tmp_path, engine="openvino").read(model) == POINTS[:1]
 
 
-@pytest.mark.parametrize("points", [[], POINTS[1:], [CostPoint("wide", 0, 1, 5.0)], [CostPoint("wide", 8, 1, -5.0)]])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        POINTS[1:],
+        [CostPoint("wide", 0, 1, 5.0)],
+        [CostPoint("wide", 8, 1, -5.0)],
+        [POINTS[0], CostPoint("narrow", 8, 0, 5.0)],
+        [CostPoint("wide", 1 + place, 1 + place, 5.0) for place in range(5000)],
+    ],
+    ids=["none", "only narrow", "no tokens", "no time", "no texts", "far too many"],
+)
 def test_costs_that_cannot_be_count_for_nothing(
     model: ServedModel, tmp_path: Path, points: list[CostPoint], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,11 +125,11 @@ def test_under_load_a_text_takes_its_share_of_the_device() -> None:
     assert model_costs(constant(640)).share_us(64) == 640 / 16
 
 
-def test_the_kind_of_lane_that_carries_more_is_preferred() -> None:
-    """By a tenth at least, else the narrow ones, which answer without waiting for one another."""
+def test_the_wide_lane_is_preferred_where_it_clearly_carries_more() -> None:
+    """By a quarter at least, else the narrow ones, on which a text waits for fewer others."""
     assert not model_costs(per_token(10), per_token(20)).prefers_wide(64)
-    assert not model_costs(per_token(10), per_token(22)).prefers_wide(64)
-    assert model_costs(per_token(10), per_token(23)).prefers_wide(64)
+    assert not model_costs(per_token(10), per_token(24.9)).prefers_wide(64)
+    assert model_costs(per_token(10), per_token(25.1)).prefers_wide(64)
     assert model_costs(per_token(10)).prefers_wide(64)
 
 
@@ -183,3 +183,7 @@ def test_the_answers_that_are_kept_are_bounded() -> None:
     for tokens in range(1, 20_000):
         table.batch_us(tokens, 1)
     assert len(table._known) <= 8192
+    costs = model_costs(per_token(10))
+    for tokens in range(1, 20_000):
+        costs.share_us(tokens)
+    assert len(costs._shares) <= 8192

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import sys
 import weakref
 from array import array
 from collections import Counter
@@ -16,7 +18,15 @@ from serving.dispatch import Dispatcher, _ticket
 from serving.engine.base import LaneKind
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.engine.inline import InlineEngine
-from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
+from serving.errors import (
+    BertserveError,
+    DeadlineExceeded,
+    EngineFault,
+    EngineLost,
+    NonFiniteOutput,
+    NotReady,
+    Overloaded,
+)
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.queue import WorkItem, WorkQueue
@@ -413,6 +423,78 @@ async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> N
         await late
     bench.engine.finish()
     bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_what_would_come_too_late_is_refused_at_once() -> None:
+    """It holds nothing, and those before it are not disturbed."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    first = await bench.ask(text(1))
+    late = await bench.ask(text(2), timeout_s=1.5)
+    hopeless = await bench.ask(text(3), timeout_s=0.5)
+    with pytest.raises(Overloaded) as refused:
+        await late
+    with pytest.raises(DeadlineExceeded):
+        await hopeless
+    assert now() == 0
+    assert refused.value.retry_after_s == pytest.approx(1)
+    assert bench.dispatcher.requests == 1
+    bench.engine.finish_all()
+    assert await rows(first) == [[1, 1]]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_refused_request_leaves_no_cycle_behind() -> None:
+    """Under overload there are thousands of them, and the garbage collector looks seldom."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    one = text(1)
+    gc.collect()
+    gc.disable()
+    try:
+        held = sys.getrefcount(one)
+        with pytest.raises(DeadlineExceeded):
+            await bench.dispatcher.run(BATCHED, [one, one], now() + 0.5)
+        assert sys.getrefcount(one) == held
+    finally:
+        gc.enable()
+
+
+@virtually
+async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
+    """It is told then, before its deadline, and whoever waits behind it runs."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
+    await bench.ask(text(1))
+    late, fine = await bench.ask(text(2), text(3), timeout_s=6), await bench.ask(text(*[4] * 20))
+    await asyncio.sleep(5.5)
+    bench.engine.finish()
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert now() == 5.5
+    bench.engine.finish_all()
+    assert bench.engine.seen == [1, 4]
+    assert await rows(fine) == [[4, 20]]
+    assert bench.dispatcher.misses == {"queue": 1, "engine": 0}
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_batch_that_waits_for_company_starts_by_itself() -> None:
+    """When its delay has passed, though nothing else happens."""
+    policy = dataclasses.replace(POLICY, max_queue_delay_s=0.25)
+    engine = ScriptedEngine(1)
+    delayed = Dispatcher(policy, 1 << 20, Sizes(), now)
+    delayed.engine_up(engine, costs())
+    tasks = [asyncio.create_task(delayed.run(BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
+    await asyncio.sleep(0.2)
+    assert engine.started == []
+    await asyncio.sleep(0.1)
+    assert [len(batch.texts) for batch in engine.started] == [2]
+    engine.finish()
+    assert [await rows(task) for task in tasks] == [[[1, 1]], [[2, 1]]]
 
 
 @virtually
