@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.scheduling.batcher import Policy
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.scheduling.simulator import Device, Overhead
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
 
 _SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
-_OVERHEAD = Overhead(receive_us=130, token_us=1.5, reply_us=70, batch_us=50, wire_us=80)
-"""What the server adds over HTTP, client included, on one core like the 2-core machine's of
-docs/benchmarks/main-job.md; with its defaults a single text of 8 tokens takes 0.34 ms longer than its batch."""
+_OVERHEAD = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
+"""What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
+(p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
 
 _REQUESTS = 20_000
 _LEAST_S = 5.0
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
 _MAX_QUEUE_TOKENS = 1 << 19
-_GROUP_TOKENS, _PREFETCH_TOKENS = 64, 72
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,8 +70,8 @@ class Options:
             given.max_batch_tokens,
             batch_invariant=[table.batched],
             narrow=[table.narrow_lanes > 0],
-            group_tokens=_GROUP_TOKENS,
-            prefetch_tokens=_PREFETCH_TOKENS,
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
             min_batch_gain=given.min_batch_gain,
             fairness=given.fairness,
         )

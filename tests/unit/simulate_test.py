@@ -8,7 +8,8 @@ import pytest
 
 from loadtest.arrivals import choices, schedule
 from loadtest.scenario import Phase, Scenario
-from simulate.cli import main
+from serving.settings import Settings
+from simulate.cli import main, parser
 from simulate.errors import SimulateError
 from simulate.figures import Figures, capacity, percentile
 from simulate.tables import PUBLISHED, find_table
@@ -116,6 +117,14 @@ def test_a_table_is_read_from_a_nodes_cache(tmp_path: Path) -> None:
 def test_a_mix_is_read(given: str, mix: dict[int, float]) -> None:
     """Single lengths, weights, and ranges that share their weight."""
     assert parse_mix(given) == pytest.approx(mix)
+
+
+def test_the_policy_is_the_servers() -> None:
+    """What nobody names has the value that the server gives it."""
+    given = parser().parse_args(["--cost", "x"])
+    names = {"timeout_ms": "default_timeout_ms"}
+    for name in ("timeout_ms", "max_batch_tokens", "min_batch_gain", "fairness", "scheduling"):
+        assert getattr(given, name) == Settings.model_fields[names.get(name, name)].default
 
 
 def test_requests_are_those_of_the_load_generator() -> None:
