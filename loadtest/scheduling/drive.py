@@ -89,7 +89,7 @@ class Recorded(Result):
 
     def take(self, records: NDArray[np.void], faults: Sequence[str], kinds: Sequence[str]) -> None:
         """Keeps them beside summing them up."""
-        Result.take(self, records, faults, kinds)
+        Result.take(self, records, faults, kinds)  # a class with slots has lost what `super()` looks for
         self.records.append(records)
         self.reasons.append(list(faults))
 

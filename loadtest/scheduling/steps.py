@@ -39,7 +39,6 @@ OVERLOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)
 REPLAYED = (0.3, 0.6, 0.8)
 KNEE = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 BUDGETS = (256, 512, 1024, 2048)
-T4_SLO_MS = 10.0
 
 _LOAD_AFTER, _AFTER_S = 0.5, 10.0
 _CALM_SHARE = 0.15
@@ -161,9 +160,9 @@ def steps(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"overload {factor:g} {subject}", partial(_overload, bench, subject, factor)
     for factor in KNEE:
         yield f"knee {factor:g}", partial(_knee, bench, factor)
-    for table, lengths in simulated.T4.items():
+    for table, (slo_ms, lengths) in simulated.T4.items():
         for tokens in lengths:
-            yield f"t4 {table} {tokens}", partial(simulated.t4, table, tokens, T4_SLO_MS)
+            yield f"t4 {table} {tokens}", partial(simulated.t4, table, tokens, slo_ms)
 
 
 def _rounds(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
