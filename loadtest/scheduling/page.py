@@ -229,8 +229,8 @@ def _t4(steps: Steps) -> Table | None:
     )
     note = (
         "**A simulation, not a measurement**: no T4 was at hand. Our scheduler over tables that others published, with"
-        f" this server's overhead; the highest Poisson rate that keeps an objective for p99, and the latencies there.\n\n"
-        + "\n".join(f"- {fact}" for fact in facts)
+        " this server's overhead; the highest Poisson rate that keeps an objective for p99, and the latencies"
+        " there.\n\n" + "\n".join(f"- {fact}" for fact in facts)
     )
     head = ("table", "tokens", "objective ms", "requests/s", "p50 ms", "p99 ms")
     return Table("One T4, simulated", note, head, rows, words=1)
