@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 WIDE = 0
 """Lane 0 is the wide one; the others are narrow."""
 
+_ROUNDING_S = 1e-9
+
 MOST_LOOKED_AT = 256
 """Items of a bucket that a choice looks at, and so the largest batch."""
 
@@ -226,6 +228,7 @@ def _grown(
     """The size of the batch: doubled up to `free`, and beyond it while that makes its texts cheaper."""
     most = len(candidates)
     size, us = 1, costs.batch_us(lane, longest[0], 1)
+    first_end = begin + us / 1e6
     tightest = min([item.deadline - item.least_us / 1e6 for item in (*candidates, *heads)])
     while size < most:
         larger = min(2 * size, free if size < free else most)
@@ -233,23 +236,28 @@ def _grown(
         if larger > free and not is_worthwhile(us, size, larger_us, larger, gain):
             break
         end, later = begin + us / 1e6, begin + larger_us / 1e6
-        if later > tightest:  # mostly no deadline is near
+        if later + _ROUNDING_S > tightest:  # mostly no deadline is near
             behind = [*heads, candidates[larger]] if larger < most else heads
-            if _breaks(candidates, size, larger, behind, end, later):
+            if (
+                _breaks_inside(candidates[:size], end, later)
+                or _breaks_added(candidates[size:larger], first_end, later)
+                or _breaks_behind(behind, end, later)
+            ):
                 break
         size, us = larger, larger_us
     return size
 
 
-def _breaks(
-    candidates: Sequence[WorkItem], small: int, large: int, behind: Sequence[WorkItem], end: float, later: float
-) -> bool:
-    """Whether growing from one size to another, and so ending later, breaks a deadline that was kept.
+def _breaks_inside(inside: Sequence[WorkItem], end: float, later: float) -> bool:
+    """Whether a batch that ends later breaks a deadline of its texts that it would have kept."""
+    return any(end <= item.deadline < later for item in inside)
 
-    What the smaller batch leaves behind starts when that ends.
-    """
-    return (
-        any(end <= item.deadline < later for item in candidates[:small])
-        or any(end + item.least_us / 1e6 <= item.deadline < later for item in candidates[small:large])
-        or any(end <= item.deadline - item.least_us / 1e6 < later for item in behind)
-    )
+
+def _breaks_added(added: Sequence[WorkItem], first_end: float, later: float) -> bool:
+    """Whether a text that is taken in would have been in time behind the smallest batch, and is not inside this one."""
+    return any(first_end + item.least_us / 1e6 <= item.deadline < later for item in added)
+
+
+def _breaks_behind(behind: Sequence[WorkItem], end: float, later: float) -> bool:
+    """Whether a text that waits for the batch to end would be in time if it ended sooner, and is not."""
+    return any(end + item.least_us / 1e6 <= item.deadline < later + item.least_us / 1e6 for item in behind)

@@ -160,6 +160,12 @@ def test_the_v2_protocol_has_a_parameter_for_it(fake_server: Server, given: Any,
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
     body = json.dumps({"inputs": [tensor], "parameters": {"priority": given}}).encode()
     assert post_json(fake_server.http, "/v2/models/minilm/infer", body).status == status
+    kind = {bool: "bool_param", str: "string_param", int: "int64_param"}[type(given)]
+    with Grpc(fake_server) as client:
+        request = client.request([TEXT])
+        setattr(request.parameters["priority"], kind, given)
+        call = client.infer.future(request)
+        assert call.code().name == ("OK" if status == 200 else "INVALID_ARGUMENT")
 
 
 @both
