@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer lint bench bench-peers protos docs clean
+.PHONY: help run test test-long triton perf-analyzer lint bench bench-peers bench-scheduling protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -102,6 +102,9 @@ PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) 
   build/peers/dynamic.onnx
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
 	@$(BIN)/python -m loadtest.peers
+
+bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
+	@$(BIN)/python -m loadtest.scheduling --models models
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)

@@ -10,6 +10,7 @@ VERBS = {
     "verify": ("export.verify_cli", "prove a bundle's artifacts again, on this machine and without PyTorch"),
     "inspect": ("export.inspect_cli", "print what a bundle is and how far it was proven"),
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
+    "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
     "serve": ("serving.cli", "serve the bundles of a model repository over HTTP and gRPC"),
 }
 

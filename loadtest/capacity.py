@@ -164,7 +164,7 @@ def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> 
         # A neighbour on the machine makes a run miss, hardly ever hold: only a miss is doubted, and takes two of three.
         return held(rate) or (held(rate) and held(rate))
 
-    low, high = _bracket(scenario.rate, holds)
+    low, high = bracket(scenario.rate, holds)
     while True:
         while low and high and high / low > _NARROW:
             middle = (low * high) ** 0.5
@@ -178,7 +178,7 @@ def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> 
         low, high = found.highest, found.lowest_missed
 
 
-def _bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
+def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
     """A rate that holds and one that does not, at most a factor of 2 apart; None where there is none."""
     if holds(rate):
         while rate < _MOST_RATE:

@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 760, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 22, 38
 _MOST_TICKS = 8
+_HEAD = 48
+_LETTER = 6.5
+
+_STYLE = """\
+text{font:12px system-ui,sans-serif;fill:#59636e}.title{font-weight:600;font-size:13px;fill:#1f2328}
+.ground{fill:#fff}.grid{stroke:#dde1e6}.axis{stroke:#59636e}.limit{stroke:#b3261e;stroke-dasharray:5 3}
+.limit-name{fill:#b3261e}.series{fill:none;stroke-width:1.75;stroke-linejoin:round}
+.blue{stroke:#2766c8}.orange{stroke:#b05a00}.green{stroke:#17703a}.grey{stroke:#8a93a0}.violet{stroke:#7a4bb8}
+rect.blue,circle.blue{fill:#2766c8}rect.orange,circle.orange{fill:#b05a00}rect.green,circle.green{fill:#17703a}
+rect.grey,circle.grey{fill:#8a93a0}rect.violet,circle.violet{fill:#7a4bb8}
+@media(prefers-color-scheme:dark){text{fill:#9198a1}.title{fill:#e6edf3}.ground{fill:#0d1117}.grid{stroke:#31373f}}"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,7 +89,7 @@ class Axis:
 def line_chart(
     description: str, across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]] = ()
 ) -> str:
-    """A chart with its legend.
+    """A chart with its legend, for a page with the style sheet.
 
     Args:
         description: For those who do not see it.
@@ -87,6 +98,36 @@ def line_chart(
         series: Drawn one over the other.
         limits: Values of `up` that are marked with a line and a word.
     """
+    keys = [f'<span><span class="key {line.colour}"></span>{escape(line.name)}</span>' for line in series]
+    legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
+    head = f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+    return f"{legend}{head}{_drawn(across, up, series, limits)}</svg>"
+
+
+def chart_file(
+    title: str, across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]] = ()
+) -> str:
+    """The same as a file of its own, which follows the reader's light or dark scheme; the title stands above."""
+    height = _HEIGHT + _HEAD
+    size = f'width="{_WIDTH}" height="{height}" viewBox="0 {-_HEAD} {_WIDTH} {height}"'
+    keys, at = [], float(_LEFT)
+    for line in series:
+        keys.append(f'<rect class="{line.colour}" x="{at:.0f}" y="-20" width="11" height="11" rx="2"/>')
+        keys.append(_label(at + 16, -10, line.name, "start"))
+        at += 36 + _LETTER * len(line.name)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" {size}>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="ground" x="0" y="{-_HEAD}" width="{_WIDTH}" height="{height}"/>',
+        _label(_LEFT, -32, title, "start", "title"),
+        *keys,
+        _drawn(across, up, series, limits),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _drawn(across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]]) -> str:
     right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def x(value: float) -> float:
@@ -112,10 +153,7 @@ def line_chart(
             for a, b in line.dots
             if math.isfinite(b)
         ]
-    keys = [f'<span><span class="key {line.colour}"></span>{escape(line.name)}</span>' for line in series]
-    legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
-    head = f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-    return f"{legend}{head}{''.join(drawn)}</svg>"
+    return "".join(drawn)
 
 
 def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> str:

@@ -41,7 +41,7 @@ def report(result: Result, verdicts: Sequence[Verdict]) -> str:
         _generator(result),
         _facts(facts),
     ]
-    return _page(f"Load test: {facts['scenario']}", parts)
+    return page_of(f"Load test: {facts['scenario']}", parts)
 
 
 def capacity_report(found: Capacity) -> str:
@@ -88,7 +88,7 @@ def capacity_report(found: Capacity) -> str:
         _table(("offered/s", "p50 ms", "p99 ms", "good/s", "failed %", "objectives"), rows, words=()),
         _facts(found.facts),
     ]
-    return _page("Capacity", parts)
+    return page_of("Capacity", parts)
 
 
 def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> Series:
@@ -98,7 +98,8 @@ def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> S
     return Series(name, colour, medians, runs)
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def page_of(title: str, parts: Sequence[str]) -> str:
+    """A whole page of these parts, with the style sheet inside."""
     css = (files("loadtest") / "page.css").read_text(encoding="utf-8")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     body = "\n".join(filter(None, parts))

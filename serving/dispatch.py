@@ -78,6 +78,7 @@ class Dispatcher:
         max_queue_tokens: int,
         observer: BatchObserver,
         clock: Callable[[], float] = time.perf_counter,
+        scheduler: type[Scheduler] = Scheduler,
     ) -> None:
         """Starts without an engine.
 
@@ -86,8 +87,9 @@ class Dispatcher:
             max_queue_tokens: Tokens that may be in flight.
             observer: Told of each batch.
             clock: Seconds; the event loop's own clock, or one that goes with it, as both read CLOCK_MONOTONIC.
+            scheduler: What decides.
         """
-        self.scheduler = Scheduler(policy, max_queue_tokens, self._drop)
+        self.scheduler = scheduler(policy, max_queue_tokens, self._drop)
         self.misses = {"queue": 0, "engine": 0}
         self._observer = observer
         self._clock = clock

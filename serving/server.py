@@ -20,8 +20,10 @@ from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
 from serving.lifecycle import Lifecycle, State
 from serving.pipeline import Pipeline
-from serving.scheduling.batcher import Policy
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.cost import ModelCosts
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.scheduler import Scheduler
 from serving.status import Status
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.transport.grpc.server import GrpcListener
@@ -44,13 +46,6 @@ log = logging.getLogger("bertserve")
 
 _REPLY_GRACE_S = 1.0
 """After the drain limit: time for the refusals of what was left to reach their clients."""
-
-_GROUP_TOKENS = 64
-"""Of MiniLM, about four milliseconds on one core: short beside any deadline. With 32 clients of 8 tokens it was
-measured to carry a fifth more than single texts."""
-
-_PREFETCH_TOKENS = 72
-"""A lane that works on its last group has the next one: longer than the loop mostly takes to send it."""
 
 _GC_ALLOCATIONS = 20_000
 
@@ -88,13 +83,14 @@ class Server:
             settings.max_batch_tokens,
             batch_invariant=[spec.batch_invariant for spec in specs],
             narrow=[spec.narrow for spec in specs],
-            group_tokens=_GROUP_TOKENS,
-            prefetch_tokens=_PREFETCH_TOKENS,
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
             min_batch_gain=settings.min_batch_gain,
             fairness=settings.fairness,
             max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         )
-        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics)
+        scheduler = FifoScheduler if settings.scheduling == "fifo" else Scheduler
+        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
         self._pipeline = pipeline = Pipeline(
             settings=settings,
             repository=repository,

@@ -83,6 +83,11 @@ class Settings(BaseModel):
         le=1000,
         description="For how many times its own cost later texts may overtake one; 0: first come first served.",
     )
+    scheduling: Literal["deadline", "fifo"] = Field(
+        "deadline",
+        description="`fifo`: first come, first served with `max_batch_tokens` alone and without predictions; there to "
+        "be compared with.",
+    )
     max_queue_delay_ms: float = Field(
         0.0,
         ge=0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("serving", "export", "loadtest")
+PACKAGES = ("serving", "export", "loadtest", "simulate")
 GENERATED = "_pb2"
 
 
@@ -95,7 +95,7 @@ def test_transport_sees_no_engine_and_no_queue() -> None:
 def test_serving_never_needs_pytorch_or_the_other_packages() -> None:
     """The server's image carries no PyTorch, and it does not depend on export or loadtest."""
     for module in _below("serving"):
-        assert not module.reaches("torch", "transformers", "onnx", "export", "loadtest"), module.name
+        assert not module.reaches("torch", "transformers", "onnx", "export", "loadtest", "simulate"), module.name
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,22 @@ def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
         "serving.errors",
     )
     for module in _below("export"):
-        assert module.reaches("serving", "loadtest") - {"serving"} <= module.reaches(*allowed), module.name
+        assert module.reaches("serving", "loadtest", "simulate") - {"serving"} <= module.reaches(*allowed), module.name
 
 
 def test_loadtest_knows_the_server_by_its_wire() -> None:
     """A load generator that shared code with the server would share its mistakes."""
     for module in _below("loadtest"):
-        assert not module.reaches("serving", "export"), module.name
+        assert not module.reaches("serving", "export", "simulate"), module.name
+
+
+def test_the_simulator_joins_decisions_and_arrivals() -> None:
+    """It runs the server's decisions over the load generator's schedules, and draws with its charts."""
+    tools = ("arrivals", "scenario", "capacity", "sample", "charts", "page")
+    allowed = ("serving.scheduling", *(f"loadtest.{name}" for name in tools))
+    for module in _below("simulate"):
+        strangers = module.reaches("serving", "export", "loadtest") - {"serving", "loadtest"}
+        assert strangers <= module.reaches(*allowed), module.name
 
 
 def test_there_is_no_import_cycle() -> None:

@@ -38,6 +38,13 @@ _ROUNDING_S = 1e-9
 MOST_LOOKED_AT = 256
 """Items of a bucket that a choice looks at, and so the largest batch."""
 
+GROUP_TOKENS = 64
+"""Of MiniLM, about four milliseconds on one core: short beside any deadline. With 32 clients of 8 tokens it was
+measured to carry a fifth more than single texts."""
+
+PREFETCH_TOKENS = 72
+"""A lane that works on its last group has the next one: longer than the loop mostly takes to send it."""
+
 
 @dataclass(slots=True, frozen=True)
 class Policy:

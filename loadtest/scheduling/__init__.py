@@ -1,0 +1,1 @@
+"""The server's scheduling beside first come, first served; what it does under overload; and its simulation."""

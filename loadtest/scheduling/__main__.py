@@ -1,0 +1,102 @@
+"""`python -m loadtest.scheduling`: our scheduling beside first come, first served, on this machine.
+
+    python -m loadtest.scheduling --models models --minutes 8
+
+Each step that is measured is kept in the file named by --out: the same command goes on where it was ended, so that
+it can be measured in several sittings (--minutes). The page beside the file is written anew each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import shlex
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest import machine
+from loadtest.errors import BenchError
+from loadtest.scheduling import page
+from loadtest.scheduling.steps import Bench, Plan, steps
+from loadtest.scheduling.store import Store
+from loadtest.workload import find_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def measure(given: argparse.Namespace, plan: Plan) -> Store:
+    """Measures what is missing and returns everything.
+
+    Raises:
+        BenchError: A server does not start or a generator fails, or the file holds something else.
+    """
+    bundle = find_bundle(given.models, given.precision)
+    digest = hashlib.sha256(bundle.artifact.read_bytes()).hexdigest()
+    model = {"model": bundle.model, "version": str(bundle.version), bundle.artifact.name: digest}
+    store = Store.open(given.out, {"machine": machine.facts(), **model, "plan": asdict(plan)}, fresh=given.fresh)
+    limit = time.monotonic() + 60 * given.minutes
+    with contextlib.ExitStack() as stack:
+        bench = Bench.over(bundle, machine.usable_cores(), store, plan, stack)
+        for name, find in steps(bench):
+            if name in store.steps or (given.only and not name.startswith(given.only)):
+                continue
+            if time.monotonic() > limit:
+                print(f"{given.minutes:g} minutes are over: run it again to go on", file=sys.stderr)
+                break
+            print(name, file=sys.stderr, flush=True)
+            store.keep(name, find())
+    return store
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m loadtest.scheduling", description=(__doc__ or "").partition("\n")[0])
+    usual = Plan()
+    made.add_argument("--models", type=Path, default=Path("models"), help="model repository")
+    made.add_argument("--precision", default="auto", help="as `bertserve serve` has it")
+    made.add_argument("--out", type=Path, default=Path("docs/benchmarks/scheduling.json"), help="file of the figures")
+    made.add_argument("--minutes", type=float, default=60.0, help="begin no step after so long")
+    made.add_argument("--only", help="measure only steps whose names begin so")
+    made.add_argument("--fresh", action="store_true", help="throw away what the file holds")
+    made.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
+    made.add_argument("--rounds", type=int, default=usual.rounds, help=f"default: {usual.rounds}")
+    made.add_argument("--seconds", type=float, default=usual.seconds, help=f"of a run (default: {usual.seconds:g})")
+    made.add_argument("--overload-s", type=float, default=usual.overload_s, help=f"default: {usual.overload_s:g}")
+    made.add_argument("--probe-s", type=float, default=usual.probe_s, help=f"default: {usual.probe_s:g}")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and writes; returns 0 whatever the verdict, and 1 where nothing can be measured."""
+    words = sys.argv[1:] if argv is None else argv
+    given = parser().parse_args(words)
+    if given.rounds < 1 or min(given.seconds, given.overload_s, given.probe_s) <= 0:
+        parser().error("--rounds, --seconds, --overload-s and --probe-s must be positive")
+    if given.page_only:
+        given.minutes = -1.0
+    plan = Plan(given.rounds, given.seconds, given.overload_s, given.probe_s)
+    # Ends in order, servers included, when a supervisor of this run gives up waiting.
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        store = measure(given, plan)
+    except BenchError as error:
+        print(f"loadtest.scheduling: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    if store.steps:
+        page.write(store, shlex.join(["python", "-m", "loadtest.scheduling", *words]))
+        print(f"written: {store.path}, its page and its plots")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""First come, first served with one token budget: what others do, to be compared with.
+
+The rule is that of text-embeddings-inference (https://github.com/huggingface/text-embeddings-inference,
+`core/src/queue.rs`): one batch at a time, the oldest texts first whatever their lengths, as many as fit the budget
+of padded tokens. What it costs is not asked, no deadline is looked at before it has passed, and nobody is refused
+while there is room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.scheduling.batcher import WIDE, Assignment
+from serving.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from serving.scheduling.queue import WorkItem
+    from serving.scheduling.scheduler import Demand
+
+
+class FifoScheduler(Scheduler):
+    """A `Scheduler` that knows the order of arrival and `max_batch_tokens` alone."""
+
+    def check(self, demand: Demand, priority: int, deadline: float, now: float) -> None:
+        """Refuses nobody."""
+
+    def key(self, demand: Demand, deadline: float, now: float) -> float:  # noqa: ARG002  others ask more
+        """The time of arrival."""
+        return now
+
+    def next(self, now: float) -> Assignment | None:
+        """The oldest texts that fit the budget together, once the engine is idle."""
+        self.wake_at = None
+        if any(self.lanes.load):
+            return None
+        batch: list[WorkItem] = []
+        longest = 0
+        while (head := self.queue.head()) is not None:
+            if head.deadline <= now:
+                self.queue.remove([head])
+                self._drop(head)
+                continue
+            longest = max(longest, head.tokens)
+            if batch and not self._fits(batch, head, longest):
+                break
+            self.queue.remove([head])
+            batch.append(head)
+        return self._start(self._assignment(batch, now), now) if batch else None
+
+    def _fits(self, batch: list[WorkItem], head: WorkItem, longest: int) -> bool:
+        apart = head.alone or batch[0].alone or head.model != batch[0].model
+        return not apart and longest * (len(batch) + 1) <= self.policy.max_batch_tokens
+
+    def _assignment(self, batch: list[WorkItem], now: float) -> Assignment:
+        longest, tokens = max(item.tokens for item in batch), sum(item.tokens for item in batch)
+        model = batch[0].model
+        padding = longest * len(batch) - tokens if self.policy.batch_invariant[model] else 0
+        predicted_us = self.costs[model].batch_us(WIDE, longest, len(batch))
+        return Assignment(WIDE, batch, tokens, longest, padding, now, predicted_us)

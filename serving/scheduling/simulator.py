@@ -1,0 +1,365 @@
+"""A discrete-event driver of the scheduler: costs and arrivals in, what became of every request out.
+
+The `Scheduler` is the server's own; only what is around it is modelled, in four rules:
+
+- The front (the event loop, and the load generator where it shares the cores) does one thing at a time, in order. It
+  takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
+  `reply_us` for each answer.
+- A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
+- A batch takes what the cost table says, varied by the spread that was measured there.
+- Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
+  run meanwhile share the rest.
+
+There is no clock: an hour of traffic takes as long as its decisions do. Equal arguments give equal outcomes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from array import array
+from collections import deque
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.scheduling.cost import ModelCosts
+from serving.scheduling.queue import WorkItem
+from serving.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from serving.scheduling.admission import Permit
+    from serving.scheduling.batcher import Assignment, Policy
+    from serving.scheduling.cost import CostPoint, CostTable
+
+_MODEL = ModelIndex(0)
+_QUARTILES = 1.349
+"""Between the quartiles of a normal distribution, in standard deviations."""
+
+_MOST_JITTER = 0.25
+"""A larger spread says that somebody else was at work during warm-up, not how batches vary."""
+
+
+class Arrival(NamedTuple):
+    """A request.
+
+    Attributes:
+        at: When it is sent, in seconds.
+        lengths: Tokens of its texts.
+        timeout_s: Its deadline lies so far behind the moment at which the server sees it.
+        priority: Its class.
+    """
+
+    at: float
+    lengths: tuple[int, ...]
+    timeout_s: float = 2.0
+    priority: int = DEFAULT_PRIORITY
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request costs beside the engine, in microseconds; see the module.
+
+    Attributes:
+        receive_us: Of the front, for each request: reading, parsing, queueing.
+        token_us: Of the front, for each token: tokenising.
+        reply_us: Of the front, for each answer.
+        batch_us: Of the front, for each batch.
+        wire_us: Until an idle lane begins with what it was given.
+        shared_cores: Cores that the engine shares with the front; 0 where it has its own, as on a GPU.
+    """
+
+    receive_us: float = 0.0
+    token_us: float = 0.0
+    reply_us: float = 0.0
+    batch_us: float = 0.0
+    wire_us: float = 0.0
+    shared_cores: int = 0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one device slot.
+
+    Attributes:
+        points: What batches cost.
+        narrow_lanes: Lanes beside the wide one.
+        overhead: What the server adds.
+    """
+
+    points: Sequence[CostPoint]
+    narrow_lanes: int = 0
+    overhead: Overhead = Overhead()
+
+
+class Fate(Enum):
+    """What became of a request."""
+
+    ANSWERED = "answered"
+    OVERLOADED = "refused: overloaded"
+    HOPELESS = "refused: deadline too near"
+    LATE = "deadline passed"
+    INVALID = "refused: never fits"
+
+
+class Outcome(NamedTuple):
+    """How a request ended.
+
+    Attributes:
+        fate: In which way.
+        latency_s: From its arrival until then.
+    """
+
+    fate: Fate
+    latency_s: float
+
+
+def simulate(
+    device: Device,
+    policy: Policy,
+    arrivals: Sequence[Arrival],
+    *,
+    max_queue_tokens: int = 1 << 19,
+    scheduler: type[Scheduler] = Scheduler,
+    seed: int = 1,
+) -> list[Outcome]:
+    """Plays arrivals to their end; returns an outcome for each.
+
+    Args:
+        device: What computes.
+        policy: Of one model, for the scheduler.
+        arrivals: In ascending order of their times.
+        max_queue_tokens: Tokens that may be in flight.
+        scheduler: What decides.
+        seed: Of what varies by chance.
+    """
+    return _Simulation(device, policy, max_queue_tokens, scheduler, seed).play(arrivals)
+
+
+class _Request:
+    """A request on its way."""
+
+    __slots__ = ("arrival", "deadline", "items", "missing", "outcome", "permit")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.items: list[WorkItem] = []
+        self.missing = len(arrival.lengths)
+        self.deadline = 0.0
+        self.permit: Permit | None = None
+        self.outcome: Outcome | None = None
+
+
+class _Lane:
+    """A lane's batches: one that runs and those that were sent ahead."""
+
+    __slots__ = ("began", "end", "jitter", "running", "table", "waiting")
+
+    def __init__(self, table: CostTable, jitter: float) -> None:
+        self.table = table
+        self.jitter = jitter
+        self.running: Assignment | None = None
+        self.waiting: deque[Assignment] = deque()
+        self.began = 0.0
+        self.end = 0.0
+
+
+class _Simulation:
+    def __init__(
+        self, device: Device, policy: Policy, max_queue_tokens: int, scheduler: type[Scheduler], seed: int
+    ) -> None:
+        costs = ModelCosts(
+            device.points,
+            narrow_lanes=device.narrow_lanes,
+            batched=policy.batch_invariant[_MODEL],
+            max_batch_tokens=policy.max_batch_tokens,
+            group_tokens=policy.group_tokens,
+            min_batch_gain=policy.min_batch_gain,
+        )
+        self._scheduler = scheduler(policy, max_queue_tokens, self._drop, jitter=lambda: 0.0)
+        self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
+        self._together = policy.batch_invariant[_MODEL]
+        narrow = _Lane(costs.narrow or costs.wide, _jitter(device.points, "narrow"))
+        self._lanes = [_Lane(costs.wide, _jitter(device.points, "wide"))]
+        self._lanes += [_Lane(narrow.table, narrow.jitter) for _ in range(device.narrow_lanes)]
+        self._overhead = device.overhead
+        self._front_free = 0.0
+        self._now = 0.0
+        self._dice = random.Random(seed)  # noqa: S311  chance, not secrets
+        self._events: list[tuple[float, int, Callable[..., None], object]] = []
+        self._serial = count()
+        self._texts: dict[int, EncodedText] = {}
+
+    def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        requests = [_Request(arrival) for arrival in arrivals]
+        events, place, following = self._events, 0, math.inf
+        if requests:
+            following = requests[0].arrival.at
+        while True:
+            if events and events[0][0] <= following:
+                self._now, _, event, argument = heappop(events)
+                event(argument)
+            elif place < len(requests):
+                self._now = following
+                self._arrive(requests[place])
+                place += 1
+                following = requests[place].arrival.at if place < len(requests) else math.inf
+            else:
+                return [request.outcome for request in requests if request.outcome is not None]
+
+    def _at(self, when: float, event: Callable[..., None], argument: object) -> None:
+        heappush(self._events, (when, next(self._serial), event, argument))
+
+    # The front.
+
+    def _front(self, us: float) -> float:
+        """Gives the front something to do and returns when that is done."""
+        begin = max(self._now, self._front_free)
+        self._front_free = end = begin + us / 1e6
+        if self._overhead.shared_cores:
+            speed = self._speed_beside_front()
+            for lane in self._lanes:
+                if lane.running is not None and lane.end > begin:
+                    lane.end = _slowed(begin, lane.end, end, speed)
+        return end
+
+    def _speed_beside_front(self) -> float:
+        """The speed of each lane that runs while the front has a core for itself."""
+        cores = self._overhead.shared_cores
+        threads = cores if self._lanes[0].running is not None else 0
+        threads += sum(lane.running is not None for lane in self._lanes[1:])
+        return min(1.0, (cores - 1) / threads) if threads else 1.0
+
+    def _arrive(self, request: _Request) -> None:
+        overhead = self._overhead
+        needed_us = overhead.receive_us + overhead.token_us * sum(request.arrival.lengths)
+        received = self._front(needed_us)
+        request.deadline = received - needed_us / 1e6 + request.arrival.timeout_s
+        self._at(received, self._submit, request)
+
+    def _submit(self, request: _Request) -> None:
+        arrival, now, scheduler = request.arrival, self._now, self._scheduler
+        if request.deadline <= now:
+            self._settle(request, Fate.LATE)
+            return
+        request.items = [
+            WorkItem(_MODEL, self._text(tokens), request, place) for place, tokens in enumerate(arrival.lengths)
+        ]
+        try:
+            request.permit = scheduler.admission.acquire(sum(arrival.lengths))
+            assignment = scheduler.submit(request.items, arrival.priority, request.deadline, now)
+        except Overloaded:
+            self._settle(request, Fate.OVERLOADED)
+        except DeadlineExceeded:
+            self._settle(request, Fate.HOPELESS)
+        except InvalidRequest:
+            self._settle(request, Fate.INVALID)
+        else:
+            self._at(request.deadline, self._miss, request)
+            if assignment is not None:
+                self._give(assignment)
+            else:
+                self._pump(None)
+
+    def _pump(self, _: object) -> None:
+        """Starts what can start."""
+        scheduler = self._scheduler
+        if not scheduler.queue.items:
+            return
+        while (assignment := scheduler.next(self._now)) is not None:
+            self._give(assignment)
+        if scheduler.wake_at is not None:
+            self._at(scheduler.wake_at, self._pump, None)
+
+    def _collect(self, ended: tuple[Assignment, float]) -> None:
+        """The front has read what a batch gave: the next one first, then the answers."""
+        assignment, compute_us = ended
+        self._scheduler.done(assignment, compute_us, self._now)
+        self._pump(None)
+        for item in assignment.items:
+            request = _request(item)
+            request.missing -= 1
+            if request.missing == 0 and request.outcome is None:
+                self._settle(request, Fate.ANSWERED, self._front(self._overhead.reply_us))
+
+    def _drop(self, item: WorkItem) -> None:
+        self._miss(_request(item))
+
+    def _miss(self, request: _Request) -> None:
+        if request.outcome is None:
+            self._settle(request, Fate.LATE)
+            self._scheduler.cancel(request.items)
+
+    def _settle(self, request: _Request, fate: Fate, when: float | None = None) -> None:
+        request.outcome = Outcome(fate, (self._now if when is None else when) - request.arrival.at)
+        if request.permit is not None:
+            request.permit.__exit__()
+
+    def _text(self, tokens: int) -> EncodedText:
+        known = self._texts.get(tokens)
+        if known is None:
+            known = self._texts[tokens] = EncodedText(array("i", bytes(4 * tokens)))
+        return known
+
+    # The engine.
+
+    def _give(self, assignment: Assignment) -> None:
+        lane = self._lanes[assignment.lane]
+        lane.waiting.append(assignment)
+        if lane.running is None:
+            self._at(self._now + self._overhead.wire_us / 1e6, self._begin, lane)
+
+    def _begin(self, lane: _Lane) -> None:
+        if lane.running is not None or not lane.waiting:
+            return
+        lane.running = lane.waiting.popleft()
+        now = lane.began = self._now
+        lane.end = now + self._compute_us(lane, lane.running) / 1e6
+        if self._overhead.shared_cores and self._front_free > now:
+            lane.end = _slowed(now, lane.end, self._front_free, self._speed_beside_front())
+        self._at(lane.end, self._end, lane)
+
+    def _end(self, lane: _Lane) -> None:
+        assignment = lane.running
+        if assignment is None:
+            return
+        if lane.end > self._now:  # it was slowed since
+            self._at(lane.end, self._end, lane)
+            return
+        lane.running = None
+        compute_us = (self._now - lane.began) * 1e6
+        self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
+        self._begin(lane)
+
+    def _compute_us(self, lane: _Lane, assignment: Assignment) -> float:
+        batch_us = lane.table.batch_us
+        if self._together:
+            us = batch_us(assignment.padded_length, len(assignment.items))
+        else:
+            us = sum([batch_us(item.tokens, 1) for item in assignment.items])
+        return us * math.exp(self._dice.gauss(0.0, lane.jitter)) if lane.jitter else us
+
+
+def _slowed(begin: float, end: float, until: float, speed: float) -> float:
+    """When something ends that would end at `end`, if it runs at another speed from `begin` until `until`."""
+    if end - begin <= (until - begin) * speed:
+        return begin + (end - begin) / speed
+    return end + (until - begin) * (1 - speed)
+
+
+def _jitter(points: Iterable[CostPoint], kind: str) -> float:
+    """The standard deviation of a batch's time, as a share of it, by the spread that was measured."""
+    shares = [point.spread_us / point.us for point in points if point.kind == kind and point.spread_us > 0]
+    return min(_MOST_JITTER, statistics.median(shares) / _QUARTILES) if shares else 0.0
+
+
+def _request(item: WorkItem) -> _Request:
+    if not isinstance(item.owner, _Request):
+        raise TypeError("a work item without a request")
+    return item.owner

@@ -1,0 +1,1 @@
+"""`bertserve simulate`: what a server would do, from what its batches cost."""

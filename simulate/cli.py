@@ -1,0 +1,261 @@
+"""`bertserve simulate`: p50, p99 and throughput under a load, and the highest load that keeps an objective.
+
+Exit codes: 0 the objective is kept (or none was given), 1 it is broken, 2 nothing could be simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.scheduler import Scheduler
+from serving.scheduling.simulator import Device, Overhead
+from simulate import page
+from simulate.errors import SimulateError
+from simulate.figures import Figures, World, capacity
+from simulate.tables import PUBLISHED, Table, find_table
+from simulate.traffic import parse_mix, poisson, replayed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
+
+_SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
+_OVERHEAD = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
+"""What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
+(p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
+
+_REQUESTS = 20_000
+_LEAST_S = 5.0
+_CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
+_MAX_QUEUE_TOKENS = 1 << 19
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """A command line that makes sense.
+
+    Attributes:
+        given: What argparse found.
+        table: The costs.
+        world: Everything but the traffic.
+        mix: Weights of the lengths; empty where a schedule is replayed.
+    """
+
+    given: argparse.Namespace
+    table: Table
+    world: World
+    mix: dict[int, float]
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> Options:
+        """Reads what argparse found.
+
+        Raises:
+            SimulateError: What is wrong, in one line.
+        """
+        _check(given)
+        table = find_table(given.cost, given.model)
+        overhead = _overhead(given, table)
+        policy = Policy(
+            given.max_batch_tokens,
+            batch_invariant=[table.batched],
+            narrow=[table.narrow_lanes > 0],
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
+            min_batch_gain=given.min_batch_gain,
+            fairness=given.fairness,
+        )
+        device = Device(points=table.points, narrow_lanes=table.narrow_lanes, overhead=overhead)
+        world = World(device, policy, _SCHEDULERS[given.scheduling], _MAX_QUEUE_TOKENS, given.seed)
+        return cls(given, table, world, {} if given.replay else parse_mix(given.tokens))
+
+    def run(self, rate: float) -> Figures:
+        """A run at a rate."""
+        seconds = self.given.duration or max(_LEAST_S, _REQUESTS / rate)
+        arrivals = poisson(rate, self.mix, seconds, self.given.timeout_ms / 1e3, self.given.seed)
+        return Figures.of(arrivals, self.world.play(arrivals), seconds)
+
+    def replay(self) -> Figures:
+        """The run of a schedule that was kept.
+
+        Raises:
+            SimulateError: The file holds none.
+        """
+        arrivals = replayed(self.given.replay, self.given.timeout_ms / 1e3)
+        seconds = self.given.duration or max(arrivals[-1].at, 1e-9)
+        return Figures.of(arrivals, self.world.play(arrivals), seconds)
+
+    def facts(self) -> list[str]:
+        """What the figures rest on, line by line."""
+        overhead = self.world.device.overhead
+        shared = (
+            f"on the engine's own {overhead.shared_cores} cores" if overhead.shared_cores else "on cores of its own"
+        )
+        return [
+            f"costs: {self.table.title}",
+            *self.table.provenance(self.mix),
+            (
+                f"server, us: {overhead.receive_us:g} a request, {overhead.token_us:g} a token, {overhead.reply_us:g}"
+                f" an answer, {overhead.batch_us:g} a batch, {overhead.wire_us:g} to the engine, {shared}"
+            ),
+        ]
+
+
+def _overhead(given: argparse.Namespace, table: Table) -> Overhead:
+    """The overhead that the options name, and the usual one where they are silent."""
+    chosen = {
+        name: value
+        for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")
+        if (value := getattr(given, name)) is not None
+    }
+    usual = {name: getattr(_OVERHEAD, name) for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")}
+    return Overhead(**{**usual, **chosen}, shared_cores=table.threads)
+
+
+def _check(given: argparse.Namespace) -> None:
+    for name in ("rate", "duration", "timeout_ms", "slo_p99_ms"):
+        value = getattr(given, name)
+        if value is not None and not 0 < value < math.inf:
+            raise SimulateError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    if given.find_capacity and given.slo_p99_ms is None:
+        raise SimulateError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
+    if given.replay and (given.find_capacity or given.rate or given.tokens):
+        raise SimulateError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
+    if not given.replay and not given.tokens:
+        raise SimulateError("--tokens is missing: how long are the texts?")
+    if not given.replay and not given.rate and not given.find_capacity:
+        raise SimulateError("--rate is missing: how many requests a second? (or --find-capacity)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="bertserve simulate",
+        description="Tell from what batches cost how a server would bear a load.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--cost", required=True, metavar="NAME|FILE", help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status"
+    )
+    made.add_argument("--model", help="which model of a /status with several")
+    made.add_argument("--tokens", metavar="MIX", help="lengths of the texts: 128, 8:70,32:30 or 10-250")
+    made.add_argument("--rate", type=float, metavar="R", help="requests a second, Poisson")
+    made.add_argument("--duration", type=float, metavar="S", help=f"seconds (default: {_REQUESTS:,} requests)")
+    made.add_argument("--replay", type=Path, metavar="FILE", help="a JSON list of [seconds, tokens] instead of chance")
+    made.add_argument("--slo-p99-ms", type=float, metavar="X", help="objective: p99 of all requests, refused ones too")
+    made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that keeps the SLO")
+    made.add_argument("--out", type=Path, metavar="FILE", help="curves over offered load, as .html, .svg or .json")
+    made.add_argument("--scheduling", choices=_SCHEDULERS, default="deadline", help="fifo: the first-come baseline")
+    made.add_argument("--timeout-ms", type=float, default=2000.0, help="deadline of every request (default: 2000)")
+    made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
+    made.add_argument("--min-batch-gain", type=float, default=0.1, help="as `serve` has it (default: 0.1)")
+    made.add_argument("--fairness", type=float, default=6.0, help="as `serve` has it (default: 6)")
+    for name, what in (
+        ("receive", "of the server for each request"),
+        ("token", "of the server for each token"),
+        ("reply", "of the server for each answer"),
+        ("batch", "of the server for each batch"),
+        ("wire", "until the engine begins with a batch"),
+    ):
+        usual = getattr(_OVERHEAD, f"{name}_us")
+        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {usual:g})")
+    made.add_argument("--seed", type=int, default=1, help="of arrivals, mix and spread (default: 1)")
+    made.add_argument("--json", action="store_true", help="print figures for programs")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    given = parser().parse_args(argv)
+    try:
+        options = Options.of(given)
+        return _simulate(options)
+    except SimulateError as error:
+        print(f"bertserve simulate: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+
+
+def _simulate(options: Options) -> int:
+    given, slo_ms = options.given, options.given.slo_p99_ms
+    found: float | None = None
+    if given.find_capacity:
+        found, runs = capacity(options.run, slo_ms, given.rate or _guess(options))
+        main_run = options.run(found) if found else runs[-1]
+    else:
+        main_run = options.replay() if given.replay else options.run(given.rate)
+    kept = slo_ms is None or (found is not None if given.find_capacity else main_run.slo_ms <= slo_ms)
+    verdict = _verdict(slo_ms, found, kept=kept, searched=given.find_capacity)
+    if given.out:
+        top = found or main_run.offered_per_s
+        runs = [main_run] if given.replay else [options.run(share * top) for share in _CURVE]
+        _write(given.out, options, verdict, runs)
+    if given.json:
+        print(json.dumps({"capacity_per_s": found, "kept": kept, **_plain(main_run), "facts": options.facts()}))
+    else:
+        print("\n".join([*options.facts(), "", *_text(main_run), *filter(None, [verdict])]))
+    return KEPT if kept else BROKEN
+
+
+def _guess(options: Options) -> float:
+    """Half of what the device could do with single texts of the mean length."""
+    weights = options.mix
+    mean = sum(tokens * weight for tokens, weight in weights.items()) / sum(weights.values())
+    single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - mean))
+    return 0.5e6 / max(1.0, single.us * max(1.0, mean / single.tokens))
+
+
+def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched: bool) -> str:
+    if slo_ms is None:
+        return ""
+    if searched:
+        what = f"capacity: {found:.1f} requests a second" if found else "capacity: none, no rate keeps the objective"
+        return f"{what} with p99 <= {slo_ms:g} ms (Poisson, refused requests count as never answered)"
+    return f"{'kept' if kept else 'BROKEN'}: p99 <= {slo_ms:g} ms (refused requests count as never answered)"
+
+
+def _text(run: Figures) -> list[str]:
+    p50, p99, short = (f"{value:.2f}" for value in (run.p50_ms, run.p99_ms, run.short_p99_ms))
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(run.fates.items()))
+    return [
+        "SIMULATED, not measured",
+        f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
+        f"latency of the answered, ms: p50 {p50}, p99 {p99}, of the shortest third {short}",
+    ]
+
+
+def _plain(run: Figures) -> dict[str, object]:
+    """JSON knows neither infinity nor what is no number."""
+    values = dataclasses.asdict(run)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _write(out: Path, options: Options, verdict: str, runs: Sequence[Figures]) -> None:
+    title, slo_ms = f"{options.table.title}, {options.given.tokens} tokens", options.given.slo_p99_ms
+    forms = {
+        ".svg": lambda: page.svg(f"Simulated: {title}", runs, slo_ms),
+        ".html": lambda: page.html(title, verdict, options.facts(), runs, slo_ms),
+        ".json": lambda: json.dumps({"facts": options.facts(), "runs": [_plain(run) for run in runs]}, indent=1) + "\n",
+    }
+    if out.suffix not in forms:
+        raise SimulateError(f"--out {out}: must end in {', '.join(forms)}")
+    try:
+        out.write_text(forms[out.suffix](), encoding="utf-8")
+    except OSError as error:
+        raise SimulateError(f"--out {out}: {error.strerror}") from error
+    print(f"written: {out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

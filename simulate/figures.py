@@ -1,0 +1,123 @@
+"""What a simulation says: figures of one run, the highest rate that keeps an objective, curves over the rate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.capacity import bracket
+from loadtest.sample import percentile as nearest_rank
+from serving.scheduling.simulator import Arrival, Fate, Outcome, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.scheduling.batcher import Policy
+    from serving.scheduling.scheduler import Scheduler
+    from serving.scheduling.simulator import Device
+
+_NARROW = 1.01
+"""A search ends when the rates on both sides of the edge are so near."""
+
+
+@dataclass(slots=True, frozen=True)
+class World:
+    """Everything but the traffic.
+
+    Attributes:
+        device: What computes.
+        policy: How it is scheduled.
+        scheduler: By whom.
+        max_queue_tokens: Tokens in flight.
+        seed: Of what varies by chance.
+    """
+
+    device: Device
+    policy: Policy
+    scheduler: type[Scheduler]
+    max_queue_tokens: int
+    seed: int
+
+    def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        """What becomes of the arrivals."""
+        return simulate(
+            self.device,
+            self.policy,
+            arrivals,
+            max_queue_tokens=self.max_queue_tokens,
+            scheduler=self.scheduler,
+            seed=self.seed,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Figures:
+    """One run.
+
+    Attributes:
+        offered_per_s: Offered load.
+        answered_per_s: Throughput.
+        p50_ms: Of the answered; not a number where there is none.
+        p99_ms: Of the answered.
+        short_p99_ms: Of the answered among the shortest third of the requests.
+        slo_ms: The 99th percentile of all requests, in which one without an answer has taken for ever.
+        fates: How many requests ended how, by the words of `Fate`.
+    """
+
+    offered_per_s: float
+    answered_per_s: float
+    p50_ms: float
+    p99_ms: float
+    short_p99_ms: float
+    slo_ms: float
+    fates: dict[str, int]
+
+    @classmethod
+    def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:
+        """Sums up a run whose schedule had so many seconds."""
+        answered = [outcome.latency_s * 1e3 for outcome in outcomes if outcome.fate is Fate.ANSWERED]
+        places = sorted(range(len(arrivals)), key=lambda place: sum(arrivals[place].lengths))
+        third = [outcomes[place] for place in places[: math.ceil(len(places) / 3)]]
+        short = [outcome.latency_s * 1e3 for outcome in third if outcome.fate is Fate.ANSWERED]
+        return cls(
+            len(outcomes) / seconds,
+            len(answered) / seconds,
+            percentile(answered, 50),
+            percentile(answered, 99),
+            percentile(short, 99),
+            percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], 99),
+            dict(Counter(outcome.fate.value for outcome in outcomes)),
+        )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that so many percent do not exceed; not a number where there is none."""
+    return nearest_rank(sorted(values), percent) if values else math.nan
+
+
+def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tuple[float | None, list[Figures]]:
+    """The highest rate at which the 99th percentile of all requests keeps the objective, and every run of the search.
+
+    Args:
+        run: Plays a rate.
+        slo_ms: The objective.
+        rate: Where to begin.
+
+    Returns:
+        None where even the lowest rate breaks it.
+    """
+    runs: list[Figures] = []
+
+    def holds(rate: float) -> bool:
+        runs.append(run(rate))
+        return runs[-1].slo_ms <= slo_ms
+
+    low, high = bracket(rate, holds)
+    if low is None or high is None:
+        return low, runs
+    while high / low > _NARROW:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, runs
