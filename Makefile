@@ -34,8 +34,11 @@ models/minilm: $(call STAMP,run)
 run: models/minilm ## export the demo model once, then serve it
 	@exec $(BIN)/bertserve serve --models models
 
+# Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 test: $(call STAMP,dev) ## the tests of every change, in minutes
-	@$(BIN)/python -m pytest -m "not long"
+	@$(PYTEST) -m "not long"
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
 # which borrows the rest. 73 MB to load, 220 MB on disk.
@@ -65,7 +68,7 @@ perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the
 triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
 
 test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed ## every test at full size
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 lint: $(call STAMP,dev) ## style, types and generated files
 	@$(BIN)/ruff format --check .

@@ -158,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scheduling", choices=_SCHEDULERS, default="deadline", help="fifo: the first-come baseline")
     made.add_argument("--timeout-ms", type=float, default=2000.0, help="deadline of every request (default: 2000)")
     made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
-    made.add_argument("--min-batch-gain", type=float, default=0.1, help="as `serve` has it (default: 0.1)")
+    made.add_argument("--min-batch-gain", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
     made.add_argument("--fairness", type=float, default=6.0, help="as `serve` has it (default: 6)")
     for name, what in (
         ("receive", "of the server for each request"),

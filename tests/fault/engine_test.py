@@ -198,6 +198,7 @@ def test_row_35_queue_full(serve: Callable[..., Server], transport: type[Transpo
 @both
 def test_row_37_deadline_passes_in_the_queue(patient_server: Server, transport: type[Transport]) -> None:
     """A request whose deadline passes while it waits is answered so, and never computed."""
+    wait_for(lambda: idle(patient_server), "an idle server")
     before = batched_texts(patient_server)
     with Busy(patient_server), transport(patient_server) as client, pytest.raises(Refused) as refused:
         client.embed(["too late"], timeout_ms=50)

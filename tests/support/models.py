@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -31,22 +31,26 @@ def cache_key() -> str:
 
 
 def demo_repository() -> Path:
-    """A model repository that holds the demo model; two runs that race for it both get a whole one."""
+    """A model repository that holds the demo model; of two runs that want it the second one waits."""
     final = _CACHE / cache_key()
-    if final.is_dir():
-        return final
-    making = _CACHE / f".making-{final.name}-{os.getpid()}"
-    making.mkdir(parents=True)
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with (_CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.is_dir():
+            _export(final)
+    return final
+
+
+def _export(final: Path) -> None:
+    making = _CACHE / f".making-{final.name}"
+    shutil.rmtree(making, ignore_errors=True)  # what a run that was killed has left
+    making.mkdir()
     command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(making)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_EXPORT_LIMIT_S, check=False)
     if done.returncode != 0:
         shutil.rmtree(making)
         raise RuntimeError(f"export demo ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    try:
-        making.rename(final)
-    except OSError:  # another run was faster, and a directory is never renamed onto one that is not empty
-        shutil.rmtree(making)
-    return final
+    making.rename(final)
 
 
 def copy_bundle(models: Path, root: Path, *, without: tuple[str, ...] = ()) -> Path:
