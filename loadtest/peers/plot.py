@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadtest.peers.subjects import Subject
     from loadtest.sample import Spread
 
-_NAMES_WIDTH, _PANEL_WIDTH, _GAP = 208, 240, 24
+_NAMES_WIDTH, _PANEL_WIDTH, _GAP = 232, 240, 24
 _FIGURE_WIDTH = 62
 _ROW, _BAR = 19, 12
 _HEAD, _TITLE = 26, 26
