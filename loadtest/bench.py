@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from loadtest import machine, tables
 from loadtest.child import Child
+from loadtest.ending import in_order
 from loadtest.errors import BenchError
 from loadtest.processes import machine_cpu_s
 from loadtest.report import Report
@@ -131,18 +131,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 0 once it is measured, whatever the verdict, and 1 where it cannot be."""
     settings = parse(argv)
     words = sys.argv[1:] if argv is None else argv
-    # Ends in order, server and children included, when a supervisor of this run gives up waiting.
-    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        report = run(settings, shlex.join(["python", "-m", "loadtest.bench", *words]))
+        with in_order():
+            report = run(settings, shlex.join(["python", "-m", "loadtest.bench", *words]))
     except BenchError as error:
         _show("")
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, former)
     print(tables.text(report))
     if settings.out is not None:
         write(report, settings.out)

@@ -123,9 +123,9 @@ def _check(points: Sequence[CostPoint]) -> None:
     """
     if len(points) > _MOST_POINTS:
         raise ValueError(f"{len(points)} cost points; there are at most {_MOST_POINTS}")
-    CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "wide")
-    if any(point.kind == "narrow" for point in points):
-        CostTable((point.tokens, point.batch, point.us) for point in points if point.kind == "narrow")
+    CostTable.of(point for point in points if point.kind == "wide")
+    if narrow := [point for point in points if point.kind == "narrow"]:
+        CostTable.of(narrow)
 
 
 def _bundle(model: ServedModel) -> Bundle:

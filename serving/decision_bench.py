@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from serving.errors import Overloaded
 from serving.records import PRIORITIES, EncodedText, ModelIndex
-from serving.scheduling.batcher import Policy
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.cost import CostPoint, LaneKindName, ModelCosts
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
@@ -34,7 +34,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 def _scheduler(lanes: int) -> Scheduler:
     """A scheduler for one batch-invariant model, with costs much like a small model's on a CPU."""
     narrow = lanes > 1
-    policy = Policy(1024, [True], [narrow], group_tokens=64, prefetch_tokens=72)
+    policy = Policy(1024, [True], [narrow], group_tokens=GROUP_TOKENS, prefetch_tokens=PREFETCH_TOKENS)
     points = [
         CostPoint(kind, tokens, size, _US_PER_BATCH + _US_PER_TOKEN * factor * tokens * size)
         for kind, factor in _KINDS
@@ -42,7 +42,7 @@ def _scheduler(lanes: int) -> Scheduler:
         for size in _SIZES
     ]
     scheduler = Scheduler(policy, 1 << 30, lambda _: None)
-    scheduler.engine_up(lanes, [ModelCosts(points, narrow_lanes=lanes - 1, group_tokens=64)])
+    scheduler.engine_up(lanes, [ModelCosts(points, narrow_lanes=lanes - 1, group_tokens=GROUP_TOKENS)])
     return scheduler
 
 

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import hashlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from loadtest import machine
 from loadtest.child import Child
+from loadtest.ending import in_order
 from loadtest.errors import BenchError
 from loadtest.peers import page, servers, store
 from loadtest.peers.rounds import Rounds
@@ -150,17 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns 0 once it is measured, whatever the verdict, and 1 where it cannot be."""
     settings = parse(argv)
     words = sys.argv[1:] if argv is None else argv
-    # Ends in order, servers and children included, when a supervisor of this run gives up waiting.
-    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        found = run(settings)
+        with in_order():
+            found = run(settings)
     except BenchError as error:
         print(f"bench-peers: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, former)
     if found.lengths:
         page.write(found, settings.out, shlex.join(["python", "-m", "loadtest.peers", *words]))
         print(f"written: {settings.out}, its page and its plot")

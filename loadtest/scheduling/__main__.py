@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import hashlib
 import shlex
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadtest import machine
+from loadtest.ending import in_order
 from loadtest.errors import BenchError
 from loadtest.scheduling import page
 from loadtest.scheduling.steps import Bench, Plan, steps
@@ -40,6 +40,8 @@ def measure(given: argparse.Namespace, plan: Plan) -> Store:
     digest = hashlib.sha256(bundle.artifact.read_bytes()).hexdigest()
     model = {"model": bundle.model, "version": str(bundle.version), bundle.artifact.name: digest}
     store = Store.open(given.out, {"machine": machine.facts(), **model, "plan": asdict(plan)}, fresh=given.fresh)
+    if given.page_only:
+        return store
     limit = time.monotonic() + 60 * given.minutes
     with contextlib.ExitStack() as stack:
         bench = Bench.over(bundle, machine.usable_cores(), store, plan, stack)
@@ -78,20 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser().parse_args(words)
     if given.rounds < 1 or min(given.seconds, given.overload_s, given.probe_s) <= 0:
         parser().error("--rounds, --seconds, --overload-s and --probe-s must be positive")
-    if given.page_only:
-        given.minutes = -1.0
     plan = Plan(given.rounds, given.seconds, given.overload_s, given.probe_s)
-    # Ends in order, servers included, when a supervisor of this run gives up waiting.
-    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        store = measure(given, plan)
+        with in_order():
+            store = measure(given, plan)
     except BenchError as error:
         print(f"loadtest.scheduling: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, former)
     if store.steps:
         page.write(store, shlex.join(["python", "-m", "loadtest.scheduling", *words]))
         print(f"written: {store.path}, its page and its plots")

@@ -199,7 +199,7 @@ class RemoteEngine:
         self.ready = msgspec.json.decode(payload, type=Ready)
         self.lanes = self.ready.lanes
         self._look_at_lanes()
-        self._tables = [CostTable((point.tokens, point.batch, point.us) for point in model) for model in self.costs]
+        self._tables = [CostTable.of(points) for points in self.costs]
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:

@@ -188,12 +188,24 @@ def _batch(
         if left is not None:
             heads.append(left)
         size = _grown(candidates, longest, heads, free, costs, lane, begin, policy.min_batch_gain)
-    padded_length = longest[size - 1]
     could_grow = left is None and not head.alone and size == len(candidates)
-    batch = candidates[:size]
+    return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now, could_grow=could_grow)
+
+
+def assigned(
+    lane: int,
+    batch: Sequence[WorkItem],
+    padded_length: int,
+    policy: Policy,
+    costs: ModelCosts,
+    now: float,
+    *,
+    could_grow: bool = False,
+) -> Assignment:
+    """A batch of one model on a lane, with what is said of it; see `Assignment`."""
     tokens = sum([item.tokens for item in batch])
-    predicted_us = costs.batch_us(lane, padded_length, size)
-    padding = padded_length * size - tokens if together else 0
+    padding = padded_length * len(batch) - tokens if policy.batch_invariant[batch[0].model] else 0
+    predicted_us = costs.batch_us(lane, padded_length, len(batch))
     return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, could_grow)
 
 

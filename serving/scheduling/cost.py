@@ -79,6 +79,18 @@ class CostTable:
             self._rows.insert(0, ceiling)
         self._known: dict[tuple[int, int], float] = {}
 
+    @classmethod
+    def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0) -> CostTable:
+        """The table of some measurements, each moved by so many of its spreads, to no less than 0.
+
+        Raises:
+            ValueError: As for their triples.
+        """
+        return cls(
+            (point.tokens, point.batch, max(min(0.0, point.us), point.us + spreads * point.spread_us))
+            for point in points
+        )
+
     def batch_us(self, tokens: int, batch: int) -> float:
         """Predicted microseconds of so many texts, padded to so many tokens."""
         known = self._known.get((tokens, batch))
@@ -183,15 +195,11 @@ class ModelCosts:
         self.points = points
         wide = [point for point in points if point.kind == "wide"]
         narrow = [point for point in points if point.kind == "narrow"] if narrow_lanes else []
-        self.wide = CostTable((point.tokens, point.batch, point.us) for point in wide)
-        self.narrow = CostTable((point.tokens, point.batch, point.us) for point in narrow) if narrow else None
+        self.wide = CostTable.of(wide)
+        self.narrow = CostTable.of(narrow) if narrow else None
         # The wide lane at its slowest and the narrow ones at their quickest; see `_carries_more`.
-        self._slow_wide = CostTable((point.tokens, point.batch, point.us + point.spread_us / 2) for point in wide)
-        self._quick_narrow = (
-            CostTable((point.tokens, point.batch, max(0.0, point.us - point.spread_us / 2)) for point in narrow)
-            if narrow
-            else None
-        )
+        self._slow_wide = CostTable.of(wide, spreads=0.5)
+        self._quick_narrow = CostTable.of(narrow, spreads=-0.5) if narrow else None
         self.corrections = (Correction(), Correction())
         self._narrow_lanes = narrow_lanes
         self._batched = batched

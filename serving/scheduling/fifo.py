@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.scheduling.batcher import WIDE, Assignment
+from serving.scheduling.batcher import WIDE, assigned
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from serving.scheduling.batcher import Assignment
     from serving.scheduling.queue import WorkItem
     from serving.scheduling.scheduler import Demand
 
@@ -40,20 +41,16 @@ class FifoScheduler(Scheduler):
                 self.queue.remove([head])
                 self._drop(head)
                 continue
-            longest = max(longest, head.tokens)
-            if batch and not self._fits(batch, head, longest):
+            larger = max(longest, head.tokens)
+            if batch and not self._fits(batch, head, larger):
                 break
+            longest = larger
             self.queue.remove([head])
             batch.append(head)
-        return self._start(self._assignment(batch, now), now) if batch else None
+        if not batch:
+            return None
+        return self._start(assigned(WIDE, batch, longest, self.policy, self.costs[batch[0].model], now), now)
 
     def _fits(self, batch: list[WorkItem], head: WorkItem, longest: int) -> bool:
         apart = head.alone or batch[0].alone or head.model != batch[0].model
         return not apart and longest * (len(batch) + 1) <= self.policy.max_batch_tokens
-
-    def _assignment(self, batch: list[WorkItem], now: float) -> Assignment:
-        longest, tokens = max(item.tokens for item in batch), sum(item.tokens for item in batch)
-        model = batch[0].model
-        padding = longest * len(batch) - tokens if self.policy.batch_invariant[model] else 0
-        predicted_us = self.costs[model].batch_us(WIDE, longest, len(batch))
-        return Assignment(WIDE, batch, tokens, longest, padding, now, predicted_us)

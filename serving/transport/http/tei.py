@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.pipeline import Pipeline
-    from serving.records import Outcome, TextInput
+    from serving.records import A, Outcome, TaskOptions, TextInput
     from serving.repository import Repository
     from serving.settings import Settings
     from serving.transport.http.exchange import HttpRequest, Operation
@@ -65,25 +65,33 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
     predict_decoder = JsonDecoder(PredictRequest)
     rerank_decoder = JsonDecoder(RerankRequest)
     similarity_decoder = JsonDecoder(SimilarityRequest)
-    automatic = settings.auto_truncate
+
+    def asked(
+        http: HttpRequest,
+        inputs: Sequence[TextInput],
+        options: TaskOptions[A],
+        given: EmbedRequest | PredictRequest | RerankRequest | SimilarityParameters,
+        prompt_name: str | None = None,
+    ) -> InferRequest[A]:
+        return InferRequest(
+            inputs=inputs,
+            arrival=http.arrival,
+            request_id=http.request_id,
+            max_inputs=settings.max_client_batch_size,
+            options=options,
+            model=http.parameters.get("model"),
+            truncate=truncation(given.truncate, given.truncation_direction, settings.auto_truncate),
+            prompt_name=prompt_name,
+            timeout_ms=http.timeout_ms(),
+            priority=http.priority(),
+        )
 
     async def embed(http: HttpRequest) -> HttpReply:
         http.require_json()
         message = embed_decoder.decode(http.body)
         inputs = text_inputs(message.inputs)
         outcome = await pipeline.infer(
-            InferRequest(
-                inputs=inputs,
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_client_batch_size,
-                options=EmbedOptions(message.normalize, message.dimensions),
-                model=http.parameters.get("model"),
-                truncate=truncation(message.truncate, message.truncation_direction, automatic),
-                prompt_name=message.prompt_name,
-                timeout_ms=http.timeout_ms(),
-                priority=http.priority(),
-            )
+            asked(http, inputs, EmbedOptions(message.normalize, message.dimensions), message, message.prompt_name)
         )
         body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpReply(body, head=times_head(outcome, inputs))
@@ -105,17 +113,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         message = predict_decoder.decode(http.body)
         inputs = predict_inputs(message.inputs)
         outcome = await pipeline.infer(
-            InferRequest(
-                inputs=inputs,
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_client_batch_size,
-                options=ClassifyOptions("none" if message.raw_scores else None),
-                model=http.parameters.get("model"),
-                truncate=truncation(message.truncate, message.truncation_direction, automatic),
-                timeout_ms=http.timeout_ms(),
-                priority=http.priority(),
-            )
+            asked(http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
         )
         # A list that holds a list is a batch, also of one.
         single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
@@ -127,17 +125,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         http.require_json()
         message = rerank_decoder.decode(http.body)
         outcome = await pipeline.infer(
-            InferRequest(
-                inputs=[(message.query, text) for text in message.texts],
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_client_batch_size,
-                options=RerankOptions(message.raw_scores),
-                model=http.parameters.get("model"),
-                truncate=truncation(message.truncate, message.truncation_direction, automatic),
-                timeout_ms=http.timeout_ms(),
-                priority=http.priority(),
-            )
+            asked(http, [(message.query, text) for text in message.texts], RerankOptions(message.raw_scores), message)
         )
         ranks = [
             Rank(index, score, message.texts[index] if message.return_text else None)
@@ -153,20 +141,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
             raise EmptyInput("`sentences` is empty; send at least one")
         given = message.parameters or SimilarityParameters()
         inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-        outcome = await pipeline.infer(
-            InferRequest(
-                inputs=inputs,
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_client_batch_size,
-                options=EmbedOptions(),
-                model=http.parameters.get("model"),
-                truncate=truncation(given.truncate, given.truncation_direction, automatic),
-                prompt_name=given.prompt_name,
-                timeout_ms=http.timeout_ms(),
-                priority=http.priority(),
-            )
-        )
+        outcome = await pipeline.infer(asked(http, inputs, EmbedOptions(), given, given.prompt_name))
         vectors = outcome.answer
         cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
         body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
