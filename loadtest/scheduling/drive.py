@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _TEXTS = 200
 _PATIENCE_S = 10.0
-_REFUSALS = ("429 ", "503 ", "504 ")
+_REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,7 +102,8 @@ class Requests:
         intended: When each should have been sent, in seconds from the start.
         latency_ms: From then until its answer or its refusal.
         answered: Whether it has an answer.
-        refused: Whether the server said that it would have none.
+        refused: Whether the server said on its arrival that it would have none.
+        missed: Whether the server took it, and its deadline passed.
         tokens: Of its text.
         queue_us: As the server says; -1 where it does not.
         compute_us: Likewise.
@@ -112,6 +113,7 @@ class Requests:
     latency_ms: NDArray[np.float64]
     answered: NDArray[np.bool_]
     refused: NDArray[np.bool_]
+    missed: NDArray[np.bool_]
     tokens: NDArray[np.int64]
     queue_us: NDArray[np.float32]
     compute_us: NDArray[np.float32]
@@ -120,15 +122,21 @@ class Requests:
     def of(cls, recorded: Recorded, tokens: Sequence[int]) -> Requests:
         """The requests of a run."""
         every = np.concatenate(recorded.records)
-        refusals = [
-            np.array([reason.startswith(_REFUSALS) for reason in reasons])[records["fault"]]
-            for records, reasons in zip(recorded.records, recorded.reasons, strict=True)
-        ]
+        refused, missed = (
+            np.concatenate(
+                [
+                    np.array([reason.startswith(statuses) for reason in reasons])[records["fault"]]
+                    for records, reasons in zip(recorded.records, recorded.reasons, strict=True)
+                ]
+            )
+            for statuses in (_REFUSED, _MISSED)
+        )
         return cls(
             every["intended"],
             (every["done"] - every["intended"]) * 1e3,
             every["fault"] == 0,
-            np.concatenate(refusals),
+            refused,
+            missed,
             np.asarray(tokens)[every["kind"]],
             every["queue_us"],
             every["compute_us"],
@@ -153,7 +161,8 @@ class Requests:
             "answered_per_s": int(answered.sum()) / seconds,
             "good_per_s": int((answered & (self.latency_ms <= good_ms)).sum()) / seconds,
             "refused_per_s": int(self.refused.sum()) / seconds,
-            "failed_otherwise": float((~answered & ~self.refused).sum()),
+            "missed_per_s": int(self.missed.sum()) / seconds,
+            "failed_otherwise": float((~answered & ~self.refused & ~self.missed).sum()),
         }
         for name, chosen, percent in (
             ("p50_ms", answered, 50),

@@ -134,15 +134,18 @@ def _overload(steps: Steps) -> Table | None:
         return None
     own = float(steps[f"capacity {OURS}"]["capacity_per_s"])
     rows = []
-    for (factor, subject), run in found:
+    for (factor, subject), run in sorted(found, key=lambda step: (float(step[0][0]), step[0][1] != OURS)):
         asked = _asked_of(float(factor), run, own) if subject == OURS else ""
         figures = (_ms(run, name) for name in ("p99_ms", "refusal_p99_ms"))
         good = f"{run['good_per_s']:.1f}"
         share = f"{100 * run['good_per_s'] / own:.0f}%"
-        rows.append([factor, subject, f"{run['rate']:.0f}", good, share, *figures, f"{run['bad_until_s']:.1f}", asked])
+        lost = (f"{run[name]:.1f}" for name in ("refused_per_s", "missed_per_s"))
+        back = f"{run['bad_until_s']:.1f}"
+        rows.append([factor, subject, f"{run['rate']:.0f}", good, share, *lost, *figures, back, asked])
     note = (
         f"Multiples of our own capacity ({own:.1f}/s), with a deadline of {SLO_MS:g} ms for everybody; then half of it."
-        " Good: answered within the deadline. Back after: seconds until the last request that had no good answer."
+        " Good: answered within the deadline; refused: on arrival; missed: taken, and dropped at the deadline."
+        " Back after: seconds until the last request that had no good answer."
         " Asked: goodput of 95, 90 and 75% at 2, 5 and 10 times, p99 at most 1.25 times the deadline at 2 times and"
         " twice at 10, refusals within 20 ms at 2 times, back within 5 s."
     )
@@ -152,6 +155,8 @@ def _overload(steps: Steps) -> Table | None:
         "offered/s",
         "good/s",
         "of capacity",
+        "refused/s",
+        "missed/s",
         "p99 ms",
         "refusal p99 ms",
         "back after s",
@@ -197,7 +202,7 @@ def _replays(steps: Steps) -> Table | None:
             measured, simulated = (
                 statistics.median(run[who][name] for run in runs) for who in ("measured", "simulated")
             )
-            off = simulated / measured - 1
+            off = statistics.median(run["simulated"][name] / run["measured"][name] for run in runs) - 1
             near = near and abs(off) <= limit
             row += [f"{measured:.1f}", f"{simulated:.1f}", f"{100 * off:+.0f}%"]
         rows.append([*row, _MET[near]])
@@ -209,7 +214,8 @@ def _replays(steps: Steps) -> Table | None:
     calm = steps["calm"]
     note = (
         "The very arrivals and lengths of each measured run, replayed by `bertserve simulate` with the server's own"
-        f" table; medians of {len(rounds) // len(rows)}. What the server adds was measured at a quiet rate:"
+        f" table; medians of {len(rounds) // len(rows)}, `off` of the ratios within a run. What the server adds was"
+        " measured at a quiet rate:"
         f" {calm['receive']:.0f} us a request to receive, {calm['token']:.1f} us a token, {calm['reply']:.0f} us an"
         f" answer, {calm['batch']:.0f} us a batch. Asked: p50 and throughput within 15%, p99 within 25%."
     )

@@ -60,7 +60,7 @@ class Plan:
         probe_s: Of a run of a search for capacity.
     """
 
-    rounds: int = 3
+    rounds: int = 5
     seconds: float = 30.0
     overload_s: float = 60.0
     probe_s: float = 15.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKENS = (10, 20, 30)
-FAULTS = ("", "429 Too Many Requests", "cannot connect: refused")
+FAULTS = ("", "429 Too Many Requests", "cannot connect: refused", "504 Gateway Timeout")
 
 
 def recorded(*rows: tuple[float, float, int, int], queue_us: float = 0.0, compute_us: float = 1000.0) -> Recorded:
@@ -37,14 +37,16 @@ def test_a_run_is_summed_up_by_what_became_of_its_requests() -> None:
         (4.0, 4.4, 2, 0),
         (5.0, 5.002, 1, 1),
         (6.0, 7.0, 1, 2),
+        (7.0, 7.25, 1, 3),
     ]
     found = Requests.of(recorded(*rows), TOKENS).figures(10.0, 250.0)
     assert found == pytest.approx(
         {
-            "offered_per_s": 0.7,
+            "offered_per_s": 0.8,
             "answered_per_s": 0.5,
             "good_per_s": 0.4,
             "refused_per_s": 0.1,
+            "missed_per_s": 0.1,
             "failed_otherwise": 1,
             "p50_ms": 100,
             "p99_ms": 400,
@@ -104,7 +106,7 @@ def run(rate: float, **figures: float) -> dict[str, float]:
     """A run in which everybody was answered at once."""
     same = dict.fromkeys(("offered_per_s", "answered_per_s", "good_per_s"), rate)
     tails = dict.fromkeys(("p50_ms", "p99_ms", "short_p99_ms", "long_p99_ms"), 100.0)
-    return {"rate": rate, **same, **tails, "refused_per_s": 0.0, "bad_until_s": 0.0, **figures}
+    return {"rate": rate, **same, **tails, "refused_per_s": 0.0, "missed_per_s": 0.0, "bad_until_s": 0.0, **figures}
 
 
 def full_store(path: Path) -> Store:
@@ -147,7 +149,7 @@ def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
     text = (tmp_path / "scheduling.md").read_text()
     assert "| ratio | 0.50 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
     assert "| as asked | yes | yes |  |  | yes |" in text
-    assert "| 2 | ours | 200 | 96.0 | 96% | 100.0 | 5.0 | 0.0 | yes |" in text
+    assert "| 2 | ours | 200 | 96.0 | 96% | 0.0 | 0.0 | 100.0 | 5.0 | 0.0 | yes |" in text
     assert "| 0.8 | 100.0 | 110.0 | +10% | 100.0 | 124.0 | +24% | 30.0 | 30.0 | +0% | yes |" in text
     assert "the last rate with nine of ten requests in time is 1250/s" in text
     assert "**A simulation, not a measurement**" in text
