@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.peers.store import Store
+    from loadtest.peers.subjects import Subject
     from loadtest.sample import Spread
 
 _CONFIGURATIONS = """\
@@ -26,8 +27,10 @@ _CONFIGURATIONS = """\
   versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. `ORT dynamic INT8` is what one
   has without our export: the same fused graph, quantised by ONNX Runtime's own `quantize_dynamic` (INT8, per channel).
   Of the configurations in the last table it has the fastest: at 1 connection one instance on all cores, at 32 a
-  single-threaded instance a core, which computes what the dynamic batcher puts together as one batch. Over HTTP it is
-  asked with binary tensors, its client's default.
+  single-threaded instance a core, which computes what the dynamic batcher puts together as one batch. That recipe's
+  answers change with the company ([int8.md](../int8.md)), so it is computed text by text; `batched` is what it does
+  where nobody asks for the same answer. `Triton, no batcher` is the same without dynamic batching, as one has it
+  before one tunes it. Over HTTP Triton is asked with binary tensors, its client's default.
 - **infinity**: PyTorch, and its ONNX engine with an INT8 model that its own `optimum` exported and quantised for
   AVX-512 VNNI; over its OpenAI route.
 - **FastAPI**: a tokenizer and ONNX Runtime with our INT8 file in an application of 60 lines on uvicorn with uvloop and
@@ -104,6 +107,7 @@ def _figures(found: Store) -> list[Table]:
                     _ranged(one["p50_ms"], 2),
                     _ranged(one["p99_ms"], 2),
                     _ranged(found.figure(tokens, subject, MANY, "per_s"), 0),
+                    "-" if subject is RAW else f"{_cpu_us(found, tokens, subject):.0f}",
                     "-" if subject is RAW else f"{one['client_cpu_us'].median:.0f}",
                     f"{found.likeness[subject.name]:.4f}",
                 ]
@@ -111,16 +115,21 @@ def _figures(found: Store) -> list[Table]:
         tables.append(
             Table(
                 f"{tokens} tokens",
-                "`client`: CPU time of the client for a request, in microseconds. `cosine`: the least to the fp32"
+                f"`CPU`: time that all of the server's processes spent on a text at {MANY} connections, in"
+                " microseconds; `client`: that of the client for a request at 1. `cosine`: the least to the fp32"
                 " model's."
                 if not tables
                 else "",
-                ("system", "engine", "protocol", "p50 ms", "p99 ms", f"texts/s at {MANY}", "client", "cosine"),
+                ("system", "engine", "protocol", "p50 ms", "p99 ms", f"texts/s at {MANY}", "CPU", "client", "cosine"),
                 rows,
                 words=3,
             )
         )
     return tables
+
+
+def _cpu_us(found: Store, tokens: int, subject: Subject) -> float:
+    return sum(found.figure(tokens, subject, MANY, name).median for name in ("server_cpu_us", "engine_cpu_us"))
 
 
 def _verdict(found: Store) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,14 +94,20 @@ def place(kit: Kit, name: str) -> Place:
 
 
 def triton_models(kit: Kit) -> list[TritonModel]:
-    """The models for one connection and for many: of the configurations that `tune` tries the fastest."""
-    cores = kit.threads
+    """The models for one connection and for many, as `subjects` names them.
+
+    Of the configurations that `tune` tries `one` and `many` are the fastest that answer the same in every company.
+    """
     found = []
     for kind in KINDS:
-        found += [
-            triton_model(kit, f"{kind}-one", kind, instances=1, threads=cores),
-            triton_model(kit, f"{kind}-many", kind, instances=cores, threads=1, batch=TRITON_BATCH, together=True),
-        ]
+        single = partial(triton_model, kit, kind=kind, instances=kit.threads, threads=1)
+        found.append(triton_model(kit, f"{kind}-one", kind, instances=1, threads=kit.threads))
+        if kind == "dynamic":
+            found.append(single(f"{kind}-many", batch=TRITON_BATCH))
+            found.append(single(f"{kind}-batched", batch=TRITON_BATCH, together=True))
+        else:
+            found.append(single(f"{kind}-many", batch=TRITON_BATCH, together=True))
+            found.append(single(f"{kind}-plain"))
     return found
 
 

@@ -11,7 +11,13 @@ ONE, MANY = 1, 32
 
 ORT, OPENVINO, TORCH = "ORT INT8", "OpenVINO INT8", "PyTorch fp32"
 DYNAMIC = "ORT dynamic INT8"
-"""ONNX Runtime with the file that its own tool makes, which is what one has without our export."""
+"""ONNX Runtime with the file that its own tool makes, which is what one has without our export; one text at a time,
+since in company it answers another thing (../int8.md)."""
+DYNAMIC_BATCHED = "ORT dynamic INT8, batched"
+"""The same in batches all the same, as a Triton that is told nothing computes it."""
+
+TRITON, TRITON_PLAIN = "Triton", "Triton, no batcher"
+"""The second is what one has before one tunes it: a single-threaded instance a core, one text at a time."""
 
 HTTP, V2, GRPC_NAME = "HTTP", "HTTP v2", "gRPC"
 """V2 is the Open Inference Protocol with binary tensors; HTTP is a server's own route, with JSON."""
@@ -69,9 +75,11 @@ def subjects(model: str) -> tuple[Subject, ...]:
             Subject("bertserve", engine, HTTP, ours, "embed", ("/embed", "/embed")),
             Subject("bertserve", engine, V2, ours, "v2", _infer(model, model)),
             *(_triton(model, engine, name, V2) for engine, name in theirs.items()),
+            _triton(model, engine, theirs[engine], V2, many="plain", system=TRITON_PLAIN),
             Subject("bertserve", engine, GRPC_NAME, ours, GRPC, (model, model)),
             *(_triton(model, engine, name, GRPC_NAME) for engine, name in theirs.items()),
         ]
+    found.append(_triton(model, DYNAMIC_BATCHED, "dynamic", V2, many="batched"))
     found += [
         Subject("FastAPI", ORT, HTTP, "fastapi", "embed", ("/embed", "/embed-threads")),
         Subject("infinity", ORT, HTTP, "infinity-onnx", "openai", ("/embeddings", "/embeddings")),
@@ -80,10 +88,10 @@ def subjects(model: str) -> tuple[Subject, ...]:
     return tuple(found)
 
 
-def _triton(model: str, engine: str, name: str, protocol: str) -> Subject:
-    models = (f"{model}-{name}-one", f"{model}-{name}-many")
+def _triton(model: str, engine: str, name: str, protocol: str, *, many: str = "many", system: str = TRITON) -> Subject:
+    models = (f"{model}-{name}-one", f"{model}-{name}-{many}")
     form, places = (GRPC, models) if protocol == GRPC_NAME else ("v2", _infer(*models))
-    return Subject("Triton", engine, protocol, "triton", form, places)
+    return Subject(system, engine, protocol, "triton", form, places)
 
 
 def _infer(one: str, many: str) -> tuple[str, str]:

@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.peers.subjects import DYNAMIC, GRPC_NAME, HTTP, MANY, ONE, OPENVINO, ORT, RAW, TORCH, V2, Subject, find
+from loadtest.peers.subjects import (
+    DYNAMIC,
+    GRPC_NAME,
+    HTTP,
+    MANY,
+    ONE,
+    OPENVINO,
+    ORT,
+    RAW,
+    TORCH,
+    TRITON,
+    TRITON_PLAIN,
+    V2,
+    Subject,
+    find,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,9 +103,11 @@ def _at(*asked: float) -> Mapping[int, float]:
 
 
 def _beside_triton(what: str, figure: Figure, ours: str, theirs: str, asked: Mapping[int, float]) -> tuple[Aim, ...]:
-    return tuple(
-        Aim(what, figure, ours, ("Triton", theirs, its), asked, protocol) for protocol, its in _TRITON_PROTOCOLS
-    )
+    return tuple(Aim(what, figure, ours, (TRITON, theirs, its), asked, protocol) for protocol, its in _TRITON_PROTOCOLS)
+
+
+def _beside_plain_triton(what: str, engine: str, asked: Mapping[int, float]) -> tuple[Aim, ...]:
+    return tuple(Aim(what, _PER_S, engine, (TRITON_PLAIN, engine, V2), asked, protocol) for protocol in (HTTP, V2))
 
 
 def _over_raw(figure: Figure, protocol: str, asked: Mapping[int, float]) -> Aim:
@@ -104,6 +121,8 @@ AIMS = (
     *_beside_triton(f"{_SAME}, OpenVINO", _P50, OPENVINO, OPENVINO, _at(0.90, 0.90, 0.90)),
     *_beside_triton(f"{_SAME}, ORT", _PER_S, ORT, ORT, _at(1.15, 1.15, 1.10)),
     *_beside_triton(f"{_SAME}, OpenVINO", _PER_S, OPENVINO, OPENVINO, _at(1.15, 1.15, 1.10)),
+    *_beside_plain_triton(f"{_SAME} without its batcher, ORT", ORT, _at(1.15, 1.15, 1.10)),
+    *_beside_plain_triton(f"{_SAME} without its batcher, OpenVINO", OPENVINO, _at(1.15, 1.15, 1.10)),
     *_beside_triton(f"ORT {_OWN}", _P50, ORT, DYNAMIC, _at(0.90, 0.95, 0.75)),
     *_beside_triton(f"ORT {_OWN}", _PER_S, ORT, DYNAMIC, _at(1.10, 1.15, 1.15)),
     *_beside_triton(f"OpenVINO {_OWN}", _P50, OPENVINO, DYNAMIC, _at(0.85, 0.90, 0.65)),

@@ -150,6 +150,17 @@ def test_triton_is_tried_with_instances_threads_and_batching(tmp_path: Path) -> 
     assert "dynamic_batching" in models[-1].config
 
 
+def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
+    """No more and no less, and what changes its answers in company is computed together only where that is said."""
+    bundle = Bundle(
+        tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
+    )
+    models = servers.triton_models(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
+    places = {place for subject in subjects(MODEL) if subject.server == "triton" for place in subject.places}
+    assert {model.name for model in models} == {place.split("/")[3] if "/" in place else place for place in places}
+    assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
+
+
 def test_what_was_tried_stands_in_a_table(tmp_path: Path) -> None:
     """A row for each configuration, a column for each length; no table where nothing was tried."""
     samples = tmp_path / "peers.json"
