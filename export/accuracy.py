@@ -66,6 +66,7 @@ class Reader:
     def read(self, path: Path) -> Examples:
         """Reads a file, in the format that the task's data sets have.
 
+        embed_tokens   nothing: it has no metric of its own
         embed, rerank  CSV or TSV: sentence, sentence, score; Spearman of cosine or score
         classify       CSV or TSV: sentence, perhaps a second one, label (name or number); accuracy
         answer         SQuAD 1.1 JSON; exact match and F1
@@ -87,6 +88,8 @@ class Reader:
         return examples
 
     def _examples(self, path: Path, content: str) -> Examples:
+        if self.task == "embed_tokens":
+            raise ValueError("this task has no metric of its own")
         if self.task == "answer":
             return self._questions(path.name, json.loads(content))
         if self.task == "tag":

@@ -22,6 +22,7 @@ _TASKS: dict[str, Task] = {
 
 _HEADS: dict[Task, str] = {
     "embed": "Model",
+    "embed_tokens": "Model",
     "classify": "ForSequenceClassification",
     "rerank": "ForSequenceClassification",
     "answer": "ForQuestionAnswering",

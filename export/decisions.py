@@ -27,7 +27,7 @@ LONGEST_SPAN = 30
 _CLEARLY = 0.1
 """Two scores differ clearly when they do by this share of the standard deviation of all."""
 
-_DIRECTED = frozenset({"embed", "answer", "tag"})
+_DIRECTED = frozenset({"embed", "embed_tokens", "answer", "tag"})
 _OF_MASKS = frozenset({"top_ids", "top_logits", "logsumexp"})
 
 
@@ -78,15 +78,21 @@ class Judge:
         parts = [array.ravel() for spec, array in zip(self.outputs, row, strict=True) if spec.dtype == "float32"]
         return np.concatenate(parts).astype(np.float64)
 
+    def cosine(self, row: Row, other: Row) -> float:
+        """Between two answers to a text; where each token has a direction of its own, of the worst token."""
+        if self.task == "embed_tokens":
+            return float(cosine(row[0], other[0]).min())
+        return float(cosine(self.numbers(row), self.numbers(other)))
+
     def agreement(self, found: Sequence[Row], wanted: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
-        """Share of the decisions that are the same; None for embed, which decides nothing.
+        """Share of the decisions that are the same; None for embed and embed_tokens, which decide nothing.
 
         classify: the label of a text, or each of its labels. rerank: which of two texts stands first, over all
         pairs whose scores differ clearly. answer: the best span, or one that the wanted answer scores no worse than
         its best but for a step of fp16 in each logit: it does not tell those two apart itself. tag: the tag of a
         token. fill_mask: the best word of a mask.
         """
-        if self.task == "embed":
+        if self.task in {"embed", "embed_tokens"}:
             return None
         if self.task == "answer":
             return float(np.mean([self._same_span(*pair) for pair in zip(found, wanted, texts, strict=True)]))
@@ -149,6 +155,15 @@ def best_span(start: Array, end: Array, longest: int = LONGEST_SPAN) -> tuple[in
     sums[(lengths < 0) | (lengths >= longest)] = -np.inf
     first, last = np.unravel_index(int(sums.argmax()), sums.shape)
     return int(first), int(last)
+
+
+def cosine(left: Array | Numbers, right: Array | Numbers) -> NDArray[np.float64]:
+    """The cosines of vectors, which lie along the last axis; 0 where one has no length."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    products = np.asarray((a * b).sum(axis=-1))
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    result: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0)
+    return result
 
 
 def order_agreement(found: Array, wanted: Array) -> float:

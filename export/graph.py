@@ -60,6 +60,8 @@ class TaskModel(torch.nn.Module):
             common["token_type_ids"] = types
         if self._task == "embed":
             return (self._pool(self.model(**common).last_hidden_state, named[MASK]),)
+        if self._task == "embed_tokens":
+            return (self.model(**common).last_hidden_state,)
         if self._task == "fill_mask":
             return self._fill(common, named[POSITIONS])
         answer = self.model(**common)
@@ -154,7 +156,7 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     # The exporter and the fusions know this form of attention, and no other.
     built = kind.config_class(**settings, attn_implementation="eager")
-    pools = checkpoint.task == "embed" and family.model_type in {"bert", "roberta", "megatron-bert"}
+    pools = checkpoint.task in {"embed", "embed_tokens"} and family.model_type in {"bert", "roberta", "megatron-bert"}
     model: torch.nn.Module = kind(built, add_pooling_layer=False) if pools else kind(built)
     return model
 

@@ -228,7 +228,7 @@ def _compare(judge: Judge, rows: Sequence[Row], reference: Sequence[Row]) -> Com
     found, wanted = ([judge.numbers(row) for row in side] for side in (rows, reference))
     pairs = np.stack([np.concatenate(wanted), np.concatenate(found)], axis=1)
     chosen = np.random.default_rng(0).permutation(len(pairs))[:_POINTS]
-    return Comparison(_differences(found, wanted), _cosines(judge, found, wanted), pairs[chosen])
+    return Comparison(_differences(found, wanted), _cosines(judge, rows, reference), pairs[chosen])
 
 
 def _parity(found: Comparison, agreement: float | None, reference: Reference) -> Parity:
@@ -246,7 +246,7 @@ def _parity(found: Comparison, agreement: float | None, reference: Reference) ->
 
 def _invariance(judge: Judge, alone: Sequence[Row], together: Sequence[Row], texts: int) -> Invariance:
     wanted, found = ([judge.numbers(row) for row in rows] for rows in (alone, together))
-    cosines = _cosines(judge, found, wanted)
+    cosines = _cosines(judge, together, alone)
     return Invariance(
         texts=texts,
         max_abs_difference=float(_differences(found, wanted).max()),
@@ -259,19 +259,10 @@ def _differences(found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray
     return np.array([np.abs(one - other).max(initial=0) for one, other in zip(found, wanted, strict=True)])
 
 
-def _cosines(judge: Judge, found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray[np.float64] | None:
+def _cosines(judge: Judge, found: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64] | None:
     if not judge.directed:
         return None
-    return np.array([float(cosine(one, other)) for one, other in zip(found, wanted, strict=True)])
-
-
-def cosine(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The cosines of vectors, which lie along the last axis; 0 where one has no length."""
-    a, b = left.astype(np.float64), right.astype(np.float64)
-    products = np.asarray((a * b).sum(axis=-1))
-    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    result: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0)
-    return result
+    return np.array([judge.cosine(one, other) for one, other in zip(found, wanted, strict=True)])
 
 
 def _is_invariant(found: Invariance, limits: Limits) -> bool:

@@ -24,6 +24,7 @@ def answer(manifest: Manifest) -> str:
     """What a model answers, in a few words."""
     details = {
         "embed": f"{manifest.pooling} pooling, {manifest.hidden_size} components",
+        "embed_tokens": f"{manifest.hidden_size} components for each token",
         "classify": f"{len(manifest.labels)} labels{', each for itself' if manifest.multi_label else ''}",
         "tag": f"{len(manifest.labels)} tags",
         "fill_mask": f"{manifest.candidates} words for each mask",

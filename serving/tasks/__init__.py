@@ -8,12 +8,13 @@ from serving.records import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,
+    EmbedTokensOptions,
     FillMaskOptions,
     RerankOptions,
     TagOptions,
     TensorOptions,
 )
-from serving.tasks import answer, classify, embed, fill_mask, rerank, tag, tensors
+from serving.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
     EmbedOptions: embed.TASK,
+    EmbedTokensOptions: embed_tokens.TASK,
     ClassifyOptions: classify.TASK,
     RerankOptions: rerank.TASK,
     AnswerOptions: answer.TASK,

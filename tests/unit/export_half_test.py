@@ -13,8 +13,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from export import emulation, graph, half, nodes, optimize, ranges
 from export.checkpoint import open_checkpoint
+from export.decisions import cosine
 from export.errors import ExportError
-from export.parity import cosine
 from export.source import find
 from tests.support.checkpoints import write_checkpoint
 from tests.support.graphs import ARCHITECTURES, batch, write_fill_mask_graph, write_graph

@@ -124,6 +124,16 @@ def floats(*values: object) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def test_each_token_must_point_where_pytorchs_does() -> None:
+    """One token that is off shows, however many others are right and however long their vectors are."""
+    wanted = floats([100, 0], [0, 100], [1, 0], [50, 50])
+    assert judge("embed_tokens").cosine((wanted,), (wanted * 2,)) == pytest.approx(1)
+    found = wanted.copy()
+    found[2] = [0, 1]
+    assert judge("embed_tokens").cosine((found,), (wanted,)) == pytest.approx(0)
+    assert judge("tag").cosine((found,), (wanted,)) > 0.99
+
+
 AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
     (judge("classify"), (floats(1, 2, 0),), (floats(0, 9, 8),), text(0, 5, 2), 1),
     (judge("classify"), (floats(1, 2, 0),), (floats(3, 2, 0),), text(0, 5, 2), 0),

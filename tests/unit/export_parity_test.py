@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export import corpus, graph, optimize, parity
+from export import corpus, decisions, graph, optimize, parity
 from export.build import judge_of
 from export.checkpoint import open_checkpoint
 from export.engines import open_engine
@@ -43,7 +43,7 @@ def broken(precision: str, task: str = "embed", **figures: float | None) -> dict
 )
 def test_cosine(left: list[float], right: list[float], expected: float) -> None:
     """Vectors are compared by direction; a vector of zeros is like nothing."""
-    assert parity.cosine(np.array(left, float), np.array(right, float)) == pytest.approx(expected)
+    assert decisions.cosine(np.array(left, float), np.array(right, float)) == pytest.approx(expected)
 
 
 def test_every_text_is_run_in_company() -> None:
