@@ -12,14 +12,19 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
+
+    from serving.telemetry.catalogue import Metric
+
+    Values = Mapping[tuple[str, ...], float]
+    """The samples of a metric, each by the values of its labels in their order; without labels, by ()."""
 
 
 class Total(Collector):
@@ -29,67 +34,85 @@ class Total(Collector):
         value: Its count; add to it.
     """
 
-    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
         """Registers itself.
 
         Args:
-            name: Of the metric, without `_total`.
-            text: What it counts.
+            metric: What it is.
             registry: Where it is scraped.
         """
-        self._name, self._text = name, text
-        self.value = 0
+        self._metric = metric
+        self.value: float = 0
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The count."""
-        yield CounterMetricFamily(self._name, self._text, value=self.value)
+        yield CounterMetricFamily(self._metric.name, self._metric.text, value=self.value)
 
 
 class Tally(Collector):
-    """A counter for each value of a label.
+    """A counter for each value of its only label.
 
     Attributes:
         counts: The counts; add to them.
     """
 
-    def __init__(
-        self, name: str, text: str, label: str, registry: CollectorRegistry, counts: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, metric: Metric, registry: CollectorRegistry, counts: dict[str, int] | None = None) -> None:
         """Registers itself.
 
         Args:
-            name: Of the metric, without `_total`.
-            text: What it counts.
-            label: Name of the label.
+            metric: What it is.
             registry: Where it is scraped.
             counts: Counts that somebody else keeps; None for its own.
         """
-        self._name, self._text, self._label = name, text, label
+        self._metric = metric
         self.counts: dict[str, int] = Counter() if counts is None else counts
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Each count."""
-        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        family = CounterMetricFamily(self._metric.name, self._metric.text, labels=list(self._metric.labels))
         for value, count in self.counts.items():
             family.add_metric([value], count)
+        yield family
+
+
+class Reading(Collector):
+    """A counter or gauge that is read when it is scraped."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry, read: Callable[[], float | Values]) -> None:
+        """Registers itself.
+
+        Args:
+            metric: What it is.
+            registry: Where it is scraped.
+            read: Gives its value, or that of each combination of its labels' values.
+        """
+        self._metric, self._read = metric, read
+        self._family = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}[metric.kind]
+        registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What is read now."""
+        found = self._read()
+        family = self._family(self._metric.name, self._metric.text, labels=list(self._metric.labels))
+        for labels, value in ({(): found} if isinstance(found, int | float) else found).items():
+            family.add_metric(labels, value)
         yield family
 
 
 class Histogram(Collector):
     """Counts values by bucket."""
 
-    def __init__(self, name: str, text: str, buckets: Sequence[float], registry: CollectorRegistry) -> None:
+    def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
         """Registers itself.
 
         Args:
-            name: Of the metric, its unit included.
-            text: What it measures.
-            buckets: Upper bounds, ascending, each inclusive; one without a bound is added.
+            metric: What it is.
             registry: Where it is scraped.
+            buckets: Upper bounds, ascending, each inclusive; one without a bound is added.
         """
-        self._name, self._text = name, text
+        self._metric = metric
         self._bounds = tuple(buckets)
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
@@ -100,9 +123,12 @@ class Histogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def counts(self) -> Sequence[int]:
+        """What each bucket holds by itself; last, what is beyond them."""
+        return tuple(self._counts)
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The cumulative counts, as the exposition format wants them."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
-        yield HistogramMetricFamily(
-            self._name, self._text, buckets=list(zip(names, accumulate(self._counts), strict=True)), sum_value=self._sum
-        )
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._metric.name, self._metric.text, buckets=buckets, sum_value=self._sum)

@@ -6,30 +6,46 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from serving.errors import reasons
 from serving.lifecycle import State
 from serving.records import Totals
-from serving.telemetry.collectors import Histogram, Tally, Total
+from serving.telemetry import catalogue
+from serving.telemetry.collectors import Histogram, Reading, Tally, Total
+from serving.telemetry.triton import TritonMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.dispatch import Dispatcher
+    from serving.engine.supervisor import Supervisor
     from serving.records import ModelIndex, Outcome
+    from serving.repository import Repository
     from serving.scheduling.batcher import Assignment
+    from serving.telemetry.catalogue import Metric
+    from serving.telemetry.collectors import Values
+    from serving.transport.oip.service import ModelStatistics
+
+_DECADE = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
 _SECONDS = (
+    5e-5,
     *(round(1e-4 * step, 4) for step in range(1, 31)),
-    *(round(3e-3 * 1.25**step, 5) for step in range(1, 39)),
+    *(round(1e-3 * step, 4) for step in (4, 5, 6, 8)),
+    *(round(ten * step, 5) for ten in (1e-2, 1e-1, 1.0) for step in _DECADE),
+    *(10.0, 15.0, 30.0, 60.0),
 )
-"""Every 0.1 ms up to 3 ms, then up to 14 s in steps of a quarter."""
+"""Every 0.1 ms up to 3 ms, then round numbers a quarter apart, up to the longest deadline."""
 
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _RECENT_BATCHES = 128
+
+_ANSWERED = "ok"
+"""The outcome of a request that got its answer."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,6 +61,25 @@ class BatchSeen(NamedTuple):
     occupied_us: float
 
 
+class Counts(NamedTuple):
+    """What has been counted since the server started.
+
+    Attributes:
+        requests: Requests answered.
+        errors: Requests that got an error, by its reason.
+        stages: For each stage of a request how many took as long as each bucket of `Metrics.bounds` says; last,
+            those beyond them.
+    """
+
+    requests: int
+    errors: Mapping[str, int]
+    texts: int
+    tokens: int
+    truncated: int
+    engine_restarts: int
+    stages: Mapping[str, Sequence[int]]
+
+
 class Metrics:
     """Every metric of the server, in a registry of its own.
 
@@ -55,42 +90,33 @@ class Metrics:
         recent: The last batches.
     """
 
+    bounds = _SECONDS
+    """Upper bounds of the buckets of a request's stages, in seconds."""
+
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Tally(
-            "bertserve_requests", "Requests by outcome; `ok` or an error's reason.", "reason", self.registry
-        )
-        self._stages = {
-            name: Histogram(f"bertserve_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
-            for name, text in (
-                ("tokenize", "Time to tokenise a request."),
-                ("queue", "Longest time a text of a request waited for an engine."),
-                ("compute", "Longest time an engine spent on a batch of a request."),
-                ("request", "Time from a request's arrival to its answer."),
-            )
-        }
-        self._texts = Total("bertserve_texts", "Texts answered.", self.registry)
-        self._tokens = Total("bertserve_tokens", "Tokens computed, padding not counted.", self.registry)
-        self._truncated = Total("bertserve_truncated_tokens", "Tokens cut off.", self.registry)
-        self._batches = Histogram(
-            "bertserve_batch_size", "Texts in a batch.", buckets=_BATCH_SIZES, registry=self.registry
-        )
-        self._padding = Total("bertserve_padding_tokens", "Tokens of padding that were computed.", self.registry)
-        self._cost_ratio = Histogram(
-            "bertserve_batch_cost_ratio",
-            "Time that a batch held its lane, over the time predicted.",
-            buckets=_RATIOS,
-            registry=self.registry,
-        )
-        self._predicted = Total("bertserve_batch_predicted_us", "Predicted time of all batches.", self.registry)
-        self._actual = Total("bertserve_batch_actual_us", "Their true time.", self.registry)
+        self.registry = registry = CollectorRegistry()
+        # Every reason is there from the start: what was never seen at 0 has no rate when it is first seen.
+        self._requests = Tally(catalogue.REQUESTS, registry, dict.fromkeys([_ANSWERED, *reasons()], 0))
+        self._request = Histogram(catalogue.REQUEST_SECONDS, registry, _SECONDS)
+        self._tokenize = Histogram(catalogue.TOKENIZE_SECONDS, registry, _SECONDS)
+        self._queue = Histogram(catalogue.QUEUE_SECONDS, registry, _SECONDS)
+        self._compute = Histogram(catalogue.COMPUTE_SECONDS, registry, _SECONDS)
+        self._texts = Total(catalogue.TEXTS, registry)
+        self._tokens = Total(catalogue.TOKENS, registry)
+        self._truncated = Total(catalogue.TRUNCATED, registry)
+        self._batches = Histogram(catalogue.BATCH_SIZE, registry, _BATCH_SIZES)
+        self._padding = Total(catalogue.PADDING, registry)
+        self._cost_ratio = Histogram(catalogue.COST_RATIO, registry, _RATIOS)
+        self._predicted = Total(catalogue.PREDICTED_SECONDS, registry)
+        self._actual = Total(catalogue.ACTUAL_SECONDS, registry)
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
-        self._restarts = Total("bertserve_engine_restarts", "Deaths of the engine process.", self.registry)
-        self._state = Gauge("bertserve_state", "1 for the server's state.", ["state"], registry=self.registry)
-        self._requests.counts["ok"] = 0
+        self._restarts = Total(catalogue.ENGINE_RESTARTS, registry)
+        self._state = State.STARTING
+        self.read(catalogue.STATE, lambda: {(state,): float(state is self._state) for state in State})
         self.batches: defaultdict[ModelIndex, int] = defaultdict(int)
         self.totals: defaultdict[str, Totals] = defaultdict(Totals)
-        self._tokenize, self._queue, self._compute, self._request = self._stages.values()
+        self._triton: TritonMetrics | None = None
+        ProcessCollector(registry=registry)
 
     def answered(self, outcome: Outcome[Any]) -> None:
         """Records a request that got its answer."""
@@ -128,8 +154,8 @@ class Metrics:
         predicted_us, texts = assignment.predicted_us, len(assignment.items)
         if occupied_us > 0:
             self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
-            self._predicted.value += int(predicted_us)
-            self._actual.value += int(occupied_us)
+            self._predicted.value += predicted_us / 1e6
+            self._actual.value += occupied_us / 1e6
         self.recent.append(
             BatchSeen(assignment.lane, texts, assignment.tokens, assignment.padding, predicted_us, occupied_us)
         )
@@ -140,35 +166,89 @@ class Metrics:
 
     def state(self, current: State) -> None:
         """Records a change of the server's state."""
-        for state in State:
-            self._state.labels(state.value).set(state is current)
+        self._state = current
+
+    def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
+        """Shows what somebody else knows whenever the metrics are scraped.
+
+        Args:
+            metric: What it is.
+            read: Gives its value, or that of each combination of its labels' values.
+        """
+        Reading(metric, self.registry, read)
 
     def follow(self, dispatcher: Dispatcher) -> None:
-        """Shows what a dispatcher does whenever the metrics are scraped."""
+        """Shows what a dispatcher does."""
         scheduler = dispatcher.scheduler
         queue, admission = scheduler.queue, scheduler.admission
-        self._gauge("bertserve_queue_texts", "Texts that wait for an engine.", lambda: queue.items)
-        self._gauge("bertserve_queue_tokens", "Their tokens.", lambda: queue.tokens)
-        self._gauge("bertserve_queue_work_seconds", "Predicted work that waits.", lambda: queue.backlog.total_us / 1e6)
-        self._gauge("bertserve_admitted_tokens", "Tokens in flight.", lambda: admission.in_flight)
-        Tally(
-            "bertserve_refusals",
-            "Requests refused at admission: `queue_full`, `predicted_late` (429) or `hopeless` (504).",
-            "reason",
-            self.registry,
-            scheduler.refusals,
-        )
-        Tally(
-            "bertserve_deadline_misses",
-            "Requests admitted and not answered in time, by where their deadline met them: `queue` or `engine`.",
-            "where",
-            self.registry,
-            dispatcher.misses,
-        )
+        self.read(catalogue.QUEUE_TEXTS, lambda: queue.items)
+        self.read(catalogue.QUEUE_TOKENS, lambda: queue.tokens)
+        self.read(catalogue.QUEUE_WORK, lambda: queue.backlog.total_us / 1e6)
+        self.read(catalogue.PREDICTED_WAIT, dispatcher.predicted_wait_s)
+        self.read(catalogue.ADMITTED_TOKENS, lambda: admission.in_flight)
+        self.read(catalogue.ADMITTED_LIMIT, lambda: admission.capacity)
+        self.read(catalogue.NON_FINITE, lambda: dispatcher.non_finite)
+        Tally(catalogue.REFUSALS, self.registry, scheduler.refusals)
+        Tally(catalogue.DEADLINE_MISSES, self.registry, dispatcher.misses)
 
-    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        Gauge(name, text, registry=self.registry).set_function(read)
+    def follow_models(
+        self,
+        repository: Repository,
+        statistics: Callable[[], Sequence[ModelStatistics]],
+        waiting: Callable[[], Mapping[ModelIndex, int]],
+    ) -> None:
+        """Shows each model, under our names and Triton's.
+
+        Args:
+            repository: The models.
+            statistics: What v2 tells of them.
+            waiting: Requests of each that have not reached an engine.
+        """
+        self.read(
+            catalogue.MODEL,
+            lambda: {
+                (model.name, model.version, model.manifest.task, model.artifact.precision): 1.0
+                for model in repository.models
+            },
+        )
+        self.read(
+            catalogue.UNPROVEN,
+            lambda: {(model.name, model.version): float(not model.artifact.proven) for model in repository.models},
+        )
+        self._triton = TritonMetrics(repository, statistics, waiting)
+
+    def follow_engine(self, supervisor: Supervisor) -> None:
+        """Shows which engine runs, and what its process takes."""
+
+        def info() -> Values:
+            ready = supervisor.ready
+            return {(ready.engine, ready.version or "none"): 1.0} if ready else {}
+
+        def pid() -> str:
+            return str(supervisor.engine.pid) if supervisor.engine else "none"  # no such process: nothing is shown
+
+        self.read(catalogue.ENGINE, info)
+        ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
+
+    def counts(self) -> Counts:
+        """What has been counted so far."""
+        outcomes = {reason: count for reason, count in self._requests.counts.items() if count}
+        return Counts(
+            requests=outcomes.pop(_ANSWERED, 0),
+            errors=outcomes,
+            texts=round(self._texts.value),
+            tokens=round(self._tokens.value),
+            truncated=round(self._truncated.value),
+            engine_restarts=round(self._restarts.value),
+            stages={
+                "tokenize": self._tokenize.counts(),
+                "queue": self._queue.counts(),
+                "compute": self._compute.counts(),
+                "request": self._request.counts(),
+            },
+        )
 
     def render(self) -> bytes:
         """The exposition text."""
-        return generate_latest(self.registry)
+        ours = generate_latest(self.registry)
+        return ours + self._triton.render() if self._triton else ours

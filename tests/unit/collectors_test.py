@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.telemetry.collectors import Histogram, Tally, Total
+from serving.telemetry.catalogue import Metric
+from serving.telemetry.collectors import Histogram, Reading, Tally, Total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ def scraped(registry: prometheus_client.CollectorRegistry) -> dict[tuple[str, st
 def test_it_is_the_librarys_histogram(values: Sequence[float]) -> None:
     """Same names, bounds, cumulative counts and sum, whatever is observed; bounds are inclusive."""
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
-    mine = Histogram("x_seconds", "A time.", BOUNDS, ours)
+    mine = Histogram(Metric("x_seconds", "histogram", "A time."), ours, BOUNDS)
     library = prometheus_client.Histogram("x_seconds", "A time.", buckets=BOUNDS, registry=theirs)
     for value in values:
         mine.observe(value)
@@ -41,7 +42,7 @@ def test_it_is_the_librarys_histogram(values: Sequence[float]) -> None:
 def test_a_total_is_the_librarys_counter(values: Sequence[int]) -> None:
     """Same name and count."""
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
-    mine = Total("x", "Things.", ours)
+    mine = Total(Metric("x_total", "counter", "Things."), ours)
     library = prometheus_client.Counter("x", "Things.", registry=theirs)
     for value in values:
         mine.value += value
@@ -53,9 +54,30 @@ def test_a_total_is_the_librarys_counter(values: Sequence[int]) -> None:
 def test_a_tally_is_the_librarys_counter_with_a_label(values: Sequence[str]) -> None:
     """Same name, labels and counts."""
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
-    mine = Tally("x", "Things.", "reason", ours)
+    mine = Tally(Metric("x_total", "counter", "Things.", {"reason": ""}), ours)
     library = prometheus_client.Counter("x", "Things.", ["reason"], registry=theirs)
     for value in values:
         mine.counts[value] += 1
         library.labels(value).inc()
     assert scraped(ours) == scraped(theirs)
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), st.floats(-5, 5)))
+def test_a_reading_is_the_librarys_gauge(values: dict[tuple[str, str], float]) -> None:
+    """Same names, labels and values, read at each scrape."""
+    ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    Reading(Metric("x", "gauge", "Things.", {"one": "", "other": ""}), ours, lambda: values)
+    library = prometheus_client.Gauge("x", "Things.", ["one", "other"], registry=theirs)
+    for labels, value in values.items():
+        library.labels(*labels).set(value)
+    assert scraped(ours) == scraped(theirs)
+
+
+def test_a_reading_may_be_a_counter() -> None:
+    """Of what somebody else counts."""
+    counted = {"now": 1.0}
+    registry = prometheus_client.CollectorRegistry()
+    Reading(Metric("x_total", "counter", "Things."), registry, lambda: counted["now"])
+    assert scraped(registry) == {("x_total", ""): 1.0}
+    counted["now"] = 2.0
+    assert scraped(registry) == {("x_total", ""): 2.0}

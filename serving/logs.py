@@ -1,0 +1,210 @@
+"""Where log lines go: a bounded queue, and one thread that writes them.
+
+Neither the event loop nor an engine's lane ever waits for whoever reads the log. A pipe that nobody reads, one that
+is closed and a disk that is full cost lines, which are counted, and nothing else. A message that comes again and
+again is shown a few times and then once a second, with how many were hidden meanwhile.
+
+No text of the users' gets into a line: messages are templates with names and numbers in them, and of an exception
+that is none of ours only its kind and its place in the code are shown, because its message may repeat its input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from serving.errors import BertserveError, StartupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+Format = Literal["text", "json"]
+
+MOST_LINES = 10_000
+"""Lines that wait to be written; further ones are lost."""
+
+_PAUSE_S = 0.01
+"""Between two writes, so that lines that come fast are written together instead of waking the thread for each."""
+
+_BURST = 20
+_PER_S = 1.0
+_MOST_KEYS = 1000
+
+_NOWHERE, _STDOUT, _STDERR = -1, 1, 2
+
+_SAFE = (BertserveError, StartupError, OSError)
+"""Exceptions whose messages hold nothing that a client sent."""
+
+
+def fields(**values: object) -> dict[str, Any]:
+    """For a logging call's `extra`: values that a line shows behind its message, or in JSON as members."""
+    return {"fields": values}
+
+
+class RateLimit:
+    """Lets a few messages of a kind through at once, and then one a second.
+
+    Attributes:
+        hidden: Messages that were not let through.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.hidden = 0
+        self._clock = clock
+        self._kinds: dict[Hashable, list[float]] = {}
+
+    def admit(self, kind: Hashable) -> int | None:
+        """Asks for one message.
+
+        Args:
+            kind: What it is counted with.
+
+        Returns:
+            How many of its kind were hidden since the last one; None if this one is hidden too.
+        """
+        now = self._clock()
+        state = self._kinds.get(kind)
+        if state is None:
+            if len(self._kinds) >= _MOST_KEYS:
+                self._kinds.clear()
+            state = self._kinds[kind] = [float(_BURST), now, 0]
+        left, since, hidden = state
+        left = min(float(_BURST), left + (now - since) * _PER_S)
+        if left < 1:
+            state[:] = left, now, hidden + 1
+            self.hidden += 1
+            return None
+        state[:] = left - 1, now, 0
+        return int(hidden)
+
+
+class LogWriter(logging.Handler):
+    """Queues lines and writes them from a thread of its own.
+
+    Attributes:
+        lost: Lines that could not be written or found no room.
+        limit: What bounds messages that repeat.
+    """
+
+    def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MOST_LINES) -> None:
+        """Starts the thread.
+
+        Args:
+            form: What a line looks like.
+            descriptor: Where lines go.
+            most_lines: Lines that wait; further ones are lost.
+        """
+        super().__init__()
+        self.lost = 0
+        self.limit = RateLimit()
+        self.form = form
+        self._descriptor = descriptor
+        self._most_lines = most_lines
+        self._queue: SimpleQueue[logging.LogRecord | bytes | threading.Event] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues a line, unless too many of its kind came before it."""
+        if not hasattr(record, "limited"):
+            hidden = self.limit.admit((record.name, record.msg))
+            if hidden is None:
+                return
+            record.hidden = hidden
+        self._put(record)
+
+    def say(self, text: str) -> None:
+        """Queues a text for people, for standard output."""
+        self._put(text.encode())
+
+    def flush(self, limit_s: float = 1.0) -> None:
+        """Waits until what is queued is written, but not for longer than the limit."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(limit_s)
+
+    def _put(self, item: logging.LogRecord | bytes) -> None:
+        if self._queue.qsize() >= self._most_lines:
+            self.lost += 1
+        else:
+            self._queue.put(item)
+
+    def _run(self) -> None:
+        while True:
+            items = [self._queue.get()]
+            items += [self._queue.get() for _ in range(self._queue.qsize())]
+            lines: list[bytes] = []
+            for item in items:
+                if isinstance(item, logging.LogRecord):
+                    lines += self._lines(item)
+                    continue
+                self._write(self._descriptor, lines)
+                lines = []
+                if isinstance(item, bytes):
+                    # As below: what is not there may be something else by now.
+                    self._write(_STDOUT if sys.stdout is not None else _NOWHERE, [item])
+                else:
+                    item.set()
+            self._write(self._descriptor, lines)
+            time.sleep(_PAUSE_S)
+
+    def _lines(self, record: logging.LogRecord) -> list[bytes]:
+        try:
+            return [line(record, self.form)]
+        except (TypeError, ValueError):  # a message that does not fit its arguments
+            self.lost += 1
+            return []
+
+    def _write(self, descriptor: int, lines: list[bytes]) -> None:
+        rest = memoryview(b"".join(lines))
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:  # closed, full, or not to be waited for
+            self.lost += max(1, bytes(rest).count(b"\n"))
+
+
+def start(form: Format, level: str) -> LogWriter:
+    """Sends the log of this process to standard error; returns what writes it."""
+    # A process that was started without standard error may have opened something else under its number.
+    writer = LogWriter(form, descriptor=_STDERR if sys.stderr is not None else _NOWHERE)
+    logging.root.handlers = [writer]
+    logging.root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    return writer
+
+
+def line(record: logging.LogRecord, form: Format) -> bytes:
+    """A record as one line; in JSON all of it, as text with the traceback below it."""
+    extra: Mapping[str, object] = getattr(record, "fields", {})
+    if hidden := getattr(record, "hidden", 0):
+        extra = {**extra, "hidden": hidden}
+    when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    trace = "\n".join(_traceback(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
+    if form == "json":
+        members = {"time": when, "level": record.levelname.lower(), "logger": record.name}
+        whole = {**members, "message": record.getMessage(), **extra, **({"exception": trace} if trace else {})}
+        return orjson.dumps(whole, default=str, option=orjson.OPT_APPEND_NEWLINE)
+    words = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
+    text = f"{when} {record.levelname} {record.name}: {record.getMessage()}{words}".replace("\n", " ") + "\n"
+    return (f"{text}{trace}\n" if trace else text).encode("utf-8", "replace")
+
+
+def _traceback(error: BaseException) -> Iterator[str]:
+    """An exception and those behind it, the first one first: places in the code, kinds, and messages that are safe."""
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if behind is not None:
+        yield from _traceback(behind)
+        yield "which led to"
+    yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
+    kind = type(error)
+    yield f"{kind.__module__}.{kind.__qualname__}" + (f": {error}" if isinstance(error, _SAFE) else "")

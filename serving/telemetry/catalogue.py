@@ -1,0 +1,191 @@
+"""Every metric of a running server: its name, its kind, its labels and what it says.
+
+The metrics are made from these entries, and so is `docs/metrics.md`; a test holds a running server against them.
+Names end in their unit: `_seconds`, `_bytes`, `_tokens`; what only grows ends in `_total`. The values of every label
+are bounded: by the error tree, the states, or the models of the repository.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    """A metric.
+
+    Attributes:
+        name: As it is scraped; of a histogram without `_bucket`, `_sum` and `_count`.
+        kind: Prometheus's type.
+        text: What it says.
+        labels: Its labels, and which values each has; a histogram's `le` is not listed.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: Mapping[str, str] = {}
+
+
+_MODEL = {"model": "a model of the repository", "version": "its version"}
+_FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+
+REQUESTS = Metric(
+    "bertserve_requests_total", "counter", "Requests by outcome.", {"reason": "`ok`, or the reason of an error"}
+)
+REQUEST_SECONDS = Metric(
+    "bertserve_request_seconds", "histogram", "Time from a request's arrival to its answer, of those answered."
+)
+TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Time to tokenise a request.")
+QUEUE_SECONDS = Metric(
+    "bertserve_queue_seconds", "histogram", "Longest time that a text of a request waited for an engine."
+)
+COMPUTE_SECONDS = Metric(
+    "bertserve_compute_seconds", "histogram", "Longest time that an engine spent on a batch of a request."
+)
+TEXTS = Metric("bertserve_texts_total", "counter", "Texts answered.")
+TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, padding not counted.")
+TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens cut off texts that were too long.")
+
+QUEUE_TEXTS = Metric("bertserve_queue_texts", "gauge", "Texts that wait for an engine.")
+QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the texts that wait.")
+QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to compute what waits.")
+PREDICTED_WAIT = Metric(
+    "bertserve_predicted_wait_seconds",
+    "gauge",
+    "Predicted time until all that is here now is answered: what a new request finds before it. Scale by this.",
+)
+ADMITTED_TOKENS = Metric(
+    "bertserve_admitted_tokens", "gauge", "Tokens in flight: admitted, and not answered yet. Scale by this too."
+)
+ADMITTED_LIMIT = Metric("bertserve_admitted_limit_tokens", "gauge", "Tokens that may be in flight at once.")
+REFUSALS = Metric(
+    "bertserve_refusals_total",
+    "counter",
+    "Requests refused at admission.",
+    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+)
+DEADLINE_MISSES = Metric(
+    "bertserve_deadline_misses_total",
+    "counter",
+    "Requests admitted and not answered in time, by where their deadline met them.",
+    {"where": "`queue`, `engine`"},
+)
+
+BATCH_SIZE = Metric("bertserve_batch_size", "histogram", "Texts in a batch.")
+PADDING = Metric("bertserve_padding_tokens_total", "counter", "Tokens of padding that were computed.")
+COST_RATIO = Metric(
+    "bertserve_batch_cost_ratio", "histogram", "Time for which a batch held its lane, over the time predicted."
+)
+PREDICTED_SECONDS = Metric("bertserve_batch_predicted_seconds_total", "counter", "Predicted time of all batches.")
+ACTUAL_SECONDS = Metric("bertserve_batch_actual_seconds_total", "counter", "Time for which all batches held lanes.")
+
+STATE = Metric(
+    "bertserve_state",
+    "gauge",
+    "1 for the state that the server is in, 0 for the others.",
+    {"state": "`starting`, `warming`, `ready`, `degraded`, `draining`, `stopped`, `failed`"},
+)
+ENGINE = Metric(
+    "bertserve_engine_info",
+    "gauge",
+    "1 for the engine that runs; none while it is being started.",
+    {"engine": "its name", "version": "of its library"},
+)
+ENGINE_RESTARTS = Metric("bertserve_engine_restarts_total", "counter", "Deaths of the engine process.")
+NON_FINITE = Metric(
+    "bertserve_non_finite_outputs_total", "counter", "Texts whose answer was NaN or infinite, and so was not sent."
+)
+MODEL = Metric("bertserve_model_info", "gauge", "1 for each model and the form of it that is served.", _FORM)
+UNPROVEN = Metric(
+    "bertserve_model_unproven",
+    "gauge",
+    "1 for a model whose artifact nobody compared with PyTorch, else 0.",
+    _MODEL,
+)
+BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
+CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})
+
+LOG_LOST = Metric(
+    "bertserve_log_lines_lost_total",
+    "counter",
+    "Lines of the log that could not be written: nobody reads them, the pipe is closed or the disk is full.",
+)
+LOG_HIDDEN = Metric(
+    "bertserve_log_lines_hidden_total", "counter", "Lines left out because many of their kind came before them."
+)
+SPANS_EXPORTED = Metric("bertserve_trace_spans_exported_total", "counter", "Spans that the collector has taken.")
+SPANS_DROPPED = Metric(
+    "bertserve_trace_spans_dropped_total",
+    "counter",
+    "Spans that were made and not taken.",
+    {"reason": "`queue_full`, `export_failed`, `rejected` by the collector"},
+)
+
+SERVER: Sequence[Metric] = (
+    *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
+    *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
+    *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
+    *(STATE, ENGINE, ENGINE_RESTARTS, NON_FINITE, MODEL, UNPROVEN, BUILD, CONNECTIONS, LOG_LOST, LOG_HIDDEN),
+    *(SPANS_EXPORTED, SPANS_DROPPED),
+)
+"""What is the server's own."""
+
+TRITON_SUCCESS = Metric("nv_inference_request_success", "counter", "Requests answered.", _MODEL)
+TRITON_FAILURE = Metric("nv_inference_request_failure", "counter", "Requests of v2 that got an error.", _MODEL)
+TRITON_COUNT = Metric("nv_inference_count", "counter", "Texts answered.", _MODEL)
+TRITON_EXECUTIONS = Metric("nv_inference_exec_count", "counter", "Batches.", _MODEL)
+TRITON_REQUEST = Metric(
+    "nv_inference_request_duration_us", "counter", "Sum of the times from arrival to answer.", _MODEL
+)
+TRITON_QUEUE = Metric("nv_inference_queue_duration_us", "counter", "Sum of the times in the queue.", _MODEL)
+TRITON_INPUT = Metric("nv_inference_compute_input_duration_us", "counter", "Sum of the times to tokenise.", _MODEL)
+TRITON_INFER = Metric("nv_inference_compute_infer_duration_us", "counter", "Sum of the times in an engine.", _MODEL)
+TRITON_OUTPUT = Metric(
+    "nv_inference_compute_output_duration_us", "counter", "Sum of the times between engine and answer.", _MODEL
+)
+TRITON_PENDING = Metric(
+    "nv_inference_pending_request_count", "gauge", "Requests of which no text has reached an engine yet.", _MODEL
+)
+
+TRITON: Sequence[Metric] = (
+    *(TRITON_SUCCESS, TRITON_FAILURE, TRITON_COUNT, TRITON_EXECUTIONS, TRITON_REQUEST, TRITON_QUEUE),
+    *(TRITON_INPUT, TRITON_INFER, TRITON_OUTPUT, TRITON_PENDING),
+)
+"""Triton's names, for the dashboards that know them; their numbers are those of v2's statistics."""
+
+
+def _process(prefix: str, whose: str) -> Sequence[Metric]:
+    return (
+        Metric(f"{prefix}_cpu_seconds_total", "counter", f"CPU time of {whose}."),
+        Metric(f"{prefix}_resident_memory_bytes", "gauge", f"Resident memory of {whose}."),
+        Metric(f"{prefix}_virtual_memory_bytes", "gauge", f"Virtual memory of {whose}."),
+        Metric(f"{prefix}_open_fds", "gauge", f"Open file descriptors of {whose}."),
+        Metric(f"{prefix}_max_fds", "gauge", f"File descriptors that {whose} may open."),
+        Metric(f"{prefix}_start_time_seconds", "gauge", f"When {whose} was started, in seconds since 1970."),
+    )
+
+
+ENGINE_PROCESS_NAMESPACE = "bertserve_engine"
+
+PROCESS: Sequence[Metric] = (
+    *_process("process", "the server process"),
+    *_process(f"{ENGINE_PROCESS_NAMESPACE}_process", "the engine process, while there is one"),
+)
+"""What Prometheus's client library reads of processes."""
+
+_GPU = {"gpu_uuid": "the card"}
+
+GPU: Sequence[Metric] = (
+    Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU),
+    Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the card.", _GPU),
+    Metric("nv_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU),
+    Metric("nv_gpu_power_usage", "gauge", "Power that the card draws, in watts.", _GPU),
+    Metric("nv_gpu_power_limit", "gauge", "Power that it may draw, in watts; a T4 slows down at its 70 W.", _GPU),
+    Metric("nv_energy_consumption", "counter", "Energy used since the driver was loaded, in joules.", _GPU),
+)
+"""Triton's names of what a GPU tells; a server on a CPU has none of them."""

@@ -1,0 +1,76 @@
+"""What Triton's dashboards and autoscalers look for, under Triton's names (docs/user_guide/metrics.md of Triton).
+
+Its counters end without `_total`, which the client library will not write, so these few lines are written here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.telemetry import catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from serving.records import ModelIndex
+    from serving.repository import Repository
+    from serving.telemetry.catalogue import Metric
+    from serving.transport.oip.service import Duration, ModelStatistics
+
+_NS_PER_US = 1000
+
+_COUNTS: Sequence[tuple[Metric, Callable[[ModelStatistics], int]]] = (
+    (catalogue.TRITON_SUCCESS, lambda model: model.inference_stats.success.count),
+    (catalogue.TRITON_FAILURE, lambda model: model.inference_stats.fail.count),
+    (catalogue.TRITON_COUNT, lambda model: model.inference_count),
+    (catalogue.TRITON_EXECUTIONS, lambda model: model.execution_count),
+    (catalogue.TRITON_REQUEST, lambda model: _us(model.inference_stats.success)),
+    (catalogue.TRITON_QUEUE, lambda model: _us(model.inference_stats.queue)),
+    (catalogue.TRITON_INPUT, lambda model: _us(model.inference_stats.compute_input)),
+    (catalogue.TRITON_INFER, lambda model: _us(model.inference_stats.compute_infer)),
+    (catalogue.TRITON_OUTPUT, lambda model: _us(model.inference_stats.compute_output)),
+)
+
+
+class TritonMetrics:
+    """The metrics of each model, as text."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        statistics: Callable[[], Sequence[ModelStatistics]],
+        waiting: Callable[[], Mapping[ModelIndex, int]],
+    ) -> None:
+        """Says where the numbers come from.
+
+        Args:
+            repository: The models.
+            statistics: What v2 tells of them.
+            waiting: Requests of each that have not reached an engine.
+        """
+        self._repository = repository
+        self._statistics = statistics
+        self._waiting = waiting
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return "".join(self._lines()).encode()
+
+    def _lines(self) -> Iterator[str]:
+        statistics = self._statistics()
+        for metric, value in _COUNTS:
+            yield from _family(metric, [(model.name, model.version, value(model)) for model in statistics])
+        waiting = self._waiting()
+        models = self._repository.models
+        pending = [(model.name, model.version, waiting.get(model.index, 0)) for model in models]
+        yield from _family(catalogue.TRITON_PENDING, pending)
+
+
+def _family(metric: Metric, samples: Sequence[tuple[str, str, int]]) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.text}\n# TYPE {metric.name} {metric.kind}\n"
+    for model, version, value in samples:  # the names of models hold nothing that would have to be escaped
+        yield f'{metric.name}{{model="{model}",version="{version}"}} {value}\n'
+
+
+def _us(duration: Duration) -> int:
+    return duration.ns // _NS_PER_US

@@ -1,0 +1,173 @@
+"""The log of a running server: as JSON, with ids, without users' texts, and bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.clients import BOTH, Grpc, Refused, Tei, get, metric, post_json
+from tests.support.server import Server
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clients import Transport
+
+FAKE = ("--engine", "fake", "--precision", "fp32")
+PRIVATE = "xylophone"
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    """A server with a log of JSON and an access log, whose engine fails on a word."""
+    options = ("--log-format", "json", "--access-log", "true", "--fake-faults", f"{_token(models)}:raise")
+    with Server(models, *FAKE, *options, wait_ready=False) as running:
+        running.wait_state()
+        yield running
+
+
+def _token(models: Path) -> int:
+    """The id of a token of the word that the engine fails on."""
+    vocabulary = json.loads((models / "minilm" / "1" / "tokenizer.json").read_bytes())["model"]["vocab"]
+    return int(vocabulary["volcano"])
+
+
+def lines(server: Server, **wanted: object) -> list[dict[str, Any]]:
+    """The lines so far that have these members."""
+    found = [json.loads(line) for line in server.log.splitlines()]
+    return [line for line in found if wanted.items() <= line.items()]
+
+
+def wait_line(server: Server, **wanted: object) -> dict[str, Any]:
+    """The only line that has these members, once it is there."""
+    wait_for(lambda: lines(server, **wanted), f"a line with {wanted}")
+    (line,) = lines(server, **wanted)
+    return line
+
+
+def test_every_line_is_json(server: Server) -> None:
+    """The engine's too, and nothing else is written; where the server listens is told in a line as well."""
+    server.wait_logged("ready: ")
+    ready = next(line for line in lines(server, logger="bertserve") if line["message"].startswith("ready"))
+    assert ready["http"] == f"http://{server.http}"
+    assert ready["grpc"] == server.grpc
+    assert ready["metrics"] == f"http://{server.metrics}/metrics"
+    assert lines(server, logger="bertserve.engine")
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines(server))
+
+
+def test_a_refused_request_is_logged_under_its_id(server: Server) -> None:
+    """With the reason, and what the client was told."""
+    reply = post_json(server.http, "/embed", b'{"inputs": 5}', {"X-Request-Id": "refused-1"})
+    assert reply.status == 422
+    line = wait_line(server, request_id="refused-1", logger="bertserve.requests")
+    assert (line["level"], line["reason"], line["status"]) == ("info", "invalid_request", 422)
+
+
+def test_a_refused_call_is_logged_under_its_id(server: Server) -> None:
+    """On gRPC the client reads it in the trailing metadata."""
+    with Grpc(server) as client, pytest.raises(Refused) as refused:
+        client.embed(["x " * 100_000])
+    line = wait_line(server, request_id=refused.value.headers["x-request-id"], logger="bertserve.requests")
+    assert line["reason"] == "invalid_request"
+
+
+def test_a_failure_of_the_engine_is_a_warning(server: Server) -> None:
+    """Of the request; what failed in the engine process stands beside it."""
+    post_json(server.http, "/embed", b'{"inputs": "a volcano"}', {"X-Request-Id": "failed-1"})
+    line = wait_line(server, request_id="failed-1", logger="bertserve.requests")
+    assert (line["level"], line["reason"], line["status"]) == ("warning", "engine_fault", 500)
+    assert lines(server, logger="bertserve.engine", level="error")
+
+
+@pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
+def test_the_access_log_tells_of_each_request(server: Server, transport: type[Transport]) -> None:
+    """What was asked, what came of it, where the time went, how large it was."""
+    before = len(lines(server, logger="bertserve.access"))
+    with transport(server) as client:
+        client.embed(["a text", "another"])
+    wait_for(lambda: len(lines(server, logger="bertserve.access")) > before, "its line")
+    line = lines(server, logger="bertserve.access")[-1]
+    assert line["protocol"] == ("grpc" if transport is Grpc else "http")
+    assert line["route"] == ("/inference.GRPCInferenceService/ModelInfer" if transport is Grpc else "/embed")
+    assert line["status"] == ("OK" if transport is Grpc else 200)
+    assert (line["reason"], line["model"], line["texts"], line["tokens"]) == ("ok", "minilm", 2, 7)
+    assert 0 < line["tokenize_ms"] + line["queue_ms"] + line["compute_ms"] <= line["total_ms"]
+    assert line["bytes_in"] > 0
+    assert transport is Grpc or line["bytes_out"] > 1000
+
+
+def test_the_access_log_tells_of_refused_requests(server: Server) -> None:
+    """With their status; of a path that is not ours nothing is repeated."""
+    post_json(server.http, f"/{PRIVATE}", b"{}", {"X-Request-Id": "strange-1"})
+    line = wait_line(server, request_id="strange-1", logger="bertserve.access")
+    assert (line["status"], line["reason"], line["route"]) == (404, "not_found", "?")
+    post_json(server.http, f"/v2/models/{PRIVATE}/infer", b"{}", {"X-Request-Id": "strange-2"})
+    line = wait_line(server, request_id="strange-2", logger="bertserve.access")
+    assert line["route"] == "/v2/models/{model}/infer"
+
+
+def test_probes_are_not_in_the_access_log(server: Server) -> None:
+    """Nobody asked for a line a second."""
+    before = len(lines(server, logger="bertserve.access"))
+    get(server.metrics, "/readyz")
+    with Tei(server) as client:
+        client.embed(["a text"])
+    wait_for(lambda: len(lines(server, logger="bertserve.access")) > before, "the line of the text")
+    assert len(lines(server, logger="bertserve.access")) == before + 1
+
+
+def test_no_text_of_a_users_is_logged(server: Server) -> None:
+    """Neither of what is answered nor of what is refused, whatever is wrong with it."""
+    bodies: list[bytes] = [
+        json.dumps({"inputs": PRIVATE}).encode(),
+        json.dumps({"inputs": f"{PRIVATE} volcano"}).encode(),
+        json.dumps({PRIVATE: PRIVATE}).encode(),
+        json.dumps({"inputs": [PRIVATE, 5]}).encode(),
+        json.dumps({"inputs": PRIVATE * 10_000, "truncate": False}).encode(),
+        json.dumps({"inputs": "x", "prompt_name": PRIVATE}).encode(),
+        f'{{"inputs": "{PRIVATE}'.encode(),
+    ]
+    for index, body in enumerate(bodies):
+        for path in ("/embed", "/v1/embeddings", "/v2/models/minilm/infer", f"/models/{PRIVATE}/embed", f"/{PRIVATE}"):
+            headers = {"X-Request-Id": f"s-{index}", "X-Request-Timeout-Ms": PRIVATE if index == 1 else "9000"}
+            post_json(server.http, path, body, headers)
+    with Grpc(server) as client:
+        client.embed([PRIVATE])
+        with pytest.raises(Refused):
+            client.embed([f"{PRIVATE} volcano"])
+        with pytest.raises(Refused):
+            client.embed([PRIVATE * 10_000], truncate=False)
+    post_json(server.http, "/embed", b'{"inputs": "the last"}', {"X-Request-Id": "last-1"})
+    wait_line(server, request_id="last-1", logger="bertserve.access")
+    assert len(lines(server, logger="bertserve.access")) > 35
+    assert PRIVATE not in server.log
+
+
+def test_refusals_are_no_storm(models: Path) -> None:
+    """Of many of one reason some are logged; the metrics count the others, and every refusal."""
+    with Server(models, *FAKE) as server:
+        for _ in range(300):
+            post_json(server.http, "/embed", b'{"inputs": 5}')
+        assert metric(server, "bertserve_requests_total", reason="invalid_request") == 300
+        hidden = metric(server, "bertserve_log_lines_hidden_total")
+        shown = server.log.count("request refused")
+        assert hidden > 100
+        assert shown <= 300 - hidden
+        assert metric(server, "bertserve_log_lines_lost_total") == 0
+
+
+def test_there_is_no_access_log_by_default(models: Path) -> None:
+    """Answered requests leave no line."""
+    with Server(models, *FAKE) as server:
+        before = server.log
+        with Tei(server) as client:
+            client.embed(["a text"])
+        post_json(server.http, "/embed", b'{"inputs": 5}', {"X-Request-Id": "refused-2"})
+        server.wait_logged("refused-2")
+        added = server.log.removeprefix(before).splitlines()
+        assert len(added) == 1

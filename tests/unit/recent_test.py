@@ -1,0 +1,122 @@
+"""The last minute: rates and quantiles from counts, on a clock that the test holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.records import Outcome, Timings
+from serving.telemetry.metrics import Metrics
+from serving.telemetry.recent import STEP_S, STEPS, Recent, quantile
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def read(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock."""
+    return Clock()
+
+
+def answered(metrics: Metrics, count: int, total_ms: float, texts: int = 1) -> None:
+    """So many requests, each of which took so long."""
+    timings = Timings(tokenize_us=50.0, queue_us=0.0, compute_us=total_ms * 500, total_us=total_ms * 1e3)
+    for _ in range(count):
+        metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0))
+
+
+def test_before_the_first_request_there_are_no_latencies(clock: Clock) -> None:
+    """Rates are zero, and quantiles null rather than a number that nobody measured."""
+    report = Recent(Metrics(), clock.read).report()
+    assert report["requests_per_s"] == report["errors_per_s"] == 0
+    assert report["latency"]["request"] == {"p50_ms": None, "p90_ms": None, "p99_ms": None}
+    assert report["steps"]["p99_ms"] == []
+
+
+def test_rates_count_from_the_start_at_first(clock: Clock) -> None:
+    """Ten requests of two texts in five seconds."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    answered(metrics, 10, 2.0, texts=2)
+    metrics.refused("overloaded")
+    clock.now += 5
+    report = recent.report()
+    assert report["seconds"] == 5
+    assert (report["requests_per_s"], report["texts_per_s"], report["tokens_per_s"]) == (2, 4, 32)
+    assert report["errors_per_s"] == 0.2
+
+
+def test_what_is_older_than_a_minute_is_forgotten(clock: Clock) -> None:
+    """The window slides by steps; the totals keep everything."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    answered(metrics, 100, 50.0)
+    for step in range(STEPS + 1):
+        clock.now += STEP_S
+        recent.look()
+        if step == 0:
+            answered(metrics, 30, 1.0)
+    report, totals = recent.report(), recent.totals()
+    assert report["seconds"] == STEPS * STEP_S
+    assert report["requests_per_s"] == pytest.approx(30 / 60)
+    assert report["latency"]["request"]["p99_ms"] == pytest.approx(1.0, abs=0.11)
+    assert totals["requests"] == 130
+    assert totals["latency"]["request"]["p99_ms"] == pytest.approx(50, rel=0.25)
+    assert totals["seconds"] == (STEPS + 1) * STEP_S
+
+
+def test_each_step_has_its_own_figures(clock: Clock) -> None:
+    """A quiet step says null, not the latency of the one before."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    for count, total_ms in ((4, 1.0), (0, 0.0), (8, 2.5)):
+        answered(metrics, count, total_ms)
+        clock.now += STEP_S
+        recent.look()
+    steps = recent.report()["steps"]
+    assert steps["requests_per_s"] == [2, 0, 4]
+    assert steps["p99_ms"] == [pytest.approx(1.0, abs=0.11), None, pytest.approx(2.5, abs=0.11)]
+
+
+def test_errors_are_told_by_reason(clock: Clock) -> None:
+    """And deaths of the engine beside them."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    for reason in ("overloaded", "overloaded", "deadline_exceeded"):
+        metrics.refused(reason)
+    metrics.engine_died()
+    totals = recent.totals()
+    assert totals["errors"] == {"overloaded": 2, "deadline_exceeded": 1}
+    assert totals["engine_restarts"] == 1
+
+
+@given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
+    """Whatever was counted; beyond the last bound there is only that bound to tell."""
+    bounds = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    places = np.searchsorted(bounds, values)
+    counts = np.bincount(places, minlength=len(bounds) + 1).tolist()
+    found = quantile(bounds, counts, share)
+    true = float(np.quantile(values, share, method="inverted_cdf"))
+    bucket = int(np.searchsorted(bounds, true))
+    assert found is not None
+    if bucket == len(bounds):
+        assert found == bounds[-1]
+    else:
+        assert (bounds[bucket - 1] if bucket else 0.0) <= found <= bounds[bucket]
+
+
+def test_a_quantile_of_nothing() -> None:
+    """Is nothing."""
+    assert quantile((1.0, 2.0), [0, 0, 0], 0.5) is None
