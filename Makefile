@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer lint bench bench-peers bench-scheduling protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus lint bench bench-peers bench-scheduling protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,7 +37,7 @@ run: models/minilm ## export the demo model once, then serve it
 # Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test: $(call STAMP,dev) ## the tests of every change, in minutes
+test: $(call STAMP,dev) build/prometheus/usr/bin/promtool ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long"
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
@@ -67,7 +67,17 @@ perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the
 
 triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
 
-test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed ## every test at full size
+# Debian's package, unpacked: Prometheus and promtool need nothing else of it, and no root. 19 MB to load, 95 MB on disk.
+# Where there is no apt-get, the tests that want them are skipped and say why.
+build/prometheus/usr/bin/promtool:
+	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with Prometheus will be skipped"; exit 0; }; \
+	  echo "unpacking Prometheus for its tests ..." && mkdir -p build/prometheus && cd build/prometheus && \
+	  { apt-get download -qq prometheus 2>/dev/null && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } || \
+	  echo "apt-get cannot load prometheus: its tests will be skipped"
+
+prometheus: build/prometheus/usr/bin/promtool ## Prometheus and promtool for the tests of metrics and alerts
+
+test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed build/prometheus/usr/bin/promtool ## every test at full size
 	@$(PYTEST)
 
 lint: $(call STAMP,dev) ## style, types and generated files
@@ -114,6 +124,7 @@ protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.settings_page docs/settings.md
+	@$(BIN)/python -m serving.metrics_page docs/metrics.md
 
 clean: ## everything that was made here
 	rm -rf $(VENV) build dist models *.egg-info

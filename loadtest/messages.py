@@ -63,6 +63,8 @@ class Target:
             port = parts.port
         except ValueError as error:
             raise BenchError(f"--target {url}: {error}") from error
+        if parts.scheme in {"https", "grpcs"}:
+            raise BenchError(f"--target {url}: TLS targets are not supported by the load generator")
         if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/"):
             raise BenchError(f"--target {url}: must look like http://host:port or grpc://host:port")
         if protocol == "grpc" and parts.scheme == "http" and "://" in url:

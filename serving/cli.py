@@ -6,29 +6,43 @@ the wire and the engine are imported only afterwards, so that a wrong setting is
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from serving.errors import StartupError
+
+if TYPE_CHECKING:
+    from serving.logs import LogWriter
 
 
 def main(argv: list[str]) -> int:
     """Serves until a signal ends it; returns 0, or 1 or 2 after one line on standard error."""
     # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    started: list[LogWriter] = []
     try:
-        return _serve(argv)
+        return _serve(argv, started)
     except StartupError as error:
-        print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever a library says
+        for log in started:
+            log.flush()
+        with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
+            print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever it holds
         return error.exit_code
+    finally:
+        for log in started:
+            log.flush()
 
 
-def _serve(argv: list[str]) -> int:
+def _serve(argv: list[str], started: list[LogWriter]) -> int:
     from serving.settings import Settings  # noqa: PLC0415  in the order of the checks
 
     settings = Settings.load(argv)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from serving import logs  # noqa: PLC0415
+
+    log = logs.start(settings.log_format, settings.log_level)
+    started.append(log)
     from serving.repository import Repository  # noqa: PLC0415
 
     repository = Repository.open(
@@ -44,4 +58,4 @@ def _serve(argv: list[str]) -> int:
     ports = Ports.open(settings)
     from serving.server import run  # noqa: PLC0415
 
-    return run(settings, repository, ports)
+    return run(settings, repository, ports, log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from serving.alarms import Alarms
@@ -70,6 +71,7 @@ class Dispatcher:
     Attributes:
         scheduler: What decides.
         misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
+        non_finite: Texts whose answers were not finite.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Dispatcher:
         """
         self.scheduler = scheduler(policy, max_queue_tokens, self._drop)
         self.misses = {"queue": 0, "engine": 0}
+        self.non_finite = 0
         self._observer = observer
         self._clock = clock
         self._engine: Engine | None = None
@@ -163,6 +166,14 @@ class Dispatcher:
         """Requests that wait or are being computed."""
         return len(self._tickets)
 
+    def waiting(self) -> Counter[ModelIndex]:
+        """Requests of each model of which no text has reached the engine yet."""
+        return Counter(ticket.items[0].model for ticket in self._tickets if not ticket.started)
+
+    def predicted_wait_s(self) -> float:
+        """Predicted seconds until all that is here now is answered."""
+        return self.scheduler.drain_s(self._clock())
+
     def _pump(self) -> None:
         """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
         if self._pumping or not self.scheduler.queue.items:
@@ -212,6 +223,7 @@ class Dispatcher:
         for place, item in enumerate(items):
             ticket = _ticket(item)
             if not output.finite[place]:
+                self.non_finite += 1
                 self._fail(ticket, NonFiniteOutput("the model's answer to this input is not finite"))
                 continue
             ticket.rows[item.index] = tuple(array[place] for array in output.arrays)

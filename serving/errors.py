@@ -3,7 +3,7 @@
     BertserveError
     ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, ModelNotNamed, RouteNotFound, MethodNotAllowed,
     │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
-    │                     ServiceNotFound, Forbidden, Unsupported, ClientGone
+    │                     ServiceNotFound, Unauthenticated, Forbidden, Unsupported, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -105,6 +105,14 @@ class ServiceNotFound(InvalidRequest):
     reason = "service_not_found"
     http_status = 404
     grpc_code = "NOT_FOUND"
+
+
+class Unauthenticated(InvalidRequest):
+    """The server has API keys and the request brings none of them; the reason is the word that OpenAI has for it."""
+
+    reason = "invalid_api_key"
+    http_status = 401
+    grpc_code = "UNAUTHENTICATED"
 
 
 class Forbidden(InvalidRequest):
@@ -242,3 +250,11 @@ class StartupError(Exception):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def reasons() -> list[str]:
+    """The reason of every class of the tree, in alphabetical order."""
+    kinds: list[type[BertserveError]] = [BertserveError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return sorted({kind.reason for kind in kinds})

@@ -25,7 +25,7 @@ _SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
 _MOST_CANDIDATES = 1000
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
-Task = Literal["embed", "classify", "rerank", "answer", "tag", "fill_mask"]
+Task = Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask"]
 """What a model does with a text."""
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -45,11 +45,12 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text; None, as the next two, for classify, rerank and fill_mask,
-            whose few numbers have no direction.
+        cosine_mean: Of the raw outputs, text by text, for embed_tokens of the text's worst token; None, as the next
+            two, for classify, rerank and fill_mask, whose few numbers have no direction.
         cosine_p01: The 1st percentile.
         cosine_min: The least.
-        agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed.
+        agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed and
+            embed_tokens.
         worst: The text with the least cosine, or else the largest difference.
     """
 
@@ -224,6 +225,8 @@ def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int)
     """The outputs of a task's graph: what a request may not change lies inside, what it may change outside.
 
     embed      pooled float32 [batch, hidden], not normalised
+    embed_tokens
+               token_embeddings float32 [batch, sequence, hidden], those of special tokens included
     classify   logits float32 [batch, labels]
     rerank     logits float32 [batch, 1]
     answer     start_logits, end_logits float32 [batch, sequence]
@@ -233,6 +236,7 @@ def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int)
     """
     shapes: dict[Task, list[tuple[str, tuple[int, ...]]]] = {
         "embed": [("pooled", (-1, hidden_size))],
+        "embed_tokens": [("token_embeddings", (-1, -1, hidden_size))],
         "classify": [("logits", (-1, labels))],
         "rerank": [("logits", (-1, 1))],
         "answer": [("start_logits", (-1, -1)), ("end_logits", (-1, -1))],

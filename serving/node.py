@@ -38,9 +38,14 @@ def device(file: Path = _CPUINFO) -> str:
     >>> device(Path("/nowhere")) == os.uname().machine
     True
     """
-    known = _line(r"flags|Features", file).split()
-    kernels = ", ".join(name for name in _KERNELS if name in known)
+    kernels = ", ".join(instructions(file))
     return f"{processor(file)} ({kernels})" if kernels else processor(file)
+
+
+def instructions(file: Path = _CPUINFO) -> list[str]:
+    """What this processor has of the instructions that libraries choose their matrix kernels by."""
+    known = _line(r"flags|Features", file).split()
+    return [name for name in _KERNELS if name in known]
 
 
 def libraries(target: Target) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from serving.errors import BertserveError, EmptyInput, InvalidRequest
+from serving.errors import EmptyInput, InvalidRequest
 from serving.records import Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 from serving.tasks import TASKS
@@ -121,10 +121,6 @@ class Pipeline:
         with self._scheduler.admission.acquire(estimate_tokens(size, 1)):
             async with self._tokenizers:
                 return await asyncio.to_thread(work, model.tokenizer)
-
-    def refused(self, error: BertserveError) -> None:
-        """Records a request that a transport answers with an error."""
-        self._metrics.refused(error.reason)
 
     def _check_estimate(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> None:
         """Refuses before tokenising what would be refused after it: under overload that is nearly everything."""

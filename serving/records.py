@@ -50,6 +50,10 @@ class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
     """What a request may change about its answer; the class of the options says which task is asked for."""
 
 
+class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
+    """The answer is, for each input, float32 [tokens, hidden size], special tokens included, not normalised."""
+
+
 class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
     """The answer is float32 [inputs, dimensions].
 

@@ -8,7 +8,8 @@ import gc
 import logging
 import signal
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -19,27 +20,53 @@ from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
 from serving.lifecycle import Lifecycle, State
+from serving.logs import fields
 from serving.pipeline import Pipeline
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.cost import ModelCosts
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
+from serving.security.keys import ApiKeys
+from serving.security.tls import Tls
+from serving.security.watch import FileWatch
 from serving.status import Status
+from serving.telemetry import access, catalogue
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
+from serving.telemetry.recent import Recent
+from serving.telemetry.refusals import Refusals
+from serving.telemetry.tracing import Sampler, SpanCounts
+from serving.transport.grpc import guard
 from serving.transport.grpc.server import GrpcListener
-from serving.transport.http import cohere, openai, operations, tasks, tei, tei_text, v2, v2_models
+from serving.transport.http import (
+    cohere,
+    console,
+    exchange,
+    openai,
+    operations,
+    tasks,
+    tei,
+    tei_text,
+    tei_tokens,
+    v2,
+    v2_models,
+)
+from serving.transport.http.cors import Cors, CorsRoutes
 from serving.transport.http.documentation import docs_operations, document
 from serving.transport.http.listener import HttpListener
 from serving.transport.http.routing import Routes
 from serving.transport.oip.service import SERVER_VERSION, V2Service
+from serving.transport.probes import ProbeListener
+from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.engine.supervisor import RemoteEngine
+    from serving.logs import LogWriter
     from serving.manifest import Artifact, Task
     from serving.repository import Repository
     from serving.settings import Settings
+    from serving.telemetry.otlp import Exporter
     from serving.transport.ports import Ports
 
 log = logging.getLogger("bertserve")
@@ -47,10 +74,14 @@ log = logging.getLogger("bertserve")
 _REPLY_GRACE_S = 1.0
 """After the drain limit: time for the refusals of what was left to reach their clients."""
 
+_TRACES_GRACE_S = 2.0
+"""At the end: time for the last traces to reach their collector."""
+
 _GC_ALLOCATIONS = 20_000
 
 _EXAMPLES: Mapping[Task, tuple[str, str]] = {
     "embed": ("/embed", '{"inputs": "What is a T4?"}'),
+    "embed_tokens": ("/embed_all", '{"inputs": "What is a T4?"}'),
     "classify": ("/predict", '{"inputs": "What a card!"}'),
     "rerank": ("/rerank", '{"query": "What is a T4?", "texts": ["A graphics card.", "A teapot."]}'),
     "answer": ("/answer", '{"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card."}}'),
@@ -60,21 +91,28 @@ _EXAMPLES: Mapping[Task, tuple[str, str]] = {
 """A request for each task that an operator can try at once."""
 
 
-def run(settings: Settings, repository: Repository, ports: Ports) -> int:
+def run(settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> int:
     """Serves until a signal or a failure ends it; returns the exit code."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(settings, repository, ports))
+        return runner.run(_main(settings, repository, ports, log_writer))
 
 
-async def _main(settings: Settings, repository: Repository, ports: Ports) -> int:
-    return await Server(settings, repository, ports).serve()
+async def _main(settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> int:
+    asyncio.get_running_loop().set_exception_handler(_on_loop_error)
+    return await Server(settings, repository, ports, log_writer).serve()
+
+
+def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what nobody caught. The loop's own words repeat arguments, and so perhaps what a client sent."""
+    log.error("an exception that nobody caught", exc_info=context.get("exception"))
 
 
 class Server:
     """The object graph of the server process; also the `Slot` that hears of its engine."""
 
-    def __init__(self, settings: Settings, repository: Repository, ports: Ports) -> None:
+    def __init__(self, settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> None:
         self._settings = settings
+        self._log_writer = log_writer
         self._repository = repository
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
@@ -90,8 +128,15 @@ class Server:
             max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         )
         scheduler = FifoScheduler if settings.scheduling == "fifo" else Scheduler
-        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
-        self._pipeline = pipeline = Pipeline(
+        spans = SpanCounts()
+        self._exporter = exporter = _exporter(settings, spans)
+        sinks = [access.write] if settings.access_log else []
+        if exporter:
+            sinks.append(Sampler(settings.trace_sample, exporter.keep).record)
+        watch = Watch(sinks) if sinks else None
+        dispatchers, pipelines = (WatchedDispatcher, WatchedPipeline) if watch else (Dispatcher, Pipeline)
+        self._dispatcher = dispatcher = dispatchers(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
+        self._pipeline = pipeline = pipelines(
             settings=settings,
             repository=repository,
             lifecycle=lifecycle,
@@ -114,17 +159,22 @@ class Server:
                 fake_ms=settings.fake_ms,
                 fake_faults=settings.faults(),
                 max_batch_tokens=settings.max_batch_tokens,
+                log_format=settings.log_format,
             ),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
         )
-        status = Status(repository, lifecycle, dispatcher, metrics, lambda: self._supervisor.ready)
+        refused = Refusals(metrics, log_writer.limit).refused
+        record_error = watch.recorder(refused) if watch else refused
+        self._recent = Recent(metrics)
+        status = Status(repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready)
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
         v2_service = V2Service(pipeline, repository, lifecycle, settings)
         api = [
             *tei.operations(pipeline, repository, settings),
+            *tei_tokens.operations(pipeline, repository, settings),
             *tei_text.operations(pipeline, repository, lifecycle, settings),
             *tasks.operations(pipeline, repository, settings),
             *openai.operations(pipeline, repository, settings),
@@ -132,21 +182,79 @@ class Server:
             *v2.operations(v2_service, pipeline),
             *v2_models.operations(v2_service),
             *probes,
-            *operations.start_page(repository),
+            *console.operations(),
         ]
-        self._http, self._probes = (
-            HttpListener(Routes(served), socket, settings, closing=self._closing, record_error=pipeline.refused)
-            for served, socket in (
-                ([*api, *docs_operations(document(api, SERVER_VERSION))], ports.http),
-                (probes, ports.metrics),
-            )
+        self._files = FileWatch()
+        keys, tls = self._api_keys(settings), self._tls(settings)
+        self._grpc = GrpcListener(
+            ports.grpc,
+            v2_service,
+            pipeline,
+            settings,
+            record_error,
+            keys=keys,
+            tls=tls,
+            answer=watch.grpc if watch else guard.answer,
+            answer_one=watch.grpc_one if watch else guard.answer_one,
         )
-        self._grpc = GrpcListener(ports.grpc, v2_service, pipeline, settings, pipeline.refused)
+        openapi, cors = document(api, SERVER_VERSION, keyed=keys is not None), Cors.of(settings)
+        self._http = HttpListener(
+            (CorsRoutes if cors else Routes)([*api, *docs_operations(openapi)]),
+            ports.http,
+            settings,
+            closing=self._closing,
+            record_error=record_error,
+            keys=keys,
+            tls=tls,
+            cors=cors,
+            answer=watch.http if watch else exchange.answer,
+        )
+        self._probes = ProbeListener(
+            Routes([replace(op, open=op.open or op.path == "/metrics") for op in probes]),
+            self._grpc.health.methods(),
+            ports.metrics,
+            settings,
+            closing=self._closing,
+            record_error=record_error,
+            keys=keys,
+        )
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._failed = asyncio.Event()
         lifecycle.subscribe(metrics.state)
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
+        metrics.follow_engine(self._supervisor)
+        metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
+        metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
+        metrics.read(catalogue.SPANS_DROPPED, lambda: {(reason,): count for reason, count in spans.dropped.items()})
+        metrics.read(catalogue.LOG_LOST, lambda: log_writer.lost)
+        metrics.read(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
+        metrics.read(catalogue.BUILD, lambda: {(SERVER_VERSION,): 1.0})
+        metrics.read(
+            catalogue.CONNECTIONS, lambda: {("http",): self._http.connections, ("grpc",): self._grpc.connections}
+        )
+
+    def _api_keys(self, settings: Settings) -> ApiKeys | None:
+        if settings.api_keys_file is None:
+            return None
+        keys = ApiKeys(settings.api_keys_file)
+
+        async def reload() -> None:
+            keys.reload()
+            self._grpc.keys_changed()
+
+        self._files.add("API keys", [settings.api_keys_file], reload)
+        return keys
+
+    def _tls(self, settings: Settings) -> Tls | None:
+        tls = Tls.of(settings)
+        if tls is not None:
+            self._files.add("certificates", tls.paths, self._renew)
+        return tls
+
+    async def _renew(self) -> None:
+        await self._http.renew()
+        await self._grpc.renew()
 
     async def serve(self) -> int:
         """Opens the ports, starts the engine, waits for the end; returns the exit code."""
@@ -156,9 +264,11 @@ class Server:
         await self._probes.start()
         await self._http.start()
         await self._grpc.start()
+        self._recent.start()
         self._lifecycle.to(State.WARMING)
         engine = asyncio.create_task(self._supervisor.run())
         engine.add_done_callback(self._supervisor_ended)
+        files = asyncio.create_task(self._files.run())
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -169,8 +279,12 @@ class Server:
             signalled.cancel()
             await self._end(0)
         engine.cancel()
-        await asyncio.gather(engine, return_exceptions=True)
+        files.cancel()
+        await asyncio.gather(engine, files, return_exceptions=True)
+        if self._exporter:
+            await asyncio.to_thread(self._exporter.close, _TRACES_GRACE_S)
         self._probes.close()
+        self._recent.close()
         if self._lifecycle.state is State.FAILED:
             raise StartupError(self._lifecycle.failure)
         self._lifecycle.to(State.STOPPED)
@@ -230,22 +344,26 @@ class Server:
             self.engine_failed("the engine process cannot be started; the log has the details")
 
     def _announce(self, engine: RemoteEngine) -> None:
-        http = "http://{}:{}".format(*self._http.address)
+        secured = "s" if self._settings.tls_cert_file else ""
+        http = f"http{secured}://{self._http.address[0]}:{self._http.address[1]}"
         names = ", ".join(
             f"{model.name} version {model.version} ({_form(model.artifact)})" for model in self._repository.models
         )
         path, body = _EXAMPLES[self._repository.models[0].manifest.task]
+        key = "-H 'Authorization: Bearer KEY' " if self._settings.api_keys_file else ""
         threads = engine.ready.threads if engine.ready else 0
-        log.info("ready: %s on %d threads", names, threads)
-        print(  # noqa: T201  what the operator waits for
-            f"bertserve is ready: {names}\n"
-            f"  HTTP     {http}  (docs at {http}/docs)\n"
-            f"  gRPC     {self._grpc.address[0]}:{self._grpc.address[1]}\n"
-            f"  metrics  http://{self._probes.address[0]}:{self._probes.address[1]}/metrics\n"
-            f"Try:\n"
-            f"  curl {http}{path} -H 'Content-Type: application/json' -d '{body}'",
-            flush=True,
-        )
+        grpc = "{}:{}{}".format(*self._grpc.address, "  (TLS)" if secured else "")
+        metrics = "http://{}:{}/metrics".format(*self._probes.address)
+        log.info("ready: %s on %d threads", names, threads, extra=fields(http=http, grpc=grpc, metrics=metrics))
+        if self._settings.log_format == "text":
+            self._log_writer.say(
+                f"bertserve is ready: {names}\n"
+                f"  HTTP     {http}  (docs at {http}/docs)\n"
+                f"  gRPC     {grpc}\n"
+                f"  metrics  {metrics}\n"
+                f"Try:\n"
+                f"  curl {http}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n"
+            )
 
     async def _drain(self, *, lame_duck: bool) -> None:
         """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
@@ -276,6 +394,17 @@ class Server:
 
     def _on_state(self, state: State) -> None:
         log.info("state: %s", state)
+
+
+def _exporter(settings: Settings, counts: SpanCounts) -> Exporter | None:
+    """What sends traces; its library is there only where it is wanted."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from serving.telemetry.otlp import Exporter  # noqa: PLC0415  needs its library
+    except ModuleNotFoundError:
+        raise StartupError("--otlp-endpoint needs OpenTelemetry's messages: pip install bertserve[tracing]") from None
+    return Exporter(settings.otlp_endpoint, SERVER_VERSION, counts)
 
 
 def _form(artifact: Artifact) -> str:

@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.errors import StartupError
+from serving.security.keys import read_keys
+from serving.security.tls import check_certificate, check_pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _DEFAULT = re.compile(r"[a-z_]+=[^=]+")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?")
 _FAULT = re.compile(r"[0-9]+:(nan|raise|exit|hang)")
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
@@ -41,6 +45,29 @@ class Settings(BaseModel):
     http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
+
+    api_keys_file: Path | None = Field(
+        None,
+        description="File of API keys, one a line; with it every route and call needs one of them but the start page "
+        "and the probes. Read again when it changes.",
+    )
+    tls_cert_file: Path | None = Field(
+        None,
+        description="PEM file of the server's certificate and those between it and its authority; HTTP and gRPC then "
+        "speak TLS alone. This and the next two are read again when they change.",
+    )
+    tls_key_file: Path | None = Field(
+        None, validate_default=True, description="PEM file of the certificate's key, not encrypted."
+    )
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM file of authorities: clients must show a certificate of one of them (mutual TLS)."
+    )
+
+    cors_origins: str = Field(
+        "",
+        description="Whose pages may call the HTTP port from a browser: origins such as "
+        "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
+    )
 
     engine: Literal["auto", "ort-cpu", "openvino", "fake"] = Field(
         "auto", description="What runs the model. `fake` answers made-up vectors, for tests of what is around it."
@@ -137,6 +164,64 @@ class Settings(BaseModel):
         "a hang: the engine is killed and started again.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        description="`json`: each line of the log is one object, and the announcement on standard output is left out.",
+    )
+    access_log: bool = Field(False, description="A line for each request that is answered, refused ones included.")
+    otlp_endpoint: str = Field(
+        "",
+        description="Send traces to this OpenTelemetry collector, `http://host:4318` (OTLP over HTTP, `/v1/traces`); "
+        "empty: no traces.",
+    )
+    trace_sample: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of the requests that are traced, of those whose client does not say it in `traceparent`.",
+    )
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _usable_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            read_keys(value)
+        return value
+
+    @field_validator("tls_cert_file")
+    @classmethod
+    def _usable_certificate(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            check_certificate(value)
+        return value
+
+    @field_validator("tls_key_file")
+    @classmethod
+    def _key_of_the_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_cert_file" not in info.data:
+            return value  # that is wrong enough
+        certificate = info.data["tls_cert_file"]
+        if (value is None) != (certificate is None):
+            raise ValueError("--tls-cert-file and --tls-key-file need one another")
+        if value is not None:
+            check_pair(certificate, value)
+        return value
+
+    @field_validator("tls_client_ca_file")
+    @classmethod
+    def _usable_authorities(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None:
+            if info.data.get("tls_cert_file", value) is None:
+                raise ValueError("needs --tls-cert-file and --tls-key-file")
+            check_certificate(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        if value and value != "*" and not all(_ORIGIN.fullmatch(word) for word in value.split(",")):
+            raise ValueError("must be `*` or look like https://app.example,http://localhost:3000")
+        return value
 
     @field_validator("fake_faults")
     @classmethod
@@ -150,6 +235,13 @@ class Settings(BaseModel):
     def _tasks_and_names(cls, value: str) -> str:
         if value and not all(_DEFAULT.fullmatch(word) for word in value.split(",")):
             raise ValueError("must look like embed=minilm,tag=ner")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str) -> str:
+        if value and not _ENDPOINT.fullmatch(value):
+            raise ValueError("must look like http://host:4318")
         return value
 
     def defaults(self) -> dict[str, str]:
@@ -265,4 +357,5 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     name = str(error["loc"][0]) if error["loc"] else "settings"
-    return f"{flag_of(name)}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{flag_of(name)}: {message if message != error['msg'] else message[0].lower() + message[1:]}"

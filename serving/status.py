@@ -1,9 +1,14 @@
-"""What the server knows of itself, for `/status`: state, engine, queue, admission, costs and the last batches."""
+"""What the server knows of itself, for `/status`.
+
+State, engine, the last minute and all since the start, queue, admission, the last batches, models and costs.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -11,9 +16,11 @@ if TYPE_CHECKING:
     from serving.dispatch import Dispatcher
     from serving.engine.wire import Ready
     from serving.lifecycle import Lifecycle
+    from serving.manifest import Artifact
     from serving.repository import Repository, ServedModel
     from serving.scheduling.cost import ModelCosts
     from serving.telemetry.metrics import BatchSeen, Metrics
+    from serving.telemetry.recent import Recent
 
 _DIGITS = 1
 
@@ -27,6 +34,7 @@ class Status:
         lifecycle: Lifecycle,
         dispatcher: Dispatcher,
         metrics: Metrics,
+        recent: Recent,
         engine: Callable[[], Ready | None],
     ) -> None:
         """Names what it looks at.
@@ -36,21 +44,29 @@ class Status:
             lifecycle: The state.
             dispatcher: The queue, admission and costs.
             metrics: The last batches.
+            recent: Rates and latencies.
             engine: What the engine said of itself; None while there is none.
         """
         self._repository = repository
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._recent = recent
         self._engine = engine
 
-    def report(self) -> dict[str, Any]:
-        """All of it, ready for JSON; times in milliseconds or microseconds as their names say."""
+    def report(self, *, costs: bool = True) -> dict[str, Any]:
+        """All of it, ready for JSON; times in milliseconds or microseconds as their names say.
+
+        Args:
+            costs: Whether with the cost tables, which take most of the time: hundreds of predictions.
+        """
         scheduler = self._dispatcher.scheduler
         queue, admission = scheduler.queue, scheduler.admission
         return {
             "state": self._lifecycle.state,
             "engine": _engine(self._engine()),
+            "recent": self._recent.report(),
+            "totals": self._recent.totals(),
             "queue": {
                 "requests": self._dispatcher.requests,
                 "texts": queue.items,
@@ -67,7 +83,11 @@ class Status:
             "lanes": [{"tokens": tokens} for tokens in scheduler.lanes.load],
             "batches": _batches(list(self._metrics.recent)),
             "models": [
-                _model(model, scheduler.costs[model.index] if scheduler.costs else None)
+                {
+                    **_model(model),
+                    "in_service": self._repository.serves(model.name),
+                    "costs": _costs(scheduler.costs[model.index]) if costs and scheduler.costs else None,
+                }
                 for model in self._repository.models
             ],
         }
@@ -93,14 +113,31 @@ def _batches(seen: Sequence[BatchSeen]) -> dict[str, Any]:
     }
 
 
-def _model(model: ServedModel, costs: ModelCosts | None) -> dict[str, Any]:
+def _model(model: ServedModel) -> dict[str, Any]:
+    """What its bundle says of a model, and of the artifact of it that is served."""
+    manifest, artifact = model.manifest, model.artifact
     return {
         "name": model.name,
         "version": model.version,
-        "task": model.manifest.task,
-        "precision": model.artifact.precision,
-        "costs": _costs(costs) if costs else None,
+        "task": manifest.task,
+        "architecture": manifest.source.architecture,
+        "source": manifest.source.name,
+        "max_length": manifest.max_length,
+        "precision": artifact.precision,
+        "target": artifact.target,
+        "size_bytes": artifact.size_bytes,
+        "batch_invariant": artifact.batch_invariant,
+        "parity": _parity(artifact),
+        "accuracy": msgspec.to_builtins(artifact.accuracy),
     }
+
+
+def _parity(artifact: Artifact) -> dict[str, Any] | None:
+    """Its answers beside PyTorch's; None where nobody compared them."""
+    if artifact.parity is None:
+        return None
+    names = ("texts", "max_abs_difference", "cosine_mean", "cosine_min", "agreement")
+    return {name: getattr(artifact.parity, name) for name in names}
 
 
 def _costs(costs: ModelCosts) -> dict[str, Any]:

@@ -92,6 +92,17 @@ def test_transport_sees_no_engine_and_no_queue() -> None:
         )
 
 
+def test_keys_and_certificates_know_nothing_of_requests() -> None:
+    """What they are can be checked before anything else is there; of the settings they need the types alone."""
+    for module in _below("serving.security"):
+        allowed = module.reaches("serving.errors", "serving.security")
+        assert module.reaches(*PACKAGES) - {"serving"} <= allowed | {
+            "serving.settings",
+            "serving.settings.Settings",
+        }
+        assert "serving.settings" not in _runtime_imports(module), module.name
+
+
 def test_serving_never_needs_pytorch_or_the_other_packages() -> None:
     """The server's image carries no PyTorch, and it does not depend on export or loadtest."""
     for module in _below("serving"):
@@ -105,10 +116,11 @@ def test_serving_never_needs_pytorch_or_the_other_packages() -> None:
         ("openvino", "serving.engine.openvino"),
         ("tensorrt", "serving.engine.trt"),
         ("cuda", "serving.engine.cuda"),
+        ("opentelemetry", "serving.telemetry.otlp"),
     ],
 )
-def test_an_inference_library_is_imported_by_its_engine_alone(library: str, owner: str) -> None:
-    """A machine without the library still runs every other engine."""
+def test_a_library_that_may_be_missing_has_one_user(library: str, owner: str) -> None:
+    """A machine without the library still runs everything else."""
     users = {module.name for module in _below("serving") if module.reaches(library)}
     assert users <= {owner}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.browser import CHROMIUM, Browser
 from tests.support.models import demo_repository
 from tests.support.server import RUNNING, Server
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.browser import Page
     from tests.support.tasks import TinyModel
 
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
@@ -75,6 +77,25 @@ def tasks_server(tasks_repository: Path) -> Iterator[Server]:
     """A server of all of them."""
     with Server(tasks_repository) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless browser."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not on the PATH")
+    with Browser(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page of its own, which asks for nothing elsewhere and of which the browser does not complain."""
+    opened = browser.page()
+    yield opened
+    # What the browser says of replies with an error's status is no fault of the page.
+    assert [problem for problem in opened.problems if "Failed to load resource" not in problem] == []
+    assert [url for url in opened.requests if not url.startswith("http://127.0.0.1:")] == []
 
 
 @pytest.fixture

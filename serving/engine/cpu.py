@@ -7,6 +7,9 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 
+_NO_LIMIT = 1 << 60
+"""How version 1 writes that there is none: a number beyond any machine."""
+
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
     """CPUs to run threads on: the affinity mask's size, capped by the cgroup quota (v2 or v1).
@@ -14,8 +17,19 @@ def available_cpus(cgroup: Path = _CGROUP) -> int:
     A quota of 1.5 CPUs counts as 1: a second thread would spend half of each period throttled. At least 1.
     """
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+    quota = cpu_quota(cgroup)
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
+    """CPUs that the container's quota allows, v2 or v1; None for no quota."""
+    return _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+
+
+def memory_limit(cgroup: Path = _CGROUP) -> int | None:
+    """Bytes of memory that the container may have, v2 or v1; None for no limit."""
+    found = _read(cgroup / "memory.max").strip() or _read(cgroup / "memory" / "memory.limit_in_bytes").strip()
+    return int(found) if found.isdigit() and int(found) < _NO_LIMIT else None
 
 
 def _quota_v2(file: Path) -> float | None:

@@ -63,6 +63,7 @@ class Load(msgspec.Struct, frozen=True):
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
+        log_format: What lines of its log look like.
     """
 
     engine: Literal["ort-cpu", "openvino", "fake"]
@@ -72,6 +73,7 @@ class Load(msgspec.Struct, frozen=True):
     fake_faults: dict[int, str] = {}
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
+    log_format: Literal["text", "json"] = "text"
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from serving import logs
 from serving.bundle import BundleError
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.one_by_one import OneByOne
@@ -51,11 +52,11 @@ def main(descriptors: list[int]) -> None:
     Args:
         descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
     load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
+    writer = logs.start(load.log_format, "info")
     try:
         backend, ready = prepare(load)
     except BundleError as error:
@@ -68,6 +69,7 @@ def main(descriptors: list[int]) -> None:
     _until_the_end(lambda: control.send(pack(Kind.READY, msgspec.json.encode(ready))))
     _until_the_end(control.receive)
     log.error("an unexpected frame on the control socket")
+    writer.flush()
     os._exit(1)
 
 

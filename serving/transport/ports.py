@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
+"""Seconds, seconds, count: a peer that has vanished without a word is found out within two minutes."""
+
 
 @dataclass(slots=True, frozen=True)
 class Ports:
@@ -60,6 +63,13 @@ def bind(host: str, port: int, purpose: str) -> socket.socket:
         raise _refusal(host, port, purpose, error) from error
     opened.setblocking(False)
     return opened
+
+
+def keep_alive(opened: socket.socket) -> None:
+    """Asks after silent peers; connections inherit that from the socket that accepts them."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        opened.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _refusal(host: str, port: int, purpose: str, error: OSError) -> StartupError:

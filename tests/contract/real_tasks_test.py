@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -19,12 +21,15 @@ from transformers import (
 
 from serving.bundle import open_bundle
 from tests.support.clients import post_json
+from tests.support.console import answered, visit
 from tests.support.models import ROOT
 from tests.support.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.browser import Page
 
 SHARED = ROOT.parent / "shared"
 NAMES = ("minilm-sst2", "minilm-squad", "minilm-wnut17")
@@ -44,6 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in NAMES:
         command = [sys.executable, "bertserve.py", "export", str(SHARED / "models" / name), "--precision", "fp32"]
         subprocess.run([*command, "--out", str(repository)], cwd=ROOT, capture_output=True, check=True)
+    command = [sys.executable, "bertserve.py", "export", str(SHARED / "models" / NAMES[0]), "--precision", "fp32"]
+    command += ["--task", "embed_tokens", "--name", "tokens", "--out", str(repository)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     with Server(repository) as running:
         yield running
 
@@ -96,6 +104,17 @@ def test_sentiment(server: Server) -> None:
         assert [found[name] for name in ("negative", "positive")] == pytest.approx(expected, abs=SAME_SCORE)
 
 
+def test_vectors_of_tokens(server: Server) -> None:
+    """Each sentence of SST-2 gets the last hidden state of the encoder below the head."""
+    tokenizer, model = loaded(AutoModel, "minilm-sst2")
+    lines = (SHARED / "data" / "sst2-test.tsv").read_text(encoding="utf-8").splitlines()
+    for line in lines[:EXAMPLES]:
+        text = line.split("\t")[0]
+        with torch.inference_mode():
+            expected = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(ask(server, "/embed_all", inputs=text)[0], expected, atol=SAME_SCORE)
+
+
 def test_entities(server: Server) -> None:
     """Each sentence of WNUT-17 gets the entities of transformers' pipeline, at the same characters."""
     tokenizer, model = loaded(AutoModelForTokenClassification, "minilm-wnut17")
@@ -111,6 +130,26 @@ def test_entities(server: Server) -> None:
         ]
         scores = [entity["score"] for entity in expected]
         assert [entity["score"] for entity in found] == pytest.approx(scores, abs=SAME_SCORE)
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "marked", "told"),
+    [
+        ("minilm-sst2", "Praise", [], "positive, "),
+        ("minilm-sst2", "Complaint", [], "negative, "),
+        ("minilm-squad", "Apollo 11", ["Michael Collins"], "Michael Collins, "),
+        ("minilm-wnut17", "Travel", ["Angela Merkel", "Emmanuel Macron", "Paris", "New York"], "4 entities found"),
+    ],
+)
+def test_the_console_shows_them(
+    server: Server, page: Page, name: str, example: str, marked: list[str], told: str
+) -> None:
+    """Its examples are answered as a reader expects."""
+    visit(page, server).fill("#model", name)
+    page.run(f"[...document.querySelectorAll('#examples button')].find((one) => one.innerText === '{example}').click()")
+    answered(page)
+    assert page.text(".summary").startswith(told)
+    assert page.run("[...document.querySelectorAll('.text mark')].map((mark) => mark.firstChild.data)") == marked
 
 
 def test_questions(server: Server) -> None:

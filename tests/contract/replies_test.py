@@ -321,14 +321,6 @@ def test_pages_render(fake_server: Server, tmp_path: Path, page: str, shown: byt
     assert shown in chromium(f"http://{fake_server.http}{page}", tmp_path).body
 
 
-def test_start_page_names_the_model(fake_server: Server) -> None:
-    """The page at `/` says what is served."""
-    body = get(fake_server.http, "/").body
-    assert NAME.encode() in body
-    assert b"fp32" in body
-    assert b"{{" not in body
-
-
 def test_ready_announcement(serve: Callable[..., Server]) -> None:
     """Standard output names the addresses and shows a command that works."""
     server = serve("--engine", "fake", "--precision", "fp32")

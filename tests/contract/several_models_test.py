@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEXTS = ["the server", "a text"]
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("/embed", {"inputs": TEXTS}),
+    "embed_tokens": ("/embed_all", {"inputs": TEXTS}),
     "classify": ("/classify", {"inputs": TEXTS}),
     "rerank": ("/rerank", {"query": "is it", "texts": TEXTS}),
     "answer": ("/answer", {"inputs": {"question": "is it", "context": "it is a text"}}),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.support.clients import Tei, get
+from tests.support.clients import Tei, get, http_call, post_json
 from tests.support.server import Server
 from tests.support.waiting import wait_for
 
@@ -28,6 +28,46 @@ def test_the_status_tells_state_engine_queue_and_costs(fake_server: Server) -> N
         wide = [cell for cell in model["costs"]["table"] if cell["kind"] == "wide" and cell["texts"] == 1]
         assert [cell["tokens"] for cell in wide] == [8, 16, 32, 64, 128, 256]
         assert all(cell["predicted_us"] >= 0 for cell in wide)
+
+
+def test_the_status_tells_rates_latencies_and_models(tasks_server: Server) -> None:
+    """Of the last minute and since the start, and what each model's bundle says of it."""
+    before = get(tasks_server.http, "/status").json()["totals"]
+    for _ in range(3):
+        assert post_json(tasks_server.http, "/embed", b'{"inputs": ["a", "b"]}').status == 200
+    assert post_json(tasks_server.http, "/embed", b"{").status == 400
+
+    def counted() -> dict[str, Any] | None:
+        status: dict[str, Any] = get(tasks_server.http, "/status").json()
+        return status if status["totals"]["requests"] - before["requests"] == 3 else None
+
+    status = wait_for(counted, "three requests")
+    totals, recent = status["totals"], status["recent"]
+    assert totals["texts"] - before["texts"] == 6
+    assert totals["errors"]["malformed_request"] == before["errors"].get("malformed_request", 0) + 1
+    assert 0 < recent["seconds"] <= totals["seconds"] + 1
+    assert recent["texts_per_s"] >= recent["requests_per_s"] > 0
+    for stage in ("tokenize", "queue", "compute", "request"):
+        latency = recent["latency"][stage]
+        assert 0 <= latency["p50_ms"] <= latency["p90_ms"] <= latency["p99_ms"]
+    assert recent["latency"]["request"]["p50_ms"] > 0
+    models = {model["name"]: model for model in status["models"]}
+    assert {model["task"] for model in models.values()} == set(models)
+    embed = models["embed"]
+    assert (embed["in_service"], embed["batch_invariant"], embed["max_length"]) == (True, True, 64)
+    assert embed["parity"]["cosine_mean"] == 1.0
+    assert embed["accuracy"] == []
+
+
+def test_the_status_is_told_without_costs(fake_server: Server) -> None:
+    """To who prefers that; all else is the same."""
+    whole = get(fake_server.http, "/status").json()
+    reply = http_call(fake_server.http, "GET", "/status", headers={"Prefer": "return=minimal"})
+    assert reply.headers["preference-applied"] == "return=minimal"
+    (model,) = whole["models"]
+    assert model["costs"]["table"]
+    assert reply.json()["models"] == [{**model, "costs": None}]
+    assert reply.json().keys() == whole.keys()
 
 
 def test_costs_are_measured_once_for_a_node(models: Path, tmp_path: Path) -> None:

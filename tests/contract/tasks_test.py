@@ -287,9 +287,40 @@ def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
     assert (reply.status, reply.json()["error"]["reason"]) == (400, "wrong_task")
     reply = refused(fake_server, "/rerank", query="x", texts=["y"])
     assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
-    for path in ("/embed_all", "/embed_sparse"):
-        reply = refused(server, path, inputs="x")
+    for asked, path in ((fake_server, "/embed_all"), (server, "/models/embed/embed_all"), (server, "/embed_sparse")):
+        reply = refused(asked, path, inputs="x")
         assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
+        assert ("bertserve export MODEL --task embed_tokens" in reply.json()["error"]) is path.endswith("all")
+
+
+def test_vectors_of_tokens_are_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """The last hidden state of every token, the special ones included, of texts of any length, also all at once."""
+    model = tiny["embed_tokens"]
+    texts = [
+        "",
+        "the server",
+        "a text that is not in it",
+        "of the and to a text with more " * 4,
+        "it is the server " * 30,
+    ]
+    found = ask(server, "/embed_all", inputs=texts * 6)
+    assert len(found) == len(texts) * 6
+    for text, vectors in zip(texts * 6, found, strict=True):
+        encoded = model.tokenizer(text, truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            expected = model.model(**encoded).last_hidden_state[0]
+        np.testing.assert_allclose(vectors, expected, atol=1e-4)
+
+
+def test_vectors_of_tokens_by_ids(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """Token ids go to the model as they come, and a text alone is a list of one."""
+    ids = tiny["embed_tokens"].tokenizer("the server").input_ids
+    (by_text,) = ask(server, "/embed_all", inputs="the server")
+    (by_ids,) = ask(server, "/embed_all", inputs=[ids])
+    assert len(by_ids) == len(ids)
+    np.testing.assert_allclose(by_ids, by_text, atol=1e-6)
+    reply = refused(server, "/embed_all", inputs="it is the server " * 30, truncate=False)
+    assert (reply.status, reply.json()["error_type"]) == (422, "Validation")
 
 
 def test_embeddings_beside_other_tasks(server: Server, tiny: dict[str, TinyModel]) -> None:
@@ -336,4 +367,5 @@ def test_an_unproven_model_is_served_only_when_told_so(tiny: dict[str, TinyModel
         assert get(server.http, "/readyz").json() == {"state": "degraded"}
         assert get(server.http, "/readyz").status == 200
         assert metric(server, "bertserve_state", state="degraded") == 1
+        assert metric(server, "bertserve_model_unproven", model="tag", version="1") == 1
         ask(server, "/tag", inputs="the server")

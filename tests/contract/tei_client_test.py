@@ -142,7 +142,7 @@ def test_info_and_health(tei: TeiClient, fake_server: Server, tasks_server: Serv
         ("/decode", {"ids": [1] * 3000}, 422, "Validation"),
         ("/embed", {"inputs": "a", "truncation_direction": "Up"}, 422, "Validation"),
         ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "Validation"),
-        ("/embed_all", {"inputs": "a"}, 424, "Backend"),
+        ("/models/embed/embed_all", {"inputs": "a"}, 424, "Backend"),
         ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),
     ],
     ids=lambda value: str(value)[:40],

@@ -98,8 +98,20 @@ def test_fill_mask(client: TritonClient, tasks_server: Server) -> None:
         client.infer("fill_mask", {"text": ["[MASK] [MASK]"]})
 
 
+def test_embed_tokens(client: TritonClient, tiny_models: dict[str, TinyModel]) -> None:
+    """A vector for each token, filled up with zeros to the longest text, and how many tokens each text has."""
+    tiny = tiny_models["embed_tokens"]
+    encoded = tiny.tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = tiny.model(**encoded).last_hidden_state.numpy() * encoded["attention_mask"].numpy()[..., None]
+    result = client.infer("embed_tokens", {"text": TEXTS})
+    np.testing.assert_allclose(result.as_numpy("embeddings"), expected, atol=1e-4)
+    assert result.as_numpy("tokens").tolist() == encoded["attention_mask"].sum(1).tolist()
+
+
 OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "embed": lambda answer: {"pooled": answer.last_hidden_state[:, 0]},
+    "embed_tokens": lambda answer: {"token_embeddings": answer.last_hidden_state},
     "classify": lambda answer: {"logits": answer.logits},
     "rerank": lambda answer: {"logits": answer.logits},
     "answer": lambda answer: {"start_logits": answer.start_logits, "end_logits": answer.end_logits},

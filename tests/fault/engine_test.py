@@ -422,3 +422,4 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
         assert isinstance(good, np.ndarray)
         assert np.isfinite(good).all()
     assert metric(server, "bertserve_requests_total", reason="non_finite_output") == 2
+    assert metric(server, "bertserve_non_finite_outputs_total") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support import http2
+from tests.support.certificates import open_channel
 from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor, metric
 from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
@@ -222,7 +224,7 @@ def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
         def cut_off() -> bool:
             try:
                 connection.socket.sendall(frame(http2.PING, 0, 0, b"12345678"))
-            except ConnectionError:
+            except (ConnectionError, ssl.SSLError):
                 return True
             return False
 
@@ -580,7 +582,7 @@ def test_watchers_hear_of_the_end(serve: Callable[..., Server]) -> None:
     """Whoever watches the health is told each state, and does not hold up the end."""
     server = serve("--engine", "fake", "--precision", "fp32", "--lame-duck-s", "1")
     seen = []
-    with grpc.insecure_channel(server.grpc) as channel:
+    with open_channel(server.grpc) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         seen.append(next(watch).status)
         server.signal(15)
@@ -595,7 +597,7 @@ def test_watchers_hear_of_the_end(serve: Callable[..., Server]) -> None:
 
 def test_watching_a_service_that_does_not_exist(fake_server: Server) -> None:
     """It is SERVICE_UNKNOWN, and the watch goes on until the client ends it."""
-    with grpc.insecure_channel(fake_server.grpc) as channel:
+    with open_channel(fake_server.grpc) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="nobody"))
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         watch.cancel()

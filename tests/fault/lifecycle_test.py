@@ -10,12 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.fault.conftest import CANARY, sing
+from tests.support.certificates import open_channel
 from tests.support.clients import BOTH, Grpc, HttpConnection, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers
 from tests.support.server import Server, elapsed, is_running, listening, refused_start
@@ -38,7 +38,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 def health(server: Server) -> int:
     """What the gRPC health service says of the whole server."""
-    with grpc.insecure_channel(server.grpc) as channel:
+    with open_channel(server.grpc) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
     return int(reply.status)
 

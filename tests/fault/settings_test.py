@@ -30,6 +30,13 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
     "not-a-switch": (["--auto-truncate", "perhaps"], {}, ["--auto-truncate"]),
     "empty-value": (["--http-port", ""], {}, ["--http-port"]),
     "bad-variable": ([], {"BERTSERVE_MAX_QUEUE_TOKENS": "many"}, ["max-queue-tokens"]),
+    "no-keys": (["--api-keys-file", "/dev/null"], {}, ["--api-keys-file: /dev/null: no key in it"]),
+    "no-certificate": (
+        ["--tls-cert-file", "/dev/null", "--tls-client-ca-file", "/no/such/file"],
+        {"BERTSERVE_TLS_KEY_FILE": "/dev/null"},
+        ["--tls-cert-file: /dev/null: no cert", "--tls-client-ca-file: /no/such/file: No such file"],
+    ),
+    "bad-origin": (["--cors-origins", "https://app.example/,*"], {}, ["--cors-origins: must be `*` or"]),
     "bad-fault": (["--fake-faults", "7:explode"], {}, ["--fake-faults"]),
     "several": (
         ["--http-port", "x", "--engine", "abacus", "--nonsense", "1"],

@@ -23,7 +23,19 @@ _names = st.sampled_from(["text", "text_pair", "input_ids", "attention_mask", "t
 _shapes = st.lists(st.integers(0, 4) | st.sampled_from([-1, 64, 65, 2**31, 2**62]), max_size=3)
 _seldom = st.sampled_from([False, False, False, True])
 _models = st.sampled_from(
-    ["embed", "embed", "embed.tokens", "classify", "rerank", "answer", "tag", "fill_mask", "fill_mask.tokens", "x"]
+    [
+        "embed",
+        "embed",
+        "embed.tokens",
+        "embed_tokens",
+        "classify",
+        "rerank",
+        "answer",
+        "tag",
+        "fill_mask",
+        "fill_mask.tokens",
+        "x",
+    ]
 )
 _inputs = st.sampled_from(
     [["text"], ["text"], ["text", "text_pair"], ["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]]

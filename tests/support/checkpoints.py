@@ -84,6 +84,7 @@ STEMS = {
 }
 HEADS = {
     "embed": "Model",
+    "embed_tokens": "Model",
     "classify": "ForSequenceClassification",
     "rerank": "ForSequenceClassification",
     "answer": "ForQuestionAnswering",

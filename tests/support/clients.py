@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import ssl
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.support.certificates import client_context, open_channel
 from tests.support.models import NAME
 
 if TYPE_CHECKING:
@@ -80,7 +82,11 @@ class HttpConnection:
     """One keep-alive connection; use it in a `with` block."""
 
     def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._connection = http.client.HTTPConnection(address, timeout=timeout_s)
+        context = client_context(address, "http/1.1")
+        if context is None:
+            self._connection = http.client.HTTPConnection(address, timeout=timeout_s)
+        else:
+            self._connection = http.client.HTTPSConnection(address, timeout=timeout_s, context=context)
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +279,7 @@ class Grpc(Transport):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.channel = grpc.insecure_channel(server.grpc)
+        self.channel = open_channel(server.grpc)
         self.infer = self.channel.unary_unary(
             MODEL_INFER,
             request_serializer=pb.ModelInferRequest.SerializeToString,
@@ -368,7 +374,7 @@ def grpc_raw(address: str, method: str, data: bytes, *, headers: Sequence[tuple[
     Raises:
         Refused: The call failed.
     """
-    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+    with open_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
         try:
             return bytes(channel.unary_unary(method)(data, timeout=TIMEOUT_S, metadata=headers))
         except grpc.RpcError as error:
@@ -376,11 +382,13 @@ def grpc_raw(address: str, method: str, data: bytes, *, headers: Sequence[tuple[
 
 
 class RawConnection:
-    """A TCP connection on which anything can be said; use it in a `with` block."""
+    """A connection on which anything can be said; use it in a `with` block."""
 
-    def __init__(self, address: str, timeout_s: float = 15.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 15.0, protocol: str = "http/1.1") -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        if (context := client_context(address, protocol)) is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname=host)
 
     def __enter__(self) -> Self:
         return self
@@ -394,8 +402,9 @@ class RawConnection:
         """Sends all of it; a server that has already answered and closed is no failure."""
         try:
             self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            return
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as error:
+            if isinstance(error, TimeoutError):
+                raise
 
     def read_to_end(self) -> bytes:
         """Everything until the server closes.

@@ -129,7 +129,7 @@ class RawHttp2(RawConnection):
             first: What follows the preface; by default SETTINGS without values.
             window: What all replies together may bring beyond the first 64 KiB.
         """
-        super().__init__(address)
+        super().__init__(address, protocol="h2")
         self._encoder = Encoder()
         self._rest = b""
         self._arrived: deque[Frame] = deque()

@@ -11,20 +11,24 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.support.certificates import Secured
 from tests.support.models import ROOT
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tests.support.certificates import Certificates
+
 START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
 _LOG_TAIL = 60
 _ANNOUNCED = re.compile(
-    r"bertserve is ready.*?HTTP +http://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
+    r"bertserve is ready.*?HTTP +https?://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
     re.DOTALL,
 )
 
@@ -74,26 +78,39 @@ class Server:
         metrics: `host:port` of probes and metrics.
     """
 
-    def __init__(self, models: Path, *options: str, env: dict[str, str] | None = None, wait_ready: bool = True) -> None:
+    def __init__(
+        self,
+        models: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        wait_ready: bool = True,
+        output: int = subprocess.PIPE,
+        tls: Certificates | None = None,
+    ) -> None:
         """Prepares; nothing runs before the `with` block.
 
         Args:
             models: The model repository.
             *options: More options; later ones win over the defaults (free ports, no lame duck).
             env: More environment variables.
-            wait_ready: Wait for the announcement; without it, ports must be given as options.
+            wait_ready: Wait for the announcement; without it, the ports are chosen here.
+            output: Where its output goes; without it, `log` has it.
+            tls: What HTTP and gRPC are secured with; their addresses carry what clients need.
         """
+        self._output = output
+        self._tls = tls
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
             *("--models", str(models), "--lame-duck-s", "0"),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
+            *(tls.options() if tls else ()),
             *options,
         )
         self._environment = environment(env)
         self._wait_ready = wait_ready
         self._lines: list[str] = []
         self._announced = threading.Event()
-        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
+        self._take_addresses(*(f"127.0.0.1:{port}" for port in ports.values()))
 
     def __enter__(self) -> Self:
         """Starts the process and, unless told otherwise, waits until it is ready."""
@@ -102,7 +119,7 @@ class Server:
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
@@ -159,7 +176,21 @@ class Server:
             status = self.process.wait()
             self.__exit__(None, None, None)
             raise AssertionError(f"the server did not become ready (exit code {status}):\n{self.log_tail}")
-        self.http, self.grpc, self.metrics = found["http"], found["grpc"], found["metrics"]
+        self._take_addresses(found["http"], found["grpc"], found["metrics"])
+
+    def wait_state(self, state: str = "ready") -> None:
+        """Waits until `/readyz` tells this state; for servers whose announcement is not read."""
+
+        def told() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server has ended (exit code {self.process.returncode}):\n{self.log_tail}")
+            try:
+                with urllib.request.urlopen(f"http://{self.metrics}/readyz", timeout=5) as reply:
+                    return state in reply.read().decode()
+            except OSError:
+                return False
+
+        wait_for(told, f"the state {state}", START_LIMIT_S)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the server process alone."""
@@ -178,6 +209,11 @@ class Server:
         """Waits until a text stands in the log."""
         wait_for(lambda: text in self.log, f"{text!r} in the log", seconds)
 
+    def _take_addresses(self, http: str, grpc: str, metrics: str) -> None:
+        self.http, self.grpc, self.metrics = http, grpc, metrics
+        if self._tls is not None:
+            self.http, self.grpc = Secured.of(http, self._tls), Secured.of(grpc, self._tls)
+
     def _read(self) -> None:
         stdout = self.process.stdout
         if stdout is None:
@@ -185,7 +221,7 @@ class Server:
         with stdout:
             for line in stdout:
                 self._lines.append(line)
-                if "/metrics" in line:
+                if line.startswith("  metrics "):  # of the announcement the last that is looked for
                     self._announced.set()
         self._announced.set()  # nobody waits for a server that has gone
 

@@ -47,10 +47,11 @@ LABELS: dict[Task, tuple[str, ...]] = {
     "classify": ("calm", "glad", "sad"),
     "tag": ("O", "B-place", "I-place", "B-thing", "I-thing"),
 }
-TASKS: tuple[Task, ...] = ("embed", "classify", "rerank", "answer", "tag", "fill_mask")
+TASKS: tuple[Task, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
 _OPSET = 17
 _HEADS: dict[Task, Any] = {
     "embed": BertModel,
+    "embed_tokens": BertModel,
     "classify": BertForSequenceClassification,
     "rerank": BertForSequenceClassification,
     "answer": BertForQuestionAnswering,
@@ -177,6 +178,8 @@ class _Graph(torch.nn.Module):
         answer = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
         if self.task == "embed":
             return (answer.last_hidden_state[:, 0],)
+        if self.task == "embed_tokens":
+            return (answer.last_hidden_state,)
         if self.task == "answer":
             return answer.start_logits, answer.end_logits
         if positions is None:

@@ -11,6 +11,8 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 
+from tests.support.certificates import Secured
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -38,13 +40,14 @@ class TritonClient:
         self.wire = flavour.partition("-")[0]
         self._tensors = FLAVOURS[self.wire]
         self._address = getattr(server, self.wire)
+        self._options = _secure(flavour, self._address)
         self._aio = flavour.endswith("aio")
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the client answers."""
         if self._aio:
             return asyncio.run(self._later(method, *arguments, **options))
-        with self._module.InferenceServerClient(self._address) as client:
+        with self._module.InferenceServerClient(self._address, **self._options) as client:
             return getattr(client, method)(*arguments, **options)
 
     def told(self, method: str, *arguments: Any) -> Any:
@@ -68,8 +71,22 @@ class TritonClient:
         return self.call("infer", model, inputs, outputs=wanted, **more)
 
     async def _later(self, method: str, *arguments: Any, **options: Any) -> Any:
-        client = self._module.InferenceServerClient(self._address)
+        client = self._module.InferenceServerClient(self._address, **self._options)
         try:
             return await getattr(client, method)(*arguments, **options)
         finally:
             await client.close()
+
+
+def _secure(flavour: str, address: str) -> dict[str, Any]:
+    """What a flavour calls its settings of TLS."""
+    if not isinstance(address, Secured):
+        return {}
+    certificates = address.certificates
+    client = str(certificates.client) if certificates.client else None
+    if flavour == "http-aio":
+        return {"ssl": True, "ssl_context": certificates.context("http/1.1")}
+    if flavour == "http":
+        context = {"ssl_context_factory": lambda: certificates.context("http/1.1")}
+        return {"ssl": True, **context}
+    return {"ssl": True, "root_certificates": str(certificates.ca), "private_key": client, "certificate_chain": client}

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from serving.errors import Overloaded
 from serving.settings import Settings
-from serving.transport.grpc.calls import Method, Port
+from serving.transport.grpc.calls import Method
 from serving.transport.grpc.frames import ConnectionFault
 from serving.transport.grpc.headers import HeaderReader, block, status_field
 from serving.transport.grpc.http2 import Http2Connection
+from serving.transport.grpc.port import Port
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
 
@@ -84,7 +85,7 @@ class Peer:
     def __init__(self) -> None:
         self.errors: list[BertserveError] = []
         methods = {"/echo": Method(BytesValue, unary=echo), "/talk": Method(BytesValue, duplex=echo)}
-        port = Port(methods, Settings(), self.errors.append)
+        port = Port(methods, Settings(), lambda error, _: self.errors.append(error))
         self.connection = Http2Connection(port)
         self.wire = Wire()
         self.connection.connection_made(self.wire)

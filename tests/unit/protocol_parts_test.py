@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, MalformedRequest
 from serving.transport.http.decoding import JsonDecoder
-from serving.transport.http.exchange import request_id
 from serving.transport.http.tei_messages import EmbedRequest, text_inputs
+from serving.transport.identity import request_id
 from serving.transport.oip.tensors import Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor
 

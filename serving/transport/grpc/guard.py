@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from serving.errors import BertserveError, InternalError, MalformedRequest, UnsupportedMediaType
+from serving.logs import fields
 from serving.transport.inflation import WINDOWS, inflated
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from serving.transport.grpc.calls import Call, Method
 
 log = logging.getLogger("bertserve.grpc")
+
+_BARE = "internal error; the server's log has the details under this request id"
 
 
 async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"") -> None:
@@ -28,6 +31,7 @@ async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"")
         call: Its call.
         encoding: What the message is compressed with; empty for nothing.
     """
+    request: Message | None = None
     try:
         if encoding:
             data = await inflate(data, encoding, call.body_limit)
@@ -40,10 +44,11 @@ async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"")
                 await call.send(message.SerializeToString())
             call.finish()
     except BertserveError as error:
-        call.refuse(error)
+        call.refuse(error, _identity(call, request))
     except Exception:  # the gRPC boundary
-        log.exception("a call failed")
-        call.refuse(InternalError("internal error; the server's log has the details"))
+        identity = _identity(call, request)
+        log.exception("a call failed", extra=fields(request_id=identity))
+        call.refuse(InternalError(_BARE), identity)
 
 
 async def answer_one(method: Method, data: bytes, call: Call, encoding: bytes) -> bytes | BertserveError:
@@ -56,8 +61,8 @@ async def answer_one(method: Method, data: bytes, call: Call, encoding: bytes) -
     except BertserveError as error:
         return error
     except Exception:  # the gRPC boundary
-        log.exception("a call failed")
-        return InternalError("internal error; the server's log has the details")
+        log.exception("a call failed", extra=fields(request_id=call.identity()))
+        return InternalError(_BARE)
 
 
 async def inflate(data: bytes, encoding: bytes, limit: int) -> bytes:
@@ -76,6 +81,11 @@ async def inflate(data: bytes, encoding: bytes, limit: int) -> bytes:
     if encoding not in WINDOWS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     return await asyncio.to_thread(inflated, data, WINDOWS[encoding], limit)
+
+
+def _identity(call: Call, request: Message | None) -> str:
+    """What a request is called, by its message if it has been read and has an id."""
+    return call.identity(getattr(request, "id", ""))
 
 
 def _parse(kind: type[Message], data: bytes) -> Message:

@@ -37,7 +37,7 @@ class HeaderReader(Generic[H]):
         """Starts with an empty dynamic table.
 
         Args:
-            interpret: What a list of fields becomes; must depend on nothing else.
+            interpret: What a list of fields becomes; must depend on nothing else, unless `forget` is told.
             limit_bytes: Of a list, as RFC 9113 counts it.
         """
         self._interpret = interpret
@@ -65,6 +65,10 @@ class HeaderReader(Generic[H]):
         if same and len(block) <= _KEPT_BYTES:
             self._kept[block] = found
         return found
+
+    def forget(self) -> None:
+        """Interprets every block anew: what it becomes has changed."""
+        self._kept.clear()
 
     def skip(self, block: bytes) -> None:
         """Decodes a block for what it does to the table alone.

@@ -33,8 +33,8 @@ class HealthService:
     def methods(self) -> dict[str, Method]:
         """Its methods, by path."""
         return {
-            f"/{SERVICE}/Check": Method(pb.HealthCheckRequest, unary=self.check),
-            f"/{SERVICE}/Watch": Method(pb.HealthCheckRequest, streaming=self.watch),
+            f"/{SERVICE}/Check": Method(pb.HealthCheckRequest, unary=self.check, open=True),
+            f"/{SERVICE}/Watch": Method(pb.HealthCheckRequest, streaming=self.watch, open=True),
         }
 
     def set(self, *, serving: bool) -> None:

@@ -9,8 +9,6 @@ by a credit that every answered call and every second renews. Whoever overdraws 
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from serving.transport.grpc import frames
@@ -28,21 +26,17 @@ from serving.transport.grpc.frames import (
     StreamFault,
 )
 from serving.transport.grpc.headers import DECODING_FACTOR, HeaderReader
+from serving.transport.grpc.sending import CREDIT, Sender
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from serving.transport.grpc.streams import Application, Stream
 
 MAX_STREAMS = 256
 
-CREDIT = 1000
-"""Frames that bring no work, in a burst; each answered call gives one back."""
-
 _CREDIT_PER_S = 100
-
-_GRANTED_MESSAGES = 4
-"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _CONNECTION_WINDOW = 1 << 30
 """What streams may send is bounded by their own windows; this one is never in the way."""
@@ -50,44 +44,27 @@ _CONNECTION_WINDOW = 1 << 30
 _FRAME_COST = 256
 """What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
 
-_LINGER_S = 1.0
-"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
-
-_CUT_STREAMS = 64
-"""Streams answered before their end of which late frames are expected."""
-
 _PING = b"draining"
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2Connection(Sender):
     """One connection."""
 
     def __init__(self, application: Application) -> None:
         """Waits for its transport."""
-        self._application = application
-        self._loop = asyncio.get_running_loop()
+        super().__init__(application)
         settings = application.settings
         self._header_bytes = DECODING_FACTOR * settings.header_limit_bytes
         self._headers = HeaderReader[Any](application.read_head, settings.header_limit_bytes)
-        self._streams: dict[int, Stream] = {}
         self._last = 0
-        self._cut: deque[int] = deque(maxlen=_CUT_STREAMS)
         self._rest = b""
         self._take: Callable[[bytes], None] = self._take_preface
         self._greeted = False
         self._block: bytearray | None = None
         self._block_flags = self._block_stream = self._block_cost = 0
         self._receivable = DEFAULT_WINDOW
-        self._grantable = _GRANTED_MESSAGES * settings.body_limit_bytes
-        self._asking: deque[Stream] = deque()
-        self._window = self._stream_window = DEFAULT_WINDOW
-        self._blocked: dict[int, Stream] = {}
-        self._control: list[bytes] = []
-        self._credit = CREDIT
-        self._unfinished_s = self._paused_s = 0.0
-        self._paused = self._over = False
+        self._unfinished_s = 0.0
         self._draining_s: float | None = None
-        self._final: int | None = None
         self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
             self._on_headers,
@@ -104,9 +81,13 @@ class Http2Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Waits for the preface."""
+        """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
         self._transport = cast("asyncio.Transport", transport)
         self._application.connections.add(self)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None and secured.selected_alpn_protocol() != "h2":
+            self._over = True
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Cancels the calls under way: their client has gone."""
@@ -127,17 +108,6 @@ class Http2Connection(asyncio.Protocol):
             self._fail(fault)
         else:
             self._send_control()
-
-    def pause_writing(self) -> None:
-        """The client does not read: it is not read either, until it does or the tick ends it."""
-        self._paused, self._paused_s = True, 0.0
-        self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """It reads again."""
-        self._paused = False
-        self._transport.resume_reading()
-        self._send_blocked()
 
     # What the port calls.
 
@@ -179,83 +149,17 @@ class Http2Connection(asyncio.Protocol):
             self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
             self._send_control()
 
+    def keys_changed(self) -> None:
+        """Reads all headers anew from now on, and asks the streams that are there."""
+        self._headers.forget()
+        for stream in list(self._streams.values()):
+            stream.keys_changed()
+        self._send_control()
+
     def end(self) -> None:
         """Ends the connection now."""
         if not self._over:
             self._fail(ConnectionFault(Code.NO_ERROR, "the server ends"))
-
-    # What streams call.
-
-    def want(self, stream: Stream, size: int) -> None:
-        """Lets the client send so many bytes more on a stream, now or when others have ended."""
-        if not stream.wanted:
-            stream.wanted = size
-            self._asking.append(stream)
-            self._grant()
-
-    def renew(self, stream: Stream, held: int) -> None:
-        """Lets the client go on sending on a stream of messages, once some have been taken.
-
-        Args:
-            stream: The stream; what had been granted for the messages taken is given back.
-            held: Bytes of it that have not been taken.
-        """
-        if self._streams.get(stream.number) is not stream:
-            return
-        self._grantable += stream.granted
-        stream.granted = 0
-        size = DEFAULT_WINDOW - stream.receivable - held
-        if size >= DEFAULT_WINDOW // 2 and not stream.ended:
-            self._control.append(frames.window_update(stream.number, size))
-            stream.receivable += size
-        self._grant()
-        self._send_control()
-
-    def reply(self, stream: Stream, block: bytes | None, data: bytes, trailers: bytes | None) -> None:
-        """Sends a reply or a part of it; in one write where flow control does not hold it up.
-
-        Args:
-            stream: The stream; where it is gone, nothing is sent.
-            block: The header block, if it has not been sent.
-            data: The data; may be empty.
-            trailers: The header block that ends the reply, if this is its end.
-        """
-        number = stream.number
-        if self._streams.get(number) is not stream:
-            return
-        size = len(data)
-        parts: list[bytes | memoryview] = []
-        if block is not None:
-            parts += (frames.head(frames.HEADERS, END_HEADERS, number, len(block)), block)
-        fits = not size or (size <= FRAME_BYTES and size <= self._window and size <= stream.window)
-        if fits and stream.unsent is None and not self._paused:
-            if size:
-                parts += (frames.head(frames.DATA, 0, number, size), data)
-                self._window -= size
-                stream.window -= size
-            if trailers is not None:
-                self._end(stream, trailers, parts)
-            self._write(parts)
-            return
-        self._write(parts)
-        stream.unsent = memoryview(bytes(stream.unsent) + data if stream.unsent else data)
-        stream.trailers = trailers
-        stream.waited_s = 0.0
-        self._blocked[number] = stream
-        self._send_blocked()
-
-    def refuse(self, stream: Stream, block: bytes) -> None:
-        """A reply that is one header block."""
-        if self._streams.get(stream.number) is stream:
-            parts: list[bytes | memoryview] = []
-            self._end(stream, block, parts)
-            self._write(parts)
-
-    async def taken(self, stream: Stream) -> None:
-        """Waits until the client's window has taken what was sent on a stream."""
-        if stream.unsent is not None:
-            stream.taken = self._loop.create_future()
-            await stream.taken
 
     # Parsing.
 
@@ -449,23 +353,9 @@ class Http2Connection(asyncio.Protocol):
 
     # Streams.
 
-    def _set_stream_window(self, size: int) -> None:
-        change = size - self._stream_window
-        self._stream_window = size
-        for stream in self._streams.values():
-            stream.window += change
-        if size > LARGEST or any(stream.window > LARGEST for stream in self._streams.values()):
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of range")
-        self._send_blocked()
-
     def _check_known(self, number: int) -> None:
         if not number or number > self._last or not number & 1:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that was never opened")
-
-    def _spend(self) -> None:
-        self._credit -= 1
-        if self._credit < 0:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings or other frames without work")
 
     def _age(self, seconds: float) -> None:
         limit_s = self._application.settings.body_timeout_s
@@ -482,42 +372,6 @@ class Http2Connection(asyncio.Protocol):
             else:
                 self._reset(stream.number, Code.CANCEL)
 
-    def _reset(self, number: int, code: Code) -> None:
-        stream = self._streams.get(number)
-        if stream is None or not stream.ended:
-            self._cut.append(number)
-        if stream is not None:
-            self._forget(stream)
-            stream.lost()
-        self._control.append(frames.rst_stream(number, code))
-        self._spend()
-
-    def _forget(self, stream: Stream) -> None:
-        del self._streams[stream.number]
-        self._blocked.pop(stream.number, None)
-        if stream.granted or stream.wanted:
-            self._grantable += stream.granted
-            stream.wanted = 0
-            self._grant()
-            self._send_control()
-        if stream.taken is not None and not stream.taken.done():
-            stream.taken.set_result(None)
-        if self._final is not None and not self._streams:
-            self._finish()
-
-    def _grant(self) -> None:
-        while self._asking:
-            stream = self._asking[0]
-            if stream.wanted > self._grantable:
-                return
-            self._asking.popleft()
-            if stream.wanted:
-                self._control.append(frames.window_update(stream.number, stream.wanted))
-                self._grantable -= stream.wanted
-                stream.granted += stream.wanted
-                stream.receivable += stream.wanted
-                stream.wanted = 0
-
     def _abandon(self) -> None:
         self._over = True
         streams = list(self._streams.values())
@@ -525,55 +379,6 @@ class Http2Connection(asyncio.Protocol):
         self._blocked.clear()
         for stream in streams:
             stream.lost()
-
-    # Sending.
-
-    def _write(self, parts: list[bytes | memoryview]) -> None:
-        if self._control:
-            parts = [*self._control, *parts]
-            self._control.clear()
-        if parts:
-            self._transport.write(b"".join(parts))
-
-    def _send_control(self) -> None:
-        if self._control:
-            self._write([])
-
-    def _send_blocked(self) -> None:
-        for stream in list(self._blocked.values()):
-            if self._paused or self._window <= 0:
-                return
-            self._send_unsent(stream)
-
-    def _send_unsent(self, stream: Stream) -> None:
-        parts: list[bytes | memoryview] = []
-        unsent = stream.unsent or memoryview(b"")
-        while (size := min(len(unsent), FRAME_BYTES, stream.window, self._window)) > 0:
-            parts += (frames.head(frames.DATA, 0, stream.number, size), unsent[:size])
-            unsent = unsent[size:]
-            self._window -= size
-            stream.window -= size
-        if unsent:
-            stream.unsent = unsent
-        else:
-            stream.unsent = None
-            del self._blocked[stream.number]
-            if stream.trailers is not None:
-                self._end(stream, stream.trailers, parts)
-            elif stream.taken is not None and not stream.taken.done():
-                stream.taken.set_result(None)
-        self._write(parts)
-
-    def _end(self, stream: Stream, block: bytes, parts: list[bytes | memoryview]) -> None:
-        """Adds the frames that end a reply, and forgets the stream."""
-        number = stream.number
-        parts += (frames.head(frames.HEADERS, END_HEADERS | END_STREAM, number, len(block)), block)
-        if not stream.ended:
-            self._cut.append(number)
-            parts.append(frames.rst_stream(number, Code.NO_ERROR))
-        if self._credit < CREDIT:
-            self._credit += 1
-        self._forget(stream)
 
     # The end.
 
@@ -589,20 +394,6 @@ class Http2Connection(asyncio.Protocol):
         last = self._last if self._final is None else self._final
         self._control.append(frames.goaway(last, fault.code, fault.words))
         self._finish()
-
-    def _finish(self) -> None:
-        """Says no more, and listens a moment longer, so that what was said is read."""
-        self._loop.call_soon(self._close)
-
-    def _close(self) -> None:
-        self._over = True
-        if self._transport.is_closing():
-            return
-        self._send_control()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        self._transport.resume_reading()
-        self._loop.call_later(_LINGER_S, self._transport.abort)
 
 
 def _window_code(size: int) -> Code:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SERVICE = "inference.GRPCInferenceService"
 
+_OPEN = frozenset({"ServerLive", "ServerReady"})
+"""What probes ask, and need no API key for."""
+
 _US_PER_MS = 1000
 _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata with which a client wants the errors of a stream as the call's own status."""
@@ -56,7 +59,7 @@ class InferenceService:
             "RepositoryModelUnload": (self.unload, pb.RepositoryModelUnloadRequest),
         }
         methods: dict[str, Method | BertserveError] = {
-            name: Method(kind, unary=method) for name, (method, kind) in unary.items()
+            name: Method(kind, unary=method, open=name in _OPEN) for name, (method, kind) in unary.items()
         }
         methods["ModelStreamInfer"] = Method(pb.ModelInferRequest, duplex=self.stream_infer)
         for kind in ("System", "Cuda"):
@@ -149,7 +152,7 @@ class InferenceService:
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
-            call.record(error)
+            call.record(error, request.id)
             return pb.ModelStreamInferResponse(
                 error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
             )

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 from serving.lifecycle import State
-from serving.transport.grpc.calls import Port
+from serving.transport.acceptor import Acceptor
+from serving.transport.grpc.guard import answer, answer_one
 from serving.transport.grpc.health import SERVICE as HEALTH
 from serving.transport.grpc.health import HealthService
 from serving.transport.grpc.http2 import Http2Connection
 from serving.transport.grpc.inference import SERVICE, InferenceService
+from serving.transport.grpc.port import Port
 from serving.transport.grpc.reflection import ReflectionService
-from serving.transport.ports import BACKLOG
+from serving.transport.ports import keep_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
 
-    from serving.errors import BertserveError
     from serving.pipeline import Pipeline
+    from serving.security.keys import ApiKeys
+    from serving.security.tls import Tls
     from serving.settings import Settings
+    from serving.transport.grpc.calls import Answer, AnswerOne
+    from serving.transport.identity import RecordError
     from serving.transport.oip.service import V2Service
 
 _TICK_S = 1.0
 
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
-"""Seconds, seconds, count: a peer that has vanished without a word is found out within two minutes."""
-
 
 class GrpcListener:
-    """One gRPC port and its connections."""
+    """One gRPC port and its connections.
+
+    Attributes:
+        health: The health service, which tells the server's state.
+    """
 
     def __init__(
         self,
@@ -38,39 +43,47 @@ class GrpcListener:
         v2_service: V2Service,
         pipeline: Pipeline,
         settings: Settings,
-        record_error: Callable[[BertserveError], None],
+        record_error: RecordError,
+        *,
+        keys: ApiKeys | None = None,
+        tls: Tls | None = None,
+        answer: Answer = answer,
+        answer_one: AnswerOne = answer_one,
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
-        self._health = HealthService([SERVICE])
+        self.health = HealthService([SERVICE])
         methods = InferenceService(v2_service, pipeline).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
-        self._port = Port({**methods, **self._health.methods(), **reflection.methods()}, settings, record_error)
-        self._socket = opened
-        self._server: asyncio.Server | None = None
+        methods |= {**self.health.methods(), **reflection.methods()}
+        self._port = Port(methods, settings, record_error, keys, answer, answer_one)
+        self._acceptor = Acceptor(opened, lambda: Http2Connection(self._port), tls, "h2")
+        keep_alive(opened)
         self._clock: asyncio.TimerHandle | None = None
         v2_service.lifecycle.subscribe(self._follow)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, port = self._socket.getsockname()[:2]
-        return host, port
+        return self._acceptor.address
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._port.connections)
 
     async def start(self) -> None:
         """Accepts connections."""
-        loop = asyncio.get_running_loop()
-        # Connections inherit these from the socket that accepts them.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._clock = loop.call_later(_TICK_S, self._tick)
-        self._server = await loop.create_server(lambda: Http2Connection(self._port), sock=self._socket, backlog=BACKLOG)
+        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        await self._acceptor.start()
+
+    async def renew(self) -> None:
+        """Other certificates, as `Acceptor.renew`."""
+        await self._acceptor.renew()
 
     async def close(self, grace_s: float) -> None:
         """Accepts no more, lets the calls under way finish for so long, then ends their connections."""
-        self._health.close()
-        if self._server is not None:
-            self._server.close()
+        self.health.close()
+        self._acceptor.close()
         loop = asyncio.get_running_loop()
         limit = loop.time() + grace_s
         for connection in list(self._port.connections):
@@ -82,9 +95,13 @@ class GrpcListener:
         if self._clock is not None:
             self._clock.cancel()
 
+    def keys_changed(self) -> None:
+        """The API keys are others now."""
+        self._port.keys_changed()
+
     def _follow(self, state: State) -> None:
         """Shows the server's state in the health service."""
-        self._health.set(serving=state in {State.READY, State.DEGRADED})
+        self.health.set(serving=state in {State.READY, State.DEGRADED})
 
     def _tick(self) -> None:
         self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)

@@ -82,5 +82,8 @@ class Stream:
     def draining(self) -> None:
         """The server ends: what waits for nothing but its client must end too."""
 
+    def keys_changed(self) -> None:
+        """The API keys are others now."""
+
     def too_slow(self) -> None:
         """The client did not finish its request in time."""

@@ -28,23 +28,34 @@ _INFERRING = (422, 429, 504)
 """And of those that take a body."""
 
 _WRONG_TASK = 424
+_NO_KEY = 401
+_KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
 
-def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these routes."""
+def document(operations: Sequence[Operation], version: str, *, keyed: bool = False) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these routes.
+
+    Args:
+        operations: The routes.
+        version: Of the server.
+        keyed: Whether those that are not open need an API key.
+    """
     operations = [op for op in operations if op.tag != UNLISTED]
     types = [kind for op in operations for kind in (op.request, op.reply, error_type(op.path)) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip([repr(kind) for kind in types], schemas, strict=True))
     paths: dict[str, Any] = {}
     for op in operations:
-        paths.setdefault(op.path, {})[op.method.lower()] = _operation(op, schema_of)
+        paths.setdefault(op.path, {})[op.method.lower()] = _operation(op, schema_of, keyed=keyed and not op.open)
+    parts: dict[str, Any] = {"schemas": components}
+    if keyed:
+        parts["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "bertserve", "version": version, "description": "Low-latency BERT inference."},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": parts,
     }
 
 
@@ -53,7 +64,7 @@ def _identity(op: Operation) -> str:
     return "_".join([op.method.lower(), *words])
 
 
-def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _operation(op: Operation, schema_of: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"operationId": _identity(op), "summary": op.summary, "tags": [op.tag]}
     names = [part[1:-1] for part in op.path.split("/") if part.startswith("{")]
     entry["parameters"] = [
@@ -62,7 +73,9 @@ def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     ]
     if op.request is not None:
         entry["requestBody"] = _body(op, schema_of)
-    entry["responses"] = _responses(op, schema_of)
+    entry["responses"] = _responses(op, schema_of, (_NO_KEY,) if keyed else ())
+    if keyed:
+        entry["security"] = [{_KEY: []}]
     return entry
 
 
@@ -73,14 +86,14 @@ def _body(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     return {"required": not op.body_optional, "content": content}
 
 
-def _responses(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _responses(op: Operation, schema_of: dict[str, Any], more: Sequence[int]) -> dict[str, Any]:
     done: dict[str, Any] = {"description": "Done."}
     if op.reply is not None:
         done["content"] = {_JSON: {"schema": schema_of[repr(op.reply)]}}
         if op.binary:
             done["content"][_OCTETS] = {"schema": {"type": "string", "format": "binary"}}
     family = error_type(op.path)
-    statuses = {*_ANYWHERE, *op.statuses, *(_INFERRING if op.request is not None else ())}
+    statuses = {*_ANYWHERE, *more, *op.statuses, *(_INFERRING if op.request is not None else ())}
     if family is TeiError:
         statuses.add(_WRONG_TASK)
     fault = {_JSON: {"schema": schema_of[repr(family)]}}

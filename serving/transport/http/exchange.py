@@ -7,12 +7,10 @@ boundary: nothing but a listed error leaves it.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +22,10 @@ from serving.errors import (
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
+    Unauthenticated,
     UnsupportedMediaType,
 )
+from serving.logs import fields
 from serving.records import DEFAULT_PRIORITY
 from serving.transport.http.faults import error_body, status_of
 from serving.transport.inflation import WINDOWS, inflated
@@ -33,24 +33,15 @@ from serving.transport.priority import priority_of
 
 if TYPE_CHECKING:
     from serving.records import Outcome
+    from serving.transport.identity import RecordError
 
 log = logging.getLogger("bertserve.http")
 
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
-_serial = itertools.count(1)
-_process = os.urandom(6).hex()
-
-
-def request_id(given: bytes | None) -> str:
-    """The client's id where it is harmless in a log, else one of our own."""
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given.decode("ascii")
-    return f"{_process}-{next(_serial):x}"
 
 
 class HttpRequest(msgspec.Struct):
@@ -162,6 +153,7 @@ class Operation:
         statuses: Further ones that it answers.
         binary: Whether tensors may stand behind the JSON, both ways.
         body_optional: Whether the body may be left out.
+        open: Whether it needs no API key where the server has some.
     """
 
     method: str
@@ -176,6 +168,7 @@ class Operation:
     statuses: Sequence[int] = ()
     binary: bool = False
     body_optional: bool = False
+    open: bool = False
 
 
 _OUTCOME = (
@@ -207,13 +200,21 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
         head += b"allow: %b\r\n" % error.allowed.encode()
     if isinstance(error, UnsupportedMediaType):
         head += b"accept-encoding: gzip, deflate\r\n"
+    if isinstance(error, Unauthenticated):
+        head += b"www-authenticate: Bearer\r\n"
     return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
+
+
+Answer = Callable[
+    [HttpRequest, Callable[[HttpRequest], Handler], "RecordError", int], Coroutine[Any, Any, HttpReply | None]
+]
+"""`answer`, or what stands in its place."""
 
 
 async def answer(
     request: HttpRequest,
     find: Callable[[HttpRequest], Handler],
-    record_error: Callable[[BertserveError], None],
+    record_error: RecordError,
     body_limit: int,
 ) -> HttpReply | None:
     """Runs the handler of a request; None where its client has gone.
@@ -234,10 +235,10 @@ async def answer(
         error = refusal
     except asyncio.CancelledError:
         # Only the end of the client's connection cancels an exchange: there is nobody to answer.
-        record_error(ClientGone("the client closed the connection"))
+        record_error(ClientGone("the client closed the connection"), request.request_id)
         return None
     except Exception:  # the HTTP boundary
-        log.exception("request %s failed", request.request_id)
+        log.exception("a request failed", extra=fields(request_id=request.request_id))
         error = InternalError("internal error; the server's log has the details under this request id")
-    record_error(error)
+    record_error(error, request.request_id)
     return error_reply(request.path, error, request.request_id)

@@ -1,8 +1,7 @@
-"""Probes, metrics, status and the start page: what operators and probes ask."""
+"""Probes, metrics and status: what operators and probes ask."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,11 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.lifecycle import Lifecycle
-    from serving.repository import Repository
     from serving.transport.http.exchange import HttpRequest
 
-_PAGE = Path(__file__).parents[2] / "web" / "index.html"
 TAG = "Operations"
+
+_MINIMAL = b"return=minimal"
+"""The header `Prefer` (RFC 7240) of whoever asks for the status every other second: without the cost tables."""
 
 
 class StateReply(msgspec.Struct):
@@ -28,9 +28,16 @@ class StateReply(msgspec.Struct):
 
 
 def probes(
-    lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_type: str, status: Callable[[], dict[str, Any]]
+    lifecycle: Lifecycle, render_metrics: Callable[[], bytes], metrics_type: str, status: Callable[..., dict[str, Any]]
 ) -> list[Operation]:
-    """What the metrics port serves, and the main port too."""
+    """What the metrics port serves, and the main port too.
+
+    Args:
+        lifecycle: The server's state.
+        render_metrics: Makes the metrics' text.
+        metrics_type: Its content type.
+        status: What `/status` tells.
+    """
 
     async def livez(_: HttpRequest) -> HttpReply:
         return HttpReply(orjson.dumps({"state": lifecycle.state}), 200 if lifecycle.live else 503)
@@ -41,35 +48,31 @@ def probes(
     async def metrics(_: HttpRequest) -> HttpReply:
         return HttpReply(render_metrics(), content_type=metrics_type.encode())
 
-    async def show_status(_: HttpRequest) -> HttpReply:
+    async def show_status(http: HttpRequest) -> HttpReply:
+        if http.header(b"prefer") == _MINIMAL:
+            return HttpReply(orjson.dumps(status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
         return HttpReply(orjson.dumps(status()))
 
     return [
         Operation(
-            "GET", "/livez", livez, "200 unless the server should be restarted.", TAG, reply=StateReply, statuses=(503,)
+            *("GET", "/livez", livez, "200 unless the server should be restarted.", TAG),
+            reply=StateReply,
+            statuses=(503,),
+            open=True,
         ),
         Operation(
-            "GET", "/readyz", readyz, "200 while new requests should come here.", TAG, reply=StateReply, statuses=(503,)
+            *("GET", "/readyz", readyz, "200 while new requests should come here.", TAG),
+            reply=StateReply,
+            statuses=(503,),
+            open=True,
         ),
         Operation("GET", "/metrics", metrics, "Prometheus metrics.", TAG),
         Operation(
             "GET",
             "/status",
             show_status,
-            "State, queue, admission, costs and the last batches.",
+            "State, the last minute, queue, admission, costs and the models.",
             TAG,
             reply=dict[str, Any],
         ),
     ]
-
-
-def start_page(repository: Repository) -> list[Operation]:
-    """The page at `/`."""
-    template = _PAGE.read_text(encoding="utf-8")
-    model = repository.models[0]
-    page = template.replace("{{model}}", model.name).replace("{{precision}}", model.artifact.precision).encode()
-
-    async def index(_: HttpRequest) -> HttpReply:
-        return HttpReply(page, content_type=b"text/html; charset=utf-8")
-
-    return [Operation("GET", "/", index, "The start page.", TAG)]

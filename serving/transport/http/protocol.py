@@ -23,13 +23,15 @@ from urllib.parse import unquote_to_bytes
 import httptools
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
-from serving.transport.http.exchange import HttpReply, HttpRequest, answer, error_reply, request_id
+from serving.transport.http.exchange import Answer, HttpReply, HttpRequest, answer, error_reply
+from serving.transport.identity import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.settings import Settings
     from serving.transport.http.routing import Routes
+    from serving.transport.identity import RecordError
 
 _FRAMING_BYTES = 6 * 65_536
 """What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
@@ -39,6 +41,9 @@ _LINGER_S = 5.0
 
 _QUICK_LINGER_S = 1.0
 """The same for a client that has fallen silent: it has nothing left to send."""
+
+NOT_MODIFIED = 304
+"""Like a reply to HEAD it says how long the body is, and sends none."""
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -75,6 +80,7 @@ class Port:
         limits: What a request may take.
         closing: Whether replies should ask clients to close their connections.
         record_error: Told of each error reply.
+        answer: What runs a request's handler.
         date: The Date header, a whole line.
         connections: All that are open.
     """
@@ -82,7 +88,8 @@ class Port:
     routes: Routes
     limits: Limits
     closing: Callable[[], bool]
-    record_error: Callable[[BertserveError], None]
+    record_error: RecordError
+    answer: Answer = answer
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)
 
@@ -246,12 +253,12 @@ class HttpConnection(asyncio.Protocol):
         """Closes the connection now, or once the request that has begun is answered."""
         begun = self._reading is _Reading.BODY or (self._reading is _Reading.HEAD and self._head_bytes > 0)
         if self._exchange is None and not begun and not self._refused:
-            self._transport.close()
+            self._hang_up(_QUICK_LINGER_S)
 
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
         """Ends a connection that has asked nothing for so long."""
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:
-            self._transport.close()
+            self._hang_up(_QUICK_LINGER_S)
 
     def _answer_next(self) -> None:
         request, keep_alive = self._ahead.popleft()
@@ -260,7 +267,8 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
-        reply = await answer(request, self._port.routes.find, self._port.record_error, self._limits.body_bytes)
+        port = self._port
+        reply = await port.answer(request, port.routes.find, port.record_error, self._limits.body_bytes)
         if reply is None:
             return
         if not self._writable.is_set():
@@ -286,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
             reply.head,
             b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
         ]
-        if request.method != "HEAD":
+        if request.method != "HEAD" and reply.status != NOT_MODIFIED:
             parts.append(reply.body)
         self._transport.write(b"".join(parts))
 
@@ -298,20 +306,33 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
         self._refused = True
-        self._port.record_error(error)
+        identity = request_id(None)
+        self._port.record_error(error, identity)
         self._set_timer(_Reading.NOTHING)
-        words = _raw_reply(self._url or b"/", error)
+        words = _raw_reply(self._url or b"/", error, identity, self._more_head())
         if self._exchange is not None:
             self._last_words = words
         elif not self._transport.is_closing():
             self._end(words, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
 
+    def _more_head(self) -> bytes:
+        """Lines that a refusal's head has beside its own."""
+        return b""
+
     def _end(self, words: bytes, linger_s: float = _LINGER_S) -> None:
         self._transport.write(words)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._transport.resume_reading()
-        self._loop.call_later(linger_s, self._transport.close)
+            self._transport.resume_reading()
+            self._loop.call_later(linger_s, self._transport.close)
+        else:
+            self._hang_up(linger_s)
+
+    def _hang_up(self, linger_s: float) -> None:
+        """Closes. TLS says so itself, throws away what still comes and waits for the client's word: for so long."""
+        self._transport.close()
+        if not self._transport.can_write_eof():
+            self._loop.call_later(linger_s, self._transport.abort)
 
     def _path(self, url: bytes) -> str:
         if url.startswith(b"/") and b"?" not in url and b"%" not in url and b"#" not in url:
@@ -333,7 +354,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
         if not self._head_bytes and reading is _Reading.HEAD:
-            self._transport.close()  # connected and never said a word
+            self._hang_up(_QUICK_LINGER_S)  # connected and never said a word
             return
         part = "headers" if reading is _Reading.HEAD else "body"
         self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))
@@ -345,12 +366,11 @@ class HttpConnection(asyncio.Protocol):
         return BodyTooLarge(f"the body exceeds {self._limits.body_bytes} bytes")
 
 
-def _raw_reply(url: bytes, error: BertserveError) -> bytes:
+def _raw_reply(url: bytes, error: BertserveError, identity: str, more: bytes) -> bytes:
     path = url.split(b"?")[0].decode("ascii", "replace")
-    identity = request_id(None)
     reply = error_reply(path, error, identity)
     head = (
         f"content-type: application/json\r\ncontent-length: {len(reply.body)}\r\n"
-        f"x-request-id: {identity}\r\nconnection: close\r\n\r\n"
+        f"x-request-id: {identity}\r\nconnection: close\r\n"
     )
-    return _STATUS_LINES[reply.status] + head.encode() + reply.body
+    return b"".join([_STATUS_LINES[reply.status], head.encode(), reply.head, more, b"\r\n", reply.body])

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from serving.transport.http.exchange import Handler, HttpRequest, Operation
 
 
+_REMEMBERED = 256
+"""Paths with parts that vary, models' names mostly."""
+
+
 class _Endpoint:
     """Lets the router hold a handler; it is asked which route matches and never runs one."""
 
@@ -29,7 +33,11 @@ class _Endpoint:
 
 
 class Routes:
-    """The operations of one port."""
+    """The operations of one port.
+
+    Attributes:
+        open: The paths of those that need no API key.
+    """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         """Builds the table.
@@ -37,6 +45,7 @@ class Routes:
         Args:
             operations: What is served; where two paths match, the first wins.
         """
+        self.open = frozenset(op.path for op in operations if op.open)
         self._router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None).router
         self._router.routes[:] = [Route(op.path, _Endpoint(op.handler), methods=[op.method]) for op in operations]
         self._fixed: dict[tuple[str, str], Handler] = {
@@ -45,6 +54,7 @@ class Routes:
             if isinstance(route, Route) and isinstance(route.app, _Endpoint) and "{" not in route.path
             for method in route.methods or ()
         }
+        self._found: dict[tuple[str, str], tuple[Handler, dict[str, str]]] = {}
         self._tails: dict[str, list[Route]] = {}
         for route in self._router.routes:
             if isinstance(route, Route) and "{" in route.path and "{" not in route.path.rpartition("/")[2]:
@@ -57,9 +67,18 @@ class Routes:
             RouteNotFound: No such path.
             MethodNotAllowed: The path takes other methods.
         """
-        return self._fixed.get((request.method, request.path)) or self._search(request)
+        key = (request.method, request.path)
+        if (handler := self._fixed.get(key)) is not None:
+            return handler
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            found = self._found[key] = self._search(request)
+        handler, request.parameters = found
+        return handler
 
-    def _search(self, request: HttpRequest) -> Handler:
+    def _search(self, request: HttpRequest) -> tuple[Handler, dict[str, str]]:
         scope: dict[str, Any] = {"type": "http", "method": request.method, "path": request.path}
         allowed: set[str] = set()
         # The router's patterns end in `$`, which a line's end satisfies too.
@@ -69,8 +88,7 @@ class Routes:
         for route in itertools.chain(likely, self._router.routes) if printable else ():
             match, found = route.matches(scope)
             if match is Match.FULL and isinstance(found["endpoint"], _Endpoint):
-                request.parameters = found["path_params"]
-                return found["endpoint"].handler
+                return found["endpoint"].handler, found["path_params"]
             if match is Match.PARTIAL and isinstance(route, Route):
                 allowed |= route.methods or set()
         if allowed:

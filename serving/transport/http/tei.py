@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, WrongTask
+from serving.errors import EmptyInput
 from serving.records import ClassifyOptions, EmbedOptions, InferRequest, LabelScore, RerankOptions
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.exchange import HttpReply, outcome_head
@@ -58,62 +58,59 @@ def times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
     )
 
 
+def asked(
+    settings: Settings,
+    http: HttpRequest,
+    inputs: Sequence[TextInput],
+    options: TaskOptions[A],
+    given: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
+    prompt_name: str | None = None,
+) -> InferRequest[A]:
+    """What a request asks of the pipeline."""
+    return InferRequest(
+        inputs=inputs,
+        arrival=http.arrival,
+        request_id=http.request_id,
+        max_inputs=settings.max_client_batch_size,
+        options=options,
+        model=http.parameters.get("model"),
+        truncate=truncation(given.truncate, given.truncation_direction, settings.auto_truncate),
+        prompt_name=prompt_name,
+        timeout_ms=http.timeout_ms(),
+        priority=http.priority(),
+    )
+
+
 def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
     """The routes of this protocol that infer; the documentation shows those that a model here answers."""
     embed_decoder = JsonDecoder(EmbedRequest)
-    embed_all_decoder = JsonDecoder(EmbedAllRequest)
     predict_decoder = JsonDecoder(PredictRequest)
     rerank_decoder = JsonDecoder(RerankRequest)
     similarity_decoder = JsonDecoder(SimilarityRequest)
-
-    def asked(
-        http: HttpRequest,
-        inputs: Sequence[TextInput],
-        options: TaskOptions[A],
-        given: EmbedRequest | PredictRequest | RerankRequest | SimilarityParameters,
-        prompt_name: str | None = None,
-    ) -> InferRequest[A]:
-        return InferRequest(
-            inputs=inputs,
-            arrival=http.arrival,
-            request_id=http.request_id,
-            max_inputs=settings.max_client_batch_size,
-            options=options,
-            model=http.parameters.get("model"),
-            truncate=truncation(given.truncate, given.truncation_direction, settings.auto_truncate),
-            prompt_name=prompt_name,
-            timeout_ms=http.timeout_ms(),
-            priority=http.priority(),
-        )
 
     async def embed(http: HttpRequest) -> HttpReply:
         http.require_json()
         message = embed_decoder.decode(http.body)
         inputs = text_inputs(message.inputs)
         outcome = await pipeline.infer(
-            asked(http, inputs, EmbedOptions(message.normalize, message.dimensions), message, message.prompt_name)
+            asked(
+                settings,
+                http,
+                inputs,
+                EmbedOptions(message.normalize, message.dimensions),
+                message,
+                message.prompt_name,
+            )
         )
         body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpReply(body, head=times_head(outcome, inputs))
-
-    async def embed_all(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        embed_all_decoder.decode(http.body)
-        repository.find(http.parameters.get("model"), task="embed")
-        raise WrongTask("the models here answer one vector a text; their graphs do not give those of its tokens")
-
-    async def embed_sparse(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        embed_all_decoder.decode(http.body)
-        repository.find(http.parameters.get("model"), task="embed")
-        raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
 
     async def predict(http: HttpRequest) -> HttpReply:
         http.require_json()
         message = predict_decoder.decode(http.body)
         inputs = predict_inputs(message.inputs)
         outcome = await pipeline.infer(
-            asked(http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
+            asked(settings, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
         )
         # A list that holds a list is a batch, also of one.
         single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
@@ -125,7 +122,13 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         http.require_json()
         message = rerank_decoder.decode(http.body)
         outcome = await pipeline.infer(
-            asked(http, [(message.query, text) for text in message.texts], RerankOptions(message.raw_scores), message)
+            asked(
+                settings,
+                http,
+                [(message.query, text) for text in message.texts],
+                RerankOptions(message.raw_scores),
+                message,
+            )
         )
         ranks = [
             Rank(index, score, message.texts[index] if message.return_text else None)
@@ -141,7 +144,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
             raise EmptyInput("`sentences` is empty; send at least one")
         given = message.parameters or SimilarityParameters()
         inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-        outcome = await pipeline.infer(asked(http, inputs, EmbedOptions(), given, given.prompt_name))
+        outcome = await pipeline.infer(asked(settings, http, inputs, EmbedOptions(), given, given.prompt_name))
         vectors = outcome.answer
         cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
         body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -185,12 +188,4 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
             list[float],
             {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}},
         ),
-        *[
-            operation
-            for path, handler, what in (
-                ("/embed_all", embed_all, "the vectors of a text's tokens"),
-                ("/embed_sparse", embed_sparse, "sparse vectors"),
-            )
-            for operation in named.of_models((), "POST", path, handler, f"No model here gives {what}.")
-        ],
     ]

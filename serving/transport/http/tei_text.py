@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.tokenizer import TextTokenizer
     from serving.transport.http.exchange import HttpRequest
 
-_MODEL_TYPES: Sequence[Task] = ("embed", "rerank", "classify")
+_MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
 _BYTES_PER_ID = 4
 
 
@@ -89,7 +89,9 @@ def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle,
             names, "POST", "/decode", decode, "The texts of token ids.", DecodeRequest, list[str], {"ids": [[1, 2, 3]]}
         ),
         *named.of_models(names, "GET", "/info", info, "A model and the server's limits.", reply=Info),
-        Operation("GET", "/health", health, "200 while new requests should come here.", TAG, statuses=(503,)),
+        Operation(
+            "GET", "/health", health, "200 while new requests should come here.", TAG, statuses=(503,), open=True
+        ),
     ]
 
 
@@ -127,7 +129,8 @@ def _info(model: ServedModel, settings: Settings) -> Info:
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    kinds = {"rerank": ("reranker", named), "embed": ("embedding", {"pooling": manifest.pooling})}
+    pooling = ("embedding", {"pooling": manifest.pooling})
+    kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
     kind, details = kinds.get(manifest.task, ("classifier", named))
     return Info(
         model_id=manifest.source.name,

@@ -44,8 +44,15 @@ def _server(service: V2Service) -> list[Operation]:
 
     return [
         Operation("GET", "/v2", server, "What this server is.", TAG, reply=ServerMetadata),
-        Operation("GET", "/v2/health/live", live, "Whether the server runs.", TAG, reply=Liveness, statuses=(400,)),
-        Operation("GET", "/v2/health/ready", ready, "Whether it is ready.", TAG, reply=Readiness, statuses=(400,)),
+        Operation(
+            *("GET", "/v2/health/live", live, "Whether the server runs.", TAG),
+            reply=Liveness,
+            statuses=(400,),
+            open=True,
+        ),
+        Operation(
+            "GET", "/v2/health/ready", ready, "Whether it is ready.", TAG, reply=Readiness, statuses=(400,), open=True
+        ),
     ]
 
 

@@ -3,6 +3,8 @@
 `{model}` takes texts and answers what its task means:
 
 embed      embedding FP32 [-1, H], of length 1
+embed_tokens
+           embeddings FP32 [-1, T, H], of the longest text's tokens; tokens INT64 [-1], how many each text has
 classify   scores FP32 [-1, C] in the order of the labels, label BYTES [-1], the best one
 rerank     score FP32 [-1], between 0 and 1
 answer     answer BYTES, score FP32, start INT64, end INT64, each [-1]
@@ -25,6 +27,7 @@ from serving.records import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,
+    EmbedTokensOptions,
     FillMaskOptions,
     RerankOptions,
     TagOptions,
@@ -209,6 +212,11 @@ def _forms(manifest: Manifest) -> dict[Task, Form]:
     filled = max(1, min(_FILLED, manifest.candidates))
     return {
         "embed": (EmbedOptions(), [("embedding", FP32, manifest.hidden_size)], lambda answer, *_: (answer,)),
+        "embed_tokens": (
+            EmbedTokensOptions(),
+            [("embeddings", FP32, -1, manifest.hidden_size), ("tokens", INT64)],
+            lambda answer, *_: (_padded(answer, 0), np.array([len(row) for row in answer], np.int64)),
+        ),
         "classify": (ClassifyOptions(), [("scores", FP32, len(manifest.labels)), ("label", BYTES)], _classes),
         "rerank": (RerankOptions(), [("score", FP32)], lambda answer, *_: (_floats(answer),)),
         "answer": (AnswerOptions(), [("answer", BYTES), ("score", FP32), ("start", INT64), ("end", INT64)], _spans),

@@ -1,0 +1,104 @@
+"""API keys: a file of them, and whether a request brings one.
+
+A key a line; blank lines and whatever follows a `#` count for nothing. Of the keys only digests are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from typing import TYPE_CHECKING
+
+from serving.errors import Unauthenticated
+from serving.security.errors import CredentialsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_BYTES = 1 << 20
+"""Of a file of keys."""
+
+_KEY = re.compile(rb"[A-Za-z0-9._~+/-]{16,512}=*")
+"""What `Authorization: Bearer` can carry (RFC 6750, 2.1), and long enough not to be guessed."""
+
+_REMEMBERED = 256
+
+
+class ApiKeys:
+    """The keys of a file, as they are now."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file.
+
+        Raises:
+            CredentialsError: It holds no keys, or something else.
+        """
+        self.path = path
+        self._digests = read_keys(path)
+        self._good: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def reload(self) -> None:
+        """Reads the file again; the keys stay as they are where that fails.
+
+        Raises:
+            CredentialsError: It holds no keys, or something else.
+        """
+        self._digests = read_keys(self.path)
+        self._good = set()
+
+    def allow(self, authorization: bytes | None) -> bool:
+        """Whether the value of an `Authorization` field carries one of the keys.
+
+        Values that did are remembered. Finding one tells a stranger nothing: a set compares whole hashes, whose
+        secret is the process's own, before it compares bytes.
+        """
+        return authorization in self._good or (authorization is not None and self._prove(authorization))
+
+    def _prove(self, authorization: bytes) -> bool:
+        """Compares with every key, in a time that depends on their number alone."""
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = False
+        for known in self._digests:
+            found |= hmac.compare_digest(known, digest)
+        if not found or scheme.lower() != b"bearer":
+            return False
+        if len(self._good) < _REMEMBERED:
+            self._good.add(authorization)
+        return True
+
+
+def refusal(authorization: bytes | None) -> Unauthenticated:
+    """What a request is told whose `Authorization` carries none of the keys."""
+    if authorization is None:
+        return Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`")
+    return Unauthenticated("the `Authorization` sent is not `Bearer` and one of this server's API keys")
+
+
+def read_keys(path: Path) -> list[bytes]:
+    """The SHA-256 of each key in a file.
+
+    Raises:
+        CredentialsError: It cannot be read, holds no key, or a line that cannot be one.
+    """
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise CredentialsError(f"{path}: {error.strerror}") from error
+    if len(data) > MOST_BYTES:
+        raise CredentialsError(f"{path}: more than {MOST_BYTES} bytes")
+    digests = []
+    for number, line in enumerate(data.splitlines(), 1):
+        key = line.partition(b"#")[0].strip()
+        if key and not _KEY.fullmatch(key):
+            raise CredentialsError(f"{path}, line {number}: a key is 16 to 512 of A-Z a-z 0-9 . _ ~ + / -")
+        if key:
+            digests.append(hashlib.sha256(key).digest())
+    if not digests:
+        raise CredentialsError(f"{path}: no key in it")
+    return digests

@@ -1,0 +1,140 @@
+"""TLS, and mutual TLS: what the operator's files become.
+
+TLS 1.2 at least; of its cipher suites those with forward secrecy and authenticated encryption. Whenever a file
+changes, all is made anew: certificates that are trusted no more are so at once, and no session of before is
+taken up again.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serving.security.errors import CredentialsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.settings import Settings
+
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2; those of 1.3 are all good."""
+
+_GOODBYE_S = 5.0
+"""The least time in which what a refused client still sends is thrown away, so that it can read the refusal."""
+
+
+@dataclass(slots=True, frozen=True)
+class Tls:
+    """What the connections of a server are secured with.
+
+    Attributes:
+        certificate: File of the server's certificate and those between it and its authority.
+        key: File of its key.
+        client_ca: File of the authorities whose certificates clients must show; None asks for none.
+        handshake_s: How long a handshake may take.
+        goodbye_s: How long a peer may take to read the rest and to answer the end.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None
+    handshake_s: float
+    goodbye_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Tls | None:
+        """What the settings name, if they do."""
+        certificate, key = settings.tls_cert_file, settings.tls_key_file
+        if certificate is None or key is None:
+            return None
+        goodbye_s = max(_GOODBYE_S, settings.body_timeout_s)
+        return cls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
+
+    def context(self, protocol: str) -> ssl.SSLContext:
+        """A context for a server that speaks one protocol, as ALPN names it.
+
+        Raises:
+            CredentialsError: A file cannot be used.
+        """
+        context = _context()
+        context.set_alpn_protocols([protocol])
+        load_pair(context, self.certificate, self.key)
+        if self.client_ca is not None:
+            load_authorities(context, self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def check_certificate(path: Path) -> None:
+    """Whether a file holds certificates.
+
+    Raises:
+        CredentialsError: It does not.
+    """
+    load_authorities(_context(), path)
+
+
+def check_pair(certificate: Path, key: Path) -> None:
+    """Whether a key can be used, and is the certificate's.
+
+    Raises:
+        CredentialsError: It is not.
+    """
+    load_pair(_context(), certificate, key)
+
+
+def load_authorities(context: ssl.SSLContext, path: Path) -> None:
+    """Trusts the certificates of a file.
+
+    Raises:
+        CredentialsError: There are none in it.
+    """
+    _check_readable(path)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise CredentialsError(f"{path}: no certificate in PEM") from error
+
+
+def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Uses a certificate and its key.
+
+    Raises:
+        CredentialsError: One of them cannot be used, or they do not belong together.
+    """
+    check_certificate(certificate)
+    _check_readable(key)
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: _no_password(key))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise CredentialsError(f"{key}: not the key of the certificate in {certificate}") from error
+        raise CredentialsError(f"{key}: no key in PEM that could be used ({error.reason or 'unknown'})") from error
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+        if path.is_dir():
+            raise IsADirectoryError(0, "is a directory")
+    except OSError as error:
+        raise CredentialsError(f"{path}: {error.strerror}") from error
+
+
+def _no_password(key: Path) -> str:
+    raise CredentialsError(f"{key}: the key is encrypted, and there is nobody to ask for its password")

@@ -1,0 +1,86 @@
+"""Files that may change while the server runs.
+
+They are looked at twice a second. A change counts once it has stood for half a second, so that a file that is being
+written, or a certificate whose key has not followed yet, is left alone. Links are followed: Kubernetes changes a
+mounted Secret by turning one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serving.security.errors import CredentialsError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+log = logging.getLogger("bertserve.security")
+
+_POLL_S = 0.5
+
+_Signature = list[tuple[int, int, int, int] | None]
+
+
+@dataclass(slots=True)
+class _Watched:
+    what: str
+    paths: Sequence[Path]
+    reload: Callable[[], Awaitable[None]]
+    used: _Signature
+    seen: _Signature
+
+
+class FileWatch:
+    """What is watched, and what happens when it changes."""
+
+    def __init__(self) -> None:
+        self._watched: list[_Watched] = []
+
+    def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[None]]) -> None:
+        """Watches files that are read together.
+
+        Args:
+            what: As the log calls them.
+            paths: The files, which have been read just now.
+            reload: Reads them again; raises CredentialsError where they cannot be used.
+        """
+        now = _signature(paths)
+        self._watched.append(_Watched(what, paths, reload, now, now))
+
+    async def run(self) -> None:
+        """Looks until it is cancelled, if there is anything to look at."""
+        while self._watched:
+            await asyncio.sleep(_POLL_S)
+            for watched in self._watched:
+                await _look(watched)
+
+
+async def _look(watched: _Watched) -> None:
+    before, watched.seen = watched.seen, _signature(watched.paths)
+    if watched.seen == watched.used or watched.seen != before:
+        return
+    watched.used = watched.seen
+    try:
+        await watched.reload()
+    except (CredentialsError, OSError) as error:
+        log.error("%s: what is there now cannot be used, what was there before stays in use: %s", watched.what, error)  # noqa: TRY400  our sentence says it all
+    else:
+        log.info("%s: read again", watched.what)
+
+
+def _signature(paths: Sequence[Path]) -> _Signature:
+    return [_signature_of(path) for path in paths]
+
+
+def _signature_of(path: Path) -> tuple[int, int, int, int] | None:
+    """What changes when the file does; None while it cannot be seen."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  twice as fast as Path.stat
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,183 @@
+// What `/status` says, in figures that are renewed in place.
+
+import { bytes, count, counted, drawn, lasting, millis, node, percent, rate, table } from "./dom.js";
+import { TASKS } from "./tasks.js";
+
+const STATES = {
+  starting: "nothing is loaded yet",
+  warming: "the engine loads and warms up; requests are refused meanwhile",
+  ready: "",
+  degraded: "it answers, from an artifact that nobody compared with PyTorch",
+  draining: "it finishes what is under way and ends",
+  stopped: "it has ended",
+  failed: "no engine will come any more; the server’s log says why",
+};
+const STEPS = 30;
+const STAGES = ["request", "tokenize", "queue", "compute"];
+const QUANTILES = ["p50_ms", "p90_ms", "p99_ms"];
+
+const places = new Map([...document.querySelectorAll("[data-of]")].map((place) => [place.dataset.of, place]));
+
+function set(name, text) {
+  const place = places.get(name);
+  if (place.textContent !== text) place.textContent = text;
+}
+
+/** The state beside the name of the page: `kind` colours it. */
+export function state(kind, name, more = "") {
+  const place = document.getElementById("state");
+  place.dataset.kind = kind;
+  const shown = document.getElementById("state-name");
+  if (shown.textContent !== name) shown.textContent = name;
+  document.getElementById("state-more").textContent = more;
+  document.title = kind === "good" ? "bertserve" : `${name} · bertserve`;
+}
+
+/** All of it. */
+export function show(status) {
+  const kinds = { ready: "good", failed: "bad", stopped: "bad" };
+  state(kinds[status.state] ?? "warn", status.state, STATES[status.state] ?? "");
+  latency(status);
+  throughput(status.recent);
+  queue(status);
+  batches(status.batches);
+  engine(status);
+  since(status.totals);
+  models(status.models);
+}
+
+function latency({ recent, totals }) {
+  const asked = recent.latency.request.p50_ms !== null;
+  const source = asked ? recent : totals;
+  const window = asked ? `last ${lasting(recent.seconds)}` : totals.requests ? "since the start" : "no request yet";
+  set("window", window);
+  for (const stage of STAGES) {
+    for (const quantile of QUANTILES) set(`${stage}.${quantile}`, millis(source.latency[stage][quantile]));
+  }
+  const values = recent.steps.p99_ms;
+  steps("latency-steps", values, `p99 of each ${recent.steps.seconds} s`, millis);
+}
+
+function throughput(recent) {
+  set("rate-window", `last ${lasting(recent.seconds)}`);
+  for (const name of ["requests_per_s", "texts_per_s", "tokens_per_s"]) set(name, rate(recent[name]));
+  set("errors_per_s", `${rate(recent.errors_per_s)}/s`);
+  places.get("errors_per_s").classList.toggle("alarm", recent.errors_per_s > 0);
+  steps("rate-steps", recent.steps.requests_per_s, `Requests/s of each ${recent.steps.seconds} s`, rate);
+}
+
+function queue({ queue: waiting, admission }) {
+  set("under-way", count(waiting.requests));
+  set("waiting", waiting.texts ? `${count(waiting.texts)}, ${counted(waiting.tokens, "token")}` : "0");
+  set("drain", waiting.requests ? millis(admission.drain_ms) : "–");
+  set("admitted", `${count(admission.tokens)} of ${count(admission.most_tokens)} tokens`);
+}
+
+function batches({ count: seen, mean_texts: texts, padding_share: padding, predicted_ms: predicted, actual_ms: actual }) {
+  set("batch-window", seen ? `last ${count(seen)}` : "none yet");
+  set("batch-size", seen ? texts.toFixed(1) : "–");
+  set("padding", seen ? percent(padding) : "–");
+  set("prediction", seen && predicted ? `${Math.round((actual / predicted) * 100)}%` : "–");
+}
+
+function engine({ engine: running, lanes, totals }) {
+  set("engine", running ? `${`${running.name} ${running.version}`.trim()}, ${counted(running.threads, "thread")}` : "none now");
+  const kinds = running?.lanes ?? [];
+  const busy = lanes.map(({ tokens }, index) => `${kinds[index] ?? "lane"} ${tokens ? counted(tokens, "token") : "idle"}`);
+  set("lanes", busy.join(", ") || "–");
+  set("restarts", count(totals.engine_restarts));
+}
+
+let sinceShown = "";
+
+function since(totals) {
+  set("uptime", lasting(totals.seconds));
+  const reasons = Object.entries(totals.errors).filter(([, number]) => number);
+  const lines = [
+    ["Requests answered", count(totals.requests)],
+    ["Texts", count(totals.texts)],
+    ["Tokens", count(totals.tokens)],
+    ["Tokens cut off", count(totals.truncated_tokens)],
+    ...reasons.map(([reason, number]) => [reason, count(number)]),
+  ];
+  // Renewed only where it changes, so that it can be selected and copied.
+  const text = JSON.stringify(lines);
+  if (text === sinceShown) return;
+  sinceShown = text;
+  const line = ([name, value]) => node("div", {}, node("dt", {}, name), node("dd", {}, value));
+  document.getElementById("since").replaceChildren(...lines.map(line));
+}
+
+/** Bars from old to new, the newest at the right; null leaves a gap. */
+function steps(id, values, what, format) {
+  const picture = document.getElementById(id);
+  if (!picture.childElementCount) {
+    picture.setAttribute("viewBox", `0 0 ${STEPS} 20`);
+    picture.setAttribute("preserveAspectRatio", "none");
+    picture.append(...Array.from({ length: STEPS }, (_, index) => drawn("rect", { x: index + 0.1, width: 0.8 })));
+  }
+  const largest = Math.max(0, ...values.map((value) => value ?? 0));
+  [...picture.children].forEach((bar, index) => {
+    const value = values[index - STEPS + values.length] ?? 0;
+    const height = value ? Math.max(0.8, (value / largest) * 20) : 0.25;
+    bar.setAttribute("height", height);
+    bar.setAttribute("y", 20 - height);
+    bar.setAttribute("class", value ? "" : "none");
+  });
+  const highest = largest ? `highest ${format(largest)}` : "nothing was answered";
+  picture.setAttribute("aria-label", `${what} in the last minute: ${highest}`);
+  set(`${id}-what`, what);
+  set(`${id}-highest`, highest);
+}
+
+let modelsShown = "";
+
+function models(served) {
+  const text = JSON.stringify(served.map(({ costs, ...model }) => model));
+  if (text === modelsShown) return;
+  modelsShown = text;
+  const heads = ["Model", "Task", "Served as", ["Longest input", "number"], "Beside PyTorch", "Accuracy"];
+  const names = heads.map((head) => (Array.isArray(head) ? head[0] : head));
+  const shown = table("What is served, and what its export found", heads, served.map(row), "models");
+  for (const line of shown.tBodies[0].rows) [...line.cells].forEach((cell, index) => (cell.dataset.head = names[index]));
+  document.getElementById("models-table").replaceChildren(shown);
+  document.getElementById("models").hidden = false;
+}
+
+function row(model) {
+  const { name, version, task, source, architecture, in_service: serving } = model;
+  return [
+    pair(node("strong", {}, name), `version ${version}${serving ? "" : ", out of service"}`),
+    pair(TASKS[task]?.name ?? task, architecture),
+    pair(`${model.precision}, ${bytes(model.size_bytes)}`, `${model.batch_invariant ? "batched" : "one text at a time"}; from ${source}`),
+    `${count(model.max_length)} tokens`,
+    parity(model.parity),
+    accuracy(model.accuracy),
+  ];
+}
+
+function pair(first, second) {
+  return node("span", {}, first, node("span", { class: "second faint" }, second));
+}
+
+function parity(found) {
+  if (!found) return "not compared";
+  const texts = `of ${counted(found.texts, "text")}`;
+  if (found.agreement === null) {
+    return found.cosine_mean === null
+      ? pair(`differs by ${found.max_abs_difference.toPrecision(2)}`, `at most, ${texts}`)
+      : pair(`cosine ${found.cosine_mean.toFixed(4)}`, `least ${found.cosine_min.toFixed(4)} ${texts}`);
+  }
+  return pair(`${percent(found.agreement)} agree`, texts);
+}
+
+function accuracy(measured) {
+  if (!measured.length) return node("span", { class: "faint" }, "not measured");
+  return node(
+    "span",
+    {},
+    ...measured.map(({ metric, artifact, pytorch, examples, reference }) =>
+      node("span", { class: "measurement" }, `${metric.replace("_", " ")} ${artifact.toFixed(2)}`, node("span", { class: "second faint" }, `PyTorch ${pytorch.toFixed(2)}; ${count(examples)} of ${reference}`)),
+    ),
+  );
+}

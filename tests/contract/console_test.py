@@ -1,0 +1,262 @@
+"""The console at `/`, as a browser shows it: every task, the live figures, and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.browser import PageError
+from tests.support.clients import post_json
+from tests.support.console import DASH, MINUS, PASSAGE, QUESTION, TEXT, answered, ask, cells, reply, visit
+from tests.support.server import Server
+from tests.support.tasks import HIDDEN_SIZE, LABELS, TASKS, tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.browser import Page
+
+MARKUP = '<img src="x" onerror="window.hit = 1"><script>window.hit = 1</script> & <b>it</b>'
+DOCUMENTS = ["a text", "it is the server", "not of the text"]
+
+
+def percent(share: float) -> str:
+    """A share as the page writes it."""
+    return f"{share * 100:.1f}%"
+
+
+def test_labels_are_bars(tasks_server: Server, page: Page) -> None:
+    """Each class with its score, best first."""
+    ask(visit(page, tasks_server), "classify", text=TEXT)
+    (classes,) = reply(tasks_server, "/classify", {"inputs": TEXT})
+    assert cells(page, "#drawing") == [[entry["label"], percent(entry["score"])] for entry in classes]
+    widths = page.run("[...document.querySelectorAll('.bar span')].map((bar) => bar.style.width)")
+    assert [float(width.rstrip("%")) for width in widths] == pytest.approx(
+        [100 * entry["score"] for entry in classes], abs=0.001
+    )
+    assert page.text(".summary") == f"{classes[0]['label']}, {percent(classes[0]['score'])}"
+
+
+def test_texts_are_compared_in_a_heat_map(tasks_server: Server, page: Page) -> None:
+    """Every pair's cosine, in a cell as strong as it is similar."""
+    ask(visit(page, tasks_server), "embed", texts=f"{TEXT}\n\n{PASSAGE}\n it is ")
+    texts = [TEXT, PASSAGE, "it is"]
+    vectors = np.array(reply(tasks_server, "/embed", {"inputs": texts}))
+    shown = cells(page, ".heat")
+    assert [row[0].split("\n")[-1] for row in shown] == texts
+    found = [[float(value.replace(MINUS, "-")) for value in row[1:]] for row in shown]
+    assert np.allclose(found, vectors @ vectors.T, atol=0.0051)
+    heat = page.run(
+        "[...document.querySelectorAll('.heat .cell')].map((cell) => Number(cell.style.getPropertyValue('--heat')))"
+    )
+    assert np.reshape(heat, (3, 3))[0, 1] == pytest.approx(max(0, vectors[0] @ vectors[1]), abs=1e-5)
+
+
+def test_one_text_is_a_profile(tasks_server: Server, page: Page) -> None:
+    """A bar for each component, and the vector's figures in words."""
+    ask(visit(page, tasks_server), "embed", texts=TEXT)
+    ((*vector,),) = reply(tasks_server, "/embed", {"inputs": TEXT})
+    assert page.run("document.querySelector('.profile path').getAttribute('d').split('z').length - 1") == HIDDEN_SIZE
+    facts = dict(cells(page, ".facts"))
+    assert facts["Components"] == str(HIDDEN_SIZE)
+    assert facts["Length"] == "1.0000"
+    assert facts["Largest"] == f"{max(vector):.4f}"
+
+
+def test_tokens_are_compared_in_a_heat_map(tasks_server: Server, page: Page) -> None:
+    """A vector for each, and every pair's cosine."""
+    ask(visit(page, tasks_server), "embed_tokens", text=TEXT)
+    (found,) = reply(tasks_server, "/embed_all", {"inputs": TEXT})
+    unit = np.array(found) / np.linalg.norm(found, axis=1, keepdims=True)
+    assert page.text(".summary") == f"{len(found)} vectors"
+    shown = [[float(value.replace(MINUS, "-")) for value in row[1:]] for row in cells(page, ".heat")]
+    assert np.allclose(shown, unit @ unit.T, atol=0.0051)
+
+
+def test_entities_are_marked_in_their_text(tasks_server: Server, page: Page) -> None:
+    """At the characters that the server names, each with its type; the text itself is unchanged."""
+    ask(visit(page, tasks_server), "tag", text=PASSAGE)
+    entities = reply(tasks_server, "/tag", {"inputs": PASSAGE})
+    assert entities
+    marks = page.run("[...document.querySelectorAll('.text mark')].map((mark) => mark.firstChild.data)")
+    assert marks == [entity["word"] for entity in entities]
+    assert page.run("[...document.querySelectorAll('.text .label')].map((label) => label.textContent)") == [
+        entity["entity_group"] for entity in entities
+    ]
+    page.run("document.querySelectorAll('.text .label').forEach((label) => label.remove())")
+    assert page.run("document.querySelector('.text').textContent") == PASSAGE
+
+
+def test_an_answer_is_marked_in_its_passage(tasks_server: Server, page: Page) -> None:
+    """Characters count as the server counts them, also behind those that JavaScript counts twice."""
+    ask(visit(page, tasks_server), "answer", question=QUESTION, passage=PASSAGE)
+    message = {"inputs": {"question": QUESTION, "context": PASSAGE}, "parameters": {"top_k": 3}}
+    spans = reply(tasks_server, "/answer", message)
+    assert page.run("document.querySelector('.text mark').firstChild.data") == spans[0]["answer"]
+    assert page.run("document.querySelector('.text').textContent") == PASSAGE
+    shown = cells(page, "#drawing")
+    assert [[row[0], row[2]] for row in shown][:2] == [
+        [span["answer"], f"{span['start']}{DASH}{span['end']}"] for span in spans[:2]
+    ]
+
+
+def test_documents_are_ranked(tasks_server: Server, page: Page) -> None:
+    """By score, each with the line that it came from."""
+    ask(visit(page, tasks_server), "rerank", query=QUESTION, documents="\n".join(DOCUMENTS))
+    ranks = reply(tasks_server, "/rerank", {"query": QUESTION, "texts": DOCUMENTS})
+    assert cells(page, "#drawing") == [
+        [DOCUMENTS[rank["index"]], percent(rank["score"]), str(rank["index"] + 1)] for rank in ranks
+    ]
+
+
+def test_words_are_put_in_place_of_masks(tasks_server: Server, page: Page) -> None:
+    """The best of each mask at first; the others can be tried by a click."""
+    text = "the [MASK] is in a [MASK]."
+    ask(visit(page, tasks_server), "fill_mask", text=text)
+    slots = reply(tasks_server, "/fill-mask", {"inputs": text})
+    words = [[candidate["token_str"].removeprefix("##").strip() for candidate in slot] for slot in slots]
+    assert page.text(".text") == f"the {words[0][0]} is in a {words[1][0]}."
+    page.click("#drawing table:last-of-type tr:nth-child(3) button")
+    page.wait("document.querySelector('.text').textContent.endsWith(" + json.dumps(f"in a {words[1][2]}.") + ")")
+    pressed = page.run("[...document.querySelectorAll('[aria-pressed=true]')].map((button) => button.innerText)")
+    assert pressed == [words[0][0], words[1][2]]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_example_is_one_click(tasks_server: Server, page: Page, task: str) -> None:
+    """It fills the form and is answered, with the stages of its time in microseconds."""
+    visit(page, tasks_server).fill("#model", task)
+    page.click("#examples li:last-child button")
+    answered(page)
+    stages = {row[0]: row[1] for row in cells(page, ".timing")}
+    assert list(stages) == ["Tokenise", "Queue", "Compute", "Rest", "Total"]
+    assert all(re.fullmatch(r"[\d,]+ µs", value) for value in stages.values())
+    assert int(stages["Total"][:-3].replace(",", "")) >= int(stages["Compute"][:-3].replace(",", "")) > 0
+    assert page.run("document.querySelectorAll('.stages .stage').length") == 4
+    assert page.run("document.querySelector('#route-docs').hash") in {
+        f"#/{tag}/post_models_model_{path}"
+        for tag, path in (
+            *(("TEI", path) for path in ("embed", "embed_all", "rerank")),
+            *(("Tasks", path) for path in ("classify", "answer", "tag", "fill_mask")),
+        )
+    }
+    page.run("document.querySelector('#raw').open = true")
+    page.wait("document.querySelector('#raw pre').textContent.length > 20", "the raw reply")
+
+
+@pytest.fixture(scope="module")
+def odd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of one model, whose labels look like markup and whose manifest holds figures."""
+    repository: Path = tmp_path_factory.mktemp("odd")
+    manifest = write_bundle(repository, tiny_model("classify"), "odd") / "manifest.json"
+    said = json.loads(manifest.read_text())
+    said["labels"] = [MARKUP, *LABELS["classify"][1:]]
+    figures = {"metric": "accuracy", "reference": MARKUP, "examples": 1821, "pytorch": 88.85, "artifact": 89.18}
+    said["artifacts"][0]["accuracy"] = [figures]
+    said["artifacts"][0]["parity"] |= {"agreement": 0.992, "texts": 256}
+    manifest.write_text(json.dumps(said))
+    with Server(repository) as running:
+        yield running
+
+
+def test_data_never_becomes_markup(odd_server: Server, tasks_server: Server, page: Page) -> None:
+    """Neither what was typed nor what the server says; the browser itself refuses to make it so."""
+    ask(visit(page, odd_server), "odd", text=MARKUP)
+    assert MARKUP in [row[0] for row in cells(page, "#drawing")]
+    assert MARKUP in page.text("#models")
+    for model, fields in (
+        ("embed", {"texts": f"{MARKUP}\n{TEXT}"}),
+        ("rerank", {"query": MARKUP, "documents": MARKUP}),
+        ("answer", {"question": QUESTION, "passage": MARKUP}),
+        ("tag", {"text": MARKUP}),
+        ("fill_mask", {"text": f"[MASK] {MARKUP}"}),
+    ):
+        ask(visit(page, tasks_server), model, **fields)
+        page.wait("[...document.querySelectorAll('#drawing')].some((place) => place.textContent.includes('onerror'))")
+        assert page.run("document.querySelectorAll('#answer :is(img, script, b)').length") == 0
+    assert page.run("window.hit ?? null") is None
+    assert page.problems == []
+    with pytest.raises(PageError, match="TrustedHTML"):
+        page.run("document.body.innerHTML = 'a'")
+    page.problems.clear()
+
+
+def test_models_and_their_figures(odd_server: Server, page: Page) -> None:
+    """What the bundle's manifest says; a model that is alone is asked on the plain route."""
+    visit(page, odd_server)
+    ((model, task, served, length, parity, accuracy),) = cells(page, ".models")
+    assert model.split("\n") == ["odd", "version 1"]
+    assert task.split("\n") == ["classification", "BertForSequenceClassification"]
+    assert served.startswith("fp32, ")
+    assert length == "64 tokens"
+    assert parity.split("\n") == ["99.2% agree", "of 256 texts"]
+    assert accuracy.split("\n")[0] == "accuracy 89.18"
+    assert "PyTorch 88.85; 1,821 of" in accuracy
+    assert page.text("#route") == "POST /classify"
+    assert page.run("document.querySelector('#route-docs').hash") == "#/Tasks/post_classify"
+
+
+def test_the_first_screen_and_the_figures(page: Page, serve: Callable[..., Server]) -> None:
+    """Before the first request the panels say so; then they follow what was asked, without a reload."""
+    server = serve("--engine", "fake")
+    visit(page, server)
+    assert page.text("#state") == "ready"
+    assert page.text("[data-of=window]") == "no request yet"
+    assert page.text("[data-of='request.p99_ms']") == DASH
+    assert page.text("[data-of=batch-size]") == DASH
+    assert page.run("document.getElementById('answer').hidden")
+    assert "fake, " in page.text("[data-of=engine]")
+    for _ in range(3):
+        post_json(server.http, "/embed", json.dumps({"inputs": ["a", "b"]}).encode())
+    page.wait("document.querySelector('[data-of=window]').textContent.startsWith('last ')", "figures")
+    assert re.fullmatch(r"[\d.]+ ms", page.text("[data-of='request.p50_ms']"))
+    assert page.text("[data-of=requests_per_s]") != "0"
+    assert page.text("#since").split("\n")[:4] == ["Requests answered", "3", "Texts", "6"]
+    page.wait("document.querySelector('#rate-steps').ariaLabel.includes('highest')", "a step with requests in it")
+
+
+def test_errors_are_shown_as_what_they_say(tasks_server: Server, page: Page) -> None:
+    """The status, the server's own sentence, and the request's id."""
+    text = "nothing is missing here"
+    ask(visit(page, tasks_server), "fill_mask", text=text)
+    refused = post_json(tasks_server.http, "/fill-mask", json.dumps({"inputs": text}).encode())
+    error = refused.json()["error"]
+    shown = page.text(".refusal").split("\n")
+    assert shown[0].startswith(str(refused.status))
+    assert error["message"] in shown
+    assert shown[-1].startswith(f"{error['reason']} · request ")
+    assert error["message"] in page.text("#outcome")
+    # The next good one takes its place.
+    ask(page, "fill_mask", text="a [MASK]")
+    assert page.run("document.querySelector('.refusal')") is None
+    page.fill("#text", "  ")
+    page.click("#run")
+    page.wait("document.querySelector('#outcome').textContent === 'Text: nothing is entered.'")
+    assert page.run("document.activeElement.id") == "text"
+
+
+def test_the_request_as_curl(tasks_server: Server, page: Page, tmp_path: Path) -> None:
+    """A command that a shell takes as it stands, and that gets the same reply."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("curl is not on the PATH")
+    visit(page, tasks_server).fill("#model", "classify")
+    page.fill("#priority", "3")
+    ask(page, "classify", text='it\'s a "text" with $HOME, \\ and `date`\nin two lines')
+    page.click("#copy")
+    page.wait("document.querySelector('.copying [role=status]').textContent", "the copy")
+    script = tmp_path / "copied.sh"
+    page.fill("#text", "")
+    script.write_text(page.paste("#text"))
+    assert "X-Request-Priority: 3" in script.read_text()
+    done = subprocess.run(["/bin/sh", str(script)], capture_output=True, timeout=30, check=True)
+    page.run("document.querySelector('#raw').open = true")
+    page.wait("document.querySelector('#raw pre').textContent", "the reply")
+    assert json.loads(done.stdout) == json.loads(page.run("document.querySelector('#raw pre').textContent"))

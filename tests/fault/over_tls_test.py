@@ -1,0 +1,99 @@
+"""What connections promise, they promise over TLS as well: tests of plain ones, run again where both sides speak it.
+
+The names of the tests are those of the modules that they come from. The short form runs one of each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fault import engine_test, http2_test, http_connection_test, lifecycle_test, transport_limits_test
+from tests.support.certificates import Certificates
+from tests.support.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+PATIENT = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
+
+SHORT = {
+    *("test_requests_sent_ahead_are_answered_in_their_order", "test_a_refusal_comes_after_the_answers_that_are_due"),
+    *("test_a_request_in_single_bytes_is_read", "test_a_client_that_waits_for_leave_gets_it"),
+    *("test_row_05_body_declared_is_refused_before_it_is_sent", "test_row_08_slow_body", "test_row_08_idle_connection"),
+    *("test_row_06_a_million_chunks", "test_row_08_silent_connection", "test_row_05_grpc_message"),
+    *("test_a_call", "test_a_call_in_single_bytes", "test_calls_side_by_side", "test_large_calls_side_by_side"),
+    *("test_a_reply_larger_than_the_window", "test_a_client_that_does_not_read", "test_row_12_pings_beside_calls"),
+    *("test_row_13_http_client_vanishes_while_queued", "test_row_13_grpc_call_is_cancelled_while_queued"),
+    *("test_row_55_requests_under_way_are_finished", "test_row_57_requests_past_the_drain_limit"),
+}
+LEFT_OUT = {
+    # They speak plainly by intention, or look at another port or at a process.
+    *("test_row_01_garbage_is_answered_400_and_closed", "test_row_01_garbage_on_the_grpc_port_is_closed"),
+    *("test_ipv6", "test_row_61_address_that_is_not_ours", "test_row_61_port_in_use"),
+}
+PARTS: dict[ModuleType, tuple[str, ...]] = {
+    # Of each module the tests whose names begin so.
+    http_connection_test: ("test_",),
+    transport_limits_test: ("test_",),
+    http2_test: ("test_",),
+    engine_test: ("test_row_13", "test_row_14"),
+    lifecycle_test: ("test_row_55", "test_row_56", "test_row_57", "test_row_58_second_signal_ends_the_drain"),
+}
+
+connection = http2_test.connection
+stopped_engine = lifecycle_test.stopped_engine
+
+
+def _again(test: Callable[..., None]) -> Callable[..., None]:
+    """A test as it is, so that its marks here are not its marks there."""
+
+    def again(**keywords: Any) -> None:
+        test(**keywords)
+
+    again.__doc__, again.__name__ = test.__doc__, test.__name__
+    again.__dict__.update(__wrapped__=test, pytestmark=list(getattr(test, "pytestmark", [])))
+    return again if test.__name__ in SHORT else pytest.mark.long(again)
+
+
+for _module, _prefixes in PARTS.items():
+    for _name, _test in vars(_module).items():
+        if _name.startswith(_prefixes) and _name not in LEFT_OUT:
+            globals()[_name] = _again(_test)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """The server's and its clients'."""
+    return Certificates(tmp_path_factory.mktemp("certificates"), mutual=True)
+
+
+@pytest.fixture(scope="module")
+def fake_server(models: Path, certificates: Certificates) -> Iterator[Server]:
+    """As the plain one."""
+    with Server(
+        *(models, *PATIENT, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2"),
+        tls=certificates,
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def patient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
+    """As the plain one."""
+    with Server(models, *PATIENT, "--threads", "1", "--engine-hang-s", "60", tls=certificates) as server:
+        yield server
+
+
+faulty_server = patient_server
+
+
+@pytest.fixture
+def serve(models: Path, certificates: Certificates) -> Iterator[Callable[..., Server]]:
+    """As the plain one."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *options, **more: stack.enter_context(Server(models, *options, tls=certificates, **more))

@@ -1,0 +1,337 @@
+"""TLS and mutual TLS: who gets a connection, over what, and how certificates change."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+import openai
+import pytest
+import trustme
+
+from tests.support.certificates import Certificates
+from tests.support.clients import (
+    TRANSPORTS,
+    HttpConnection,
+    RawConnection,
+    get,
+    grpc_raw,
+)
+from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
+from tests.support.models import NAME
+from tests.support.server import Server, elapsed
+from tests.support.triton_clients import FLAVOURS, TritonClient
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.clients import Transport
+
+FAKE = ("--engine", "fake", "--precision", "fp32", "--header-timeout-s", "1", "--body-timeout-s", "1.5")
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Those of a server that asks clients for none."""
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Those of a server that does, and of its clients."""
+    return Certificates(tmp_path_factory.mktemp("mutual"), mutual=True)
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, certificates: Certificates) -> Iterator[Server]:
+    """A server that speaks TLS."""
+    with Server(models, *FAKE, tls=certificates) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mutual_server(models: Path, mutual: Certificates) -> Iterator[Server]:
+    """One that asks clients for certificates."""
+    with Server(models, *FAKE, tls=mutual) as running:
+        yield running
+
+
+def handshake(address: str, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSocket:
+    """A connection on which nothing has been said.
+
+    Raises:
+        ssl.SSLError: There is none to be had.
+    """
+    host, _, port = address.rpartition(":")
+    opened = socket.create_connection((host, int(port)), timeout=8)
+    try:
+        return context.wrap_socket(opened, server_hostname=host, session=session)
+    except (ssl.SSLError, ConnectionError):
+        opened.close()
+        raise
+
+
+def refuses(address: str, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> bool:
+    """Whether a server ends a connection in the handshake; with TLS 1.3 a client hears of it only afterwards."""
+    try:
+        with handshake(address, context, session) as connection:
+            http2 = connection.selected_alpn_protocol() == "h2"
+            connection.sendall(PREFACE + frame(SETTINGS, 0, 0) if http2 else LIVEZ)
+            return not connection.recv(1)
+    except (ssl.SSLError, ConnectionError):
+        return True
+
+
+def serial(address: str, certificates: Certificates) -> str:
+    """Of the certificate that a server shows."""
+    with handshake(address, certificates.context()) as connection:
+        shown = connection.getpeercert()
+        assert shown
+        return str(shown["serialNumber"])
+
+
+# Clients.
+
+
+@pytest.mark.parametrize("kind", ["server", "mutual_server"])
+@pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
+def test_every_transport(request: pytest.FixtureRequest, kind: str, transport: type[Transport]) -> None:
+    """Whatever a client speaks, it speaks it over TLS too, with a certificate of its own where one is asked for."""
+    with transport(request.getfixturevalue(kind)) as client:
+        assert client.embed(["hello"]).vectors.shape == (1, 384)
+
+
+@pytest.mark.parametrize("kind", ["server", "mutual_server"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_tritonclient(request: pytest.FixtureRequest, kind: str, flavour: str) -> None:
+    """All four flavours, with `ssl=True`."""
+    client = TritonClient(flavour, request.getfixturevalue(kind))
+    assert client.call("is_server_ready")
+    assert client.infer(NAME, {"text": ["hello"]}).as_numpy("embedding").shape == (1, 384)
+
+
+def test_openai(mutual_server: Server, mutual: Certificates) -> None:
+    """Its client, on an `https` address."""
+    with (
+        openai.DefaultHttpx2Client(verify=mutual.context()) as wire,
+        openai.OpenAI(base_url=f"https://{mutual_server.http}/v1", api_key="none", http_client=wire) as client,
+    ):
+        assert len(client.embeddings.create(model=NAME, input="hello").data) == 1
+
+
+def test_the_metrics_port_speaks_plainly(mutual_server: Server) -> None:
+    """A kubelet has no certificate: probes, metrics and gRPC's health service need none there."""
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert get(mutual_server.metrics, path).status == 200
+    assert grpc_raw(mutual_server.metrics, CHECK, b"") == b"\x08\x01"
+
+
+# Handshakes.
+
+
+@pytest.mark.parametrize(("port", "protocol"), [("http", "http/1.1"), ("grpc", "h2")])
+def test_what_is_spoken_is_agreed_on(server: Server, certificates: Certificates, port: str, protocol: str) -> None:
+    """ALPN names the protocol, whatever else a client offers."""
+    with handshake(getattr(server, port), certificates.context("h3", "http/1.1", "h2")) as connection:
+        assert connection.selected_alpn_protocol() == protocol
+
+
+@pytest.mark.parametrize("offered", [(), ("http/1.1",)])
+def test_grpc_without_h2_is_closed(server: Server, certificates: Certificates, offered: tuple[str, ...]) -> None:
+    """HTTP/2 over TLS is agreed on or not spoken."""
+    with handshake(server.grpc, certificates.context(*offered)) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        assert connection.recv(1) == b""
+
+
+def test_http_without_alpn_is_answered(server: Server, certificates: Certificates) -> None:
+    """Simple clients offer nothing."""
+    assert not refuses(server.http, certificates.context())
+
+
+def limited(certificates: Certificates, version: ssl.TLSVersion, ciphers: str = "ALL:@SECLEVEL=0") -> ssl.SSLContext:
+    """A client's context of one version and some ciphers."""
+    context = certificates.context("http/1.1", "h2")
+    context.set_ciphers(ciphers)
+    context.minimum_version = context.maximum_version = version
+    return context
+
+
+@pytest.mark.parametrize("port", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("version", "ciphers", "fits"),
+    [
+        (ssl.TLSVersion.TLSv1_3, "ALL", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE+AESGCM", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE+CHACHA20", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE+AES:!AESGCM:!AESCCM:@SECLEVEL=0", False),
+        (ssl.TLSVersion.TLSv1_2, "kRSA:@SECLEVEL=0", False),
+        (ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", False),
+    ],
+    ids=["1.3", "1.2-gcm", "1.2-chacha", "1.2-cbc", "1.2-rsa", "1.1"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_versions_and_ciphers(
+    server: Server,
+    certificates: Certificates,
+    port: str,
+    version: ssl.TLSVersion,
+    ciphers: str,
+    fits: bool,  # noqa: FBT001
+) -> None:
+    """TLS 1.2 at least, with forward secrecy and authenticated encryption."""
+    assert refuses(getattr(server, port), limited(certificates, version, ciphers)) is not fits
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["nothing", "half"])
+@pytest.mark.parametrize("port", ["http", "grpc"])
+def test_row_08_a_handshake_that_does_not_end(server: Server, port: str, said: bytes) -> None:
+    """A client that stops in the handshake is gone after `header_timeout_s`, without a line in the log."""
+    started, log = time.monotonic(), server.log
+    with RawConnection(str(getattr(server, port)), timeout_s=8) as connection:
+        connection.send(said)
+        assert connection.read_to_end() == b""
+    assert elapsed(started) < 8
+    assert server.log == log
+
+
+def test_row_08_a_trickled_handshake(server: Server) -> None:
+    """A byte now and then buys no time."""
+    started = time.monotonic()
+    with RawConnection(str(server.http), timeout_s=0.1) as connection:
+        connection.send(b"\x16\x03\x01\x02\x00")
+        while elapsed(started) < 8:
+            connection.send(b"\x01")
+            try:
+                if not connection.socket.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+    assert elapsed(started) < 8
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", PREFACE + frame(SETTINGS, 0, 0), b"\x00" * 100, b"\x16\x03\x01\xff"],
+)
+@pytest.mark.parametrize("port", ["http", "grpc"])
+def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes) -> None:
+    """Nobody who speaks plainly is answered, and the log stays as it is."""
+    log = server.log
+    with RawConnection(str(getattr(server, port))) as connection:
+        connection.send(data)
+        assert b"HTTP/1.1" not in connection.read_to_end()
+    assert server.log == log
+
+
+# Certificates of clients.
+
+
+def strangers(folder: Path, server: Certificates) -> dict[str, ssl.SSLContext]:
+    """Clients that a server should not take: with no certificate, another's, one that has expired."""
+    contexts = {name: ssl.create_default_context(cafile=server.ca) for name in ("none", "other", "expired")}
+    trustme.CA().issue_cert("stranger@example.test").private_key_and_cert_chain_pem.write_to_path(folder / "other")
+    expired = server.clients.issue_cert("late@example.test", not_after=dt.datetime.now(dt.UTC) - dt.timedelta(days=1))
+    expired.private_key_and_cert_chain_pem.write_to_path(folder / "expired")
+    for name in ("other", "expired"):
+        contexts[name].load_cert_chain(folder / name)
+    return contexts
+
+
+@pytest.mark.parametrize("port", ["http", "grpc"])
+@pytest.mark.parametrize("name", ["none", "other", "expired"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_strangers_get_no_connection(
+    mutual_server: Server, mutual: Certificates, tmp_path: Path, port: str, name: str, version: ssl.TLSVersion
+) -> None:
+    """Without a good certificate no byte of an answer comes, not even from a probe, and the log stays as it is."""
+    log = mutual_server.log
+    context = strangers(tmp_path, mutual)[name]
+    context.set_alpn_protocols(["http/1.1", "h2"])
+    context.minimum_version = context.maximum_version = version
+    assert refuses(getattr(mutual_server, port), context)
+    assert mutual_server.log == log
+
+
+def test_grpcio_without_a_certificate(mutual_server: Server, mutual: Certificates) -> None:
+    """The client of gRPC itself hears UNAVAILABLE, as with any connection it cannot have."""
+    credentials = grpc.ssl_channel_credentials(mutual.ca.read_bytes())
+    with grpc.secure_channel(str(mutual_server.grpc), credentials) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(CHECK)(b"", timeout=10)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+# Certificates that change.
+
+
+def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """New connections see the new certificate, on both ports; those that are open go on."""
+    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after")
+    server = serve(*FAKE, tls=before)
+    old = Certificates.__new__(Certificates)
+    old.__dict__.update(before.__dict__, ca=shutil.copyfile(before.ca, tmp_path / "ca-before"))
+    first = serial(server.http, before)
+    assert serial(server.grpc, before) == first
+    with HttpConnection(server.http) as http, RawHttp2(server.grpc) as connection:
+        assert http.call("GET", "/livez").status == 200
+        before.replace_by(after)
+        after.ca.replace(before.ca)
+        wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
+        assert serial(server.http, before) == serial(server.grpc, before) != first
+        assert refuses(server.http, old.context())
+        assert http.call("GET", "/livez").status == 200
+        connection.call(1, b"", CHECK)
+        assert connection.reply(1).status == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """A key that does not belong, a file that is none: the old ones stay in use, and the log says why."""
+    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after")
+    server = serve(*FAKE, tls=before)
+    first = serial(server.http, before)
+    shutil.copyfile(after.key, before.key)
+    server.wait_logged("not the key of the certificate")
+    before.cert.write_text("nonsense", encoding="utf-8")
+    server.wait_logged("no certificate in PEM")
+    assert serial(server.http, before) == serial(server.grpc, before) == first
+    shutil.copyfile(after.cert, before.cert)
+    server.wait_logged("certificates: read again")
+    after.ca.replace(before.ca)
+    assert serial(server.http, before) != first
+    assert "Traceback" not in server.log
+    assert "PRIVATE" not in server.log
+
+
+@pytest.mark.parametrize(
+    "version", [ssl.TLSVersion.TLSv1_2, pytest.param(ssl.TLSVersion.TLSv1_3, marks=pytest.mark.long)]
+)
+def test_an_authority_that_is_taken_away(serve: Callable[..., Server], tmp_path: Path, version: ssl.TLSVersion) -> None:
+    """Clients of an authority that is trusted no more get no connection, not even by a session of before."""
+    mutual, others = Certificates(tmp_path / "ours", mutual=True), Certificates(tmp_path / "others", mutual=True)
+    server = serve(*FAKE, tls=mutual)
+    context = limited(mutual, version)
+    with handshake(server.http, context) as connection:
+        connection.sendall(LIVEZ)
+        assert connection.recv(100)
+        session = connection.session
+    assert session is not None
+    shutil.copyfile(others.client_ca, mutual.client_ca)
+    server.wait_logged("certificates: read again")
+    assert refuses(server.http, context)
+    assert refuses(server.http, context, session)
+    assert others.client is not None
+    context = limited(mutual, version)
+    context.load_cert_chain(others.client)
+    assert not refuses(server.http, context)

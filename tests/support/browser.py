@@ -1,0 +1,219 @@
+"""A headless Chromium, driven over the DevTools protocol (https://chromedevtools.github.io/devtools-protocol/)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any, Self
+
+import websocket
+
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_LIMIT_S = 30.0
+_OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-breakpad"),
+    *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
+)
+
+
+class Browser:
+    """A browser with a profile of its own; use it in a `with` block."""
+
+    def __init__(self, profile: Path) -> None:
+        self._profile = profile
+
+    def __enter__(self) -> Self:
+        """Starts it and waits for its port."""
+        if CHROMIUM is None:
+            raise FileNotFoundError("chromium is not on the PATH")
+        self._process = subprocess.Popen(
+            [CHROMIUM, *_OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        told = self._profile / "DevToolsActivePort"
+        port, path = wait_for(lambda: told.is_file() and told.read_text().split(), "the browser's port", _LIMIT_S)
+        self._url = f"ws://127.0.0.1:{port}{path}"
+        self._pages: list[Page] = []
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends it with all of its processes."""
+        for page in self._pages:
+            page.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def page(self) -> Page:
+        """An empty page with storage and a cache of its own."""
+        page = Page(self._url)
+        self._pages.append(page)
+        return page
+
+
+class PageError(Exception):
+    """A script failed, or a command of the protocol did."""
+
+
+class Page:
+    """A page.
+
+    Attributes:
+        requests: Every address it has asked for.
+        problems: Errors of its scripts, and what the browser itself complained of.
+        on: Called with an event's parameters, by the event's name; may `send` and must not `call`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        self.on: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._socket = websocket.create_connection(url, timeout=_LIMIT_S, suppress_origin=True)
+        self._serial = itertools.count(1)
+        self._session: str | None = None
+        context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log", "Accessibility", "DOM"):
+            self.call(f"{domain}.enable")
+        self.look()
+
+    def close(self) -> None:
+        """Leaves it; the browser forgets it and its storage."""
+        self._socket.close()
+
+    def send(self, method: str, **parameters: Any) -> int:
+        """Sends a command without waiting for its result."""
+        serial = next(self._serial)
+        message = {"id": serial, "method": method, "params": parameters}
+        self._socket.send(json.dumps(message if self._session is None else {**message, "sessionId": self._session}))
+        return serial
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """The result of a command; meanwhile events are taken in.
+
+        Raises:
+            PageError: The browser refuses.
+        """
+        serial = self.send(method, **parameters)
+        while (message := json.loads(self._socket.recv())).get("id") != serial:
+            self._hear(message)
+        if "error" in message:
+            raise PageError(f"{method}: {message['error']['message']}")
+        return message["result"]
+
+    def open(self, url: str) -> None:
+        """Goes to an address and waits until its scripts have run."""
+        self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
+
+    def run(self, script: str) -> Any:
+        """The value of an expression, awaited where it is a promise.
+
+        Raises:
+            PageError: It throws.
+        """
+        found = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in found:
+            raise PageError(found["exceptionDetails"].get("exception", found["exceptionDetails"]).get("description"))
+        return found["result"].get("value")
+
+    def wait(self, condition: str, what: str = "", seconds: float = _LIMIT_S) -> None:
+        """Waits until an expression is true."""
+        wait_for(lambda: self.run(f"Boolean({condition})"), what or condition, seconds)
+
+    def text(self, selector: str) -> str:
+        """The text of an element, as it is shown."""
+        return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def fill(self, selector: str, value: str) -> None:
+        """Puts a value into a field as its user would."""
+        place, given = json.dumps(selector), json.dumps(value)
+        self.run(
+            f"(() => {{ const field = document.querySelector({place}); field.value = {given};"
+            "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true })); })()"
+        )
+
+    def click(self, selector: str) -> None:
+        """Clicks the middle of an element, wherever that is."""
+        place = json.dumps(selector)
+        box = self.run(
+            f"(() => {{ const element = document.querySelector({place}); element.scrollIntoView({{ block: 'center' }});"
+            "const box = element.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+
+    def press(self, key: str, code: int, *, control: bool = False, text: str = "") -> None:
+        """Presses a key."""
+        shared = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 2 if control else 0}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **shared)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
+
+    def paste(self, selector: str) -> str:
+        """Puts what was copied into a field, and returns what the field then holds."""
+        place = json.dumps(selector)
+        self.run(f"document.querySelector({place}).focus()")
+        self.call("Input.dispatchKeyEvent", type="keyDown", key="v", modifiers=2, commands=["paste"])
+        self.call("Input.dispatchKeyEvent", type="keyUp", key="v", modifiers=2)
+        return str(self.run(f"document.querySelector({place}).value"))
+
+    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False, reduced: bool = False) -> None:
+        """Sets the window's size and the user's preferences."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        features = [
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+            {"name": "prefers-reduced-motion", "value": "reduce" if reduced else "no-preference"},
+        ]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def offline(self, off: bool) -> None:  # noqa: FBT001  it is the whole question
+        """Cuts the page's network, or mends it."""
+        self.call(
+            "Network.emulateNetworkConditions", offline=off, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+
+    def screenshot(self, path: Path) -> None:
+        """Writes the whole page as a PNG."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def names(self) -> list[tuple[str, str]]:
+        """Role and name of everything in the accessibility tree."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (entry["role"]["value"], entry.get("name", {}).get("value", "")) for entry in nodes if not entry["ignored"]
+        ]
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        method, parameters = message.get("method", ""), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.problems.append(str(parameters["exceptionDetails"]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.problems.append(parameters["entry"]["text"])
+        if method in self.on:
+            self.on[method](parameters)

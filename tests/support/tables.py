@@ -1,0 +1,65 @@
+"""Every route and every call that a server has, from its own tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route
+
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from serving.transport.http.routing import Routes
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a server with these models answers.
+
+    Attributes:
+        http: Method and path of each route of the HTTP port; parts in braces stand for names.
+        probes: The same of the metrics port.
+        grpc: The path of each call of the gRPC port.
+    """
+
+    http: list[list[str]]
+    probes: list[list[str]]
+    grpc: list[str]
+
+    @classmethod
+    def of(cls, models: Path) -> Tables:
+        """Has them read in another process: the server's messages and tritonclient's do not bear each other."""
+        command = [sys.executable, "-m", "tests.support.tables", str(models)]
+        return cls(**json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout))
+
+
+def read_tables(models: Path) -> Tables:
+    """Builds a server, starts nothing, and reads its tables."""
+    from serving.logs import LogWriter  # noqa: PLC0415  not beside tritonclient, as above
+    from serving.repository import Repository  # noqa: PLC0415
+    from serving.server import Server  # noqa: PLC0415
+    from serving.settings import Settings  # noqa: PLC0415
+    from serving.transport.ports import Ports  # noqa: PLC0415
+
+    settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
+    ports = Ports(*(socket.socket() for _ in range(3)))
+    server = Server(settings, Repository.open(models, engine=settings.backend), ports, LogWriter("text"))
+    http, probes = (_routes(listener._port.routes) for listener in (server._http, server._probes))
+    return Tables(http, probes, list(server._grpc._port.methods))
+
+
+def _routes(routes: Routes) -> list[list[str]]:
+    found = [route for route in routes._router.routes if isinstance(route, Route)]
+    assert len(found) == len(routes._router.routes)
+    return [[method, route.path] for route in found for method in sorted(route.methods or ()) if method != "HEAD"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(dataclasses.asdict(read_tables(Path(sys.argv[1])))))  # noqa: T201  what the test reads
