@@ -147,6 +147,13 @@ class Settings(BaseModel):
     header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
     body_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time in which its body must arrive.")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="How long an idle HTTP connection stays open.")
+    max_connection_age_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="After so long, a tenth more or less, a client is asked to open its connection anew (GOAWAY, or "
+        "`Connection: close`), so that replicas which came later get their share; 0: never.",
+    )
 
     lame_duck_s: float = Field(
         5.0, ge=0, le=600, description="After SIGTERM: not ready but still serving, until load balancers have noticed."
