@@ -19,7 +19,7 @@ from serving.engine.cpu import available_cpus
 from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
-from serving.lifecycle import Lifecycle, State
+from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
 from serving.pipeline import Pipeline
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
@@ -70,12 +70,6 @@ if TYPE_CHECKING:
     from serving.transport.ports import Ports
 
 log = logging.getLogger("bertserve")
-
-_REPLY_GRACE_S = 1.0
-"""After the drain limit: time for the refusals of what was left to reach their clients."""
-
-_TRACES_GRACE_S = 2.0
-"""At the end: time for the last traces to reach their collector."""
 
 _GC_ALLOCATIONS = 20_000
 
@@ -282,7 +276,7 @@ class Server:
         files.cancel()
         await asyncio.gather(engine, files, return_exceptions=True)
         if self._exporter:
-            await asyncio.to_thread(self._exporter.close, _TRACES_GRACE_S)
+            await asyncio.to_thread(self._exporter.close, TRACES_GRACE_S)
         self._probes.close()
         self._recent.close()
         if self._lifecycle.state is State.FAILED:
@@ -380,12 +374,12 @@ class Server:
         """Takes nothing new, lets what is under way finish within the limit, refuses the rest."""
         self._lifecycle.end_lame_duck()
         self._http.close()
-        closed = asyncio.gather(self._http.drained(), self._grpc.close(limit_s + _REPLY_GRACE_S))
+        closed = asyncio.gather(self._http.drained(), self._grpc.close(limit_s + REPLY_GRACE_S))
         try:
             await asyncio.wait_for(asyncio.shield(closed), limit_s)
         except TimeoutError:
             self._dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
-            await asyncio.wait({closed}, timeout=_REPLY_GRACE_S)
+            await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
             closed.cancel()
             await asyncio.gather(closed, return_exceptions=True)
 
