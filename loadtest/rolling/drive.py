@@ -35,7 +35,7 @@ _SHARE = 0.7
 _TOKENS, _TEXTS = 16, 50
 _CONNECTIONS = 16
 _CAPACITY_S, _WARM_UP_S = 6.0, 2.0
-_CALM_S = 3.0
+_CALM_S = 2.0
 """Load before the first restart and after the last."""
 
 _SEEN_S = 10.0
@@ -230,7 +230,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
             capacity = _capacity(proxy, bundle.model, bundle.hidden_size, texts)
         rate = plan.rate or _SHARE * (capacity or 0.0)
         # A start takes longer under load, and the proxy looks once a second.
-        cycle_s = plan.lame_duck_s + 2 * start_s + 3.0
+        cycle_s = plan.lame_duck_s + 1.5 * start_s + 2.5
         seconds = max(plan.requests / rate * 1.02, 2 * _CALM_S + plan.restarts * cycle_s)
         before = proxy.counts()
         load = _Load(proxy, bundle.model, texts, rate, seconds)

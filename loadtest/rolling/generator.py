@@ -50,7 +50,7 @@ class AccountingGenerator(Generator):
         ]
         self._numbers = itertools.count()
         self._asked: dict[Request, tuple[bytes, tuple[int, int]]] = {}
-        self._known: dict[tuple[int, int], bytes] = {}
+        self._known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
 
     def _message(self, request: Request) -> bytes:
         number, halves = next(self._numbers), self._halves[request.kind]
@@ -69,16 +69,19 @@ class AccountingGenerator(Generator):
             named, answer = reply.body.count(name) == 1, reply.body.replace(name, b"")
         if not named:
             return "the reply bears another request's id"
-        if answer == self._known.setdefault(key, answer):
+        known_answer, known_body = self._known.setdefault(key, (answer, reply.body))
+        if answer == known_answer:
             return ""
-        ours, known = self._vector(answer), self._vector(self._known[key])
+        ours, known = self._vector(reply.body), self._vector(known_body)
+        if ours.shape != known.shape:
+            return "the answer is no vector of this model"
         cosine = float(ours @ known / (np.linalg.norm(ours) * np.linalg.norm(known)))
         return "" if cosine >= _LEAST_COSINE else "the answer is another text's"
 
-    def _vector(self, answer: bytes) -> NDArray[np.float64]:
+    def _vector(self, body: bytes) -> NDArray[np.float64]:
         if self._protocol == "http":
-            return np.asarray(json.loads(answer)[0], np.float64)
-        return np.frombuffer(_field(answer, _RAW_OUTPUT), "<f4").astype(np.float64)
+            return np.asarray(json.loads(body)[0], np.float64)
+        return np.frombuffer(_field(body, _RAW_OUTPUT), "<f4").astype(np.float64)
 
 
 def _field(message: bytes, wanted: int) -> bytes:

@@ -28,6 +28,17 @@ _POLL_S = 0.05
 _PROTOCOLS = ("http", "grpc")
 
 
+def haproxy() -> list[str] | None:
+    """The words that run HAProxy: the system's, or what `make haproxy` unpacked; None where there is none."""
+    installed, unpacked = shutil.which("haproxy"), _UNPACKED / "usr" / "sbin" / "haproxy"
+    if installed is not None:
+        return [installed]
+    if not unpacked.exists():
+        return None
+    libraries = os.pathsep.join(map(str, (_UNPACKED / "usr" / "lib").glob("*-linux-gnu")))
+    return ["env", f"LD_LIBRARY_PATH={libraries}", str(unpacked)]
+
+
 class Replica:
     """A server that is started again and again on the same ports.
 
@@ -107,8 +118,8 @@ class Proxy(ServerProcess):
         Raises:
             BenchError: There is no HAProxy here.
         """
-        found = shutil.which("haproxy") or str(_UNPACKED / "usr" / "sbin" / "haproxy")
-        if not Path(found).exists():
+        found = haproxy()
+        if found is None:
             raise BenchError("no HAProxy here: install it, or `make haproxy`")
         self.http_port, self.grpc_port, self.operations_port = free_ports(3)
         environment = {
@@ -124,10 +135,8 @@ class Proxy(ServerProcess):
                 f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}",
                 f"{prefix}_METRICS": str(replica.metrics_port),
             }
-        if found.startswith(str(_UNPACKED)):
-            environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, (_UNPACKED / "usr" / "lib").glob("*-linux-gnu")))
         super().__init__(
-            [found, "-db", "-f", str(configuration)],
+            [*found, "-db", "-f", str(configuration)],
             environment,
             (self.operations_port, "/livez"),
             log=folder / "haproxy.log",
