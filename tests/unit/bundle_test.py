@@ -89,7 +89,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
-    """A file that a library made for its owner alone is as open as every other one: who serves is often another user."""
+    """A file that a library made for its owner alone is as open as the others: who serves is often another user."""
     with Staging(tmp_path) as staging:
         (staging.path / "open").write_bytes(b"x")
         (staging.path / "closed").write_bytes(b"x")
