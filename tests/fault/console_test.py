@@ -16,6 +16,7 @@ from tests.support.clients import post_json
 from tests.support.console import TEXT, answered, visit
 from tests.support.credentials import FIRST, SECOND, WRONG, write_keys
 from tests.support.server import Server, free_port
+from tests.support.stopping import stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +172,7 @@ def test_a_slow_request_can_be_cancelled(models: Path, page: Page) -> None:
         visit(page, server).fill("#texts", TEXT)
         engine = server.engine_pid()
         assert engine is not None
-        os.kill(engine, signal.SIGSTOP)
+        stop(engine)
         page.click("#run")
         page.wait("!document.getElementById('cancel').hidden", "the wait")
         assert page.text("#outcome").startswith("Waiting for the answer")
