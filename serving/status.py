@@ -146,6 +146,7 @@ def _costs(costs: ModelCosts) -> dict[str, Any]:
         "corrections": {
             kind: {
                 "factor": round(correction.factor, 3),
+                "shapes": [round(shape, 3) for shape in correction.shapes],
                 "overhead_us": round(correction.overhead_us, _DIGITS),
                 "batches": correction.batches,
             }

@@ -299,7 +299,7 @@ class Scheduler:
         costs = self.costs[item.model]
         table_us = costs.wide.batch_us(item.tokens, 1)
         correction = costs.corrections[WIDE]
-        factor = correction.factor
+        factor = correction.at(item.tokens)
         least_us = table_us * factor if factor < 1 else table_us
         if now + least_us / 1e6 > item.deadline:
             raise self._hopeless(least_us, item.deadline - now)
