@@ -64,6 +64,7 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
+        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 
     engine: Literal["ort-cpu", "openvino", "fake"]
@@ -74,6 +75,7 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
+    bundles: list[tuple[str, str]] = []
 
 
 class Ready(msgspec.Struct, frozen=True):

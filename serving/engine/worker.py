@@ -1,24 +1,27 @@
 """The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
 
 Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
-It ends when the server's end of any of them closes, so no orphan ever holds the device. Signals that a
-terminal or a service manager sends to the whole group are ignored: the server decides when it ends.
+It ends when the server's end of any of them closes, so no orphan ever holds the device; one that the server has
+paused cannot see that, and the kernel kills it with its parent. Signals that a terminal or a service manager sends to
+the whole group are ignored: the server decides when it ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from serving import logs
-from serving.bundle import BundleError
+from serving.bundle import BundleError, open_bundle
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.one_by_one import OneByOne
 from serving.engine.warm_up import warm_up
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.engine")
 
+_PR_SET_PDEATHSIG = 1
+"""Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
+
 T = TypeVar("T")
 
 
@@ -54,6 +60,7 @@ def main(descriptors: list[int]) -> None:
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
     load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
     writer = logs.start(load.log_format, "info")
@@ -85,8 +92,12 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
     """Loads and warms every model.
 
     Raises:
-        BundleError: An artifact is not what its manifest says or cannot be loaded.
+        BundleError: A bundle or an artifact is not what its manifest says or cannot be loaded, or a model's answers
+            are not finite.
     """
+    for path, sha256 in load.bundles:
+        if open_bundle(Path(path)).sha256 != sha256:
+            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
     backend: Backend
     if load.engine == "fake":
         faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
