@@ -197,7 +197,9 @@ class Server:
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
         self._recent = Recent(metrics)
-        status = Status(repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready)
+        status = Status(
+            repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready, self._versions
+        )
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
         v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
         api = [

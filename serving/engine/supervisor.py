@@ -25,7 +25,7 @@ from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from serving.engine.base import Done, LaneKind
     from serving.records import Batch, BatchOutput
@@ -37,6 +37,10 @@ _LOOK_S = 0.25
 """How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
 
 _HANG_FACTOR = 10.0
+
+
+def _ignore(_: int) -> None:
+    """Is told of a process that nobody has to know of."""
 
 
 class EngineFailed(Exception):
@@ -120,21 +124,29 @@ def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
 
 
 class _Control(asyncio.Protocol):
-    """The control socket: one answer to LOAD, then silence until the end."""
+    """The control socket: what LOAD is answered with, then silence until the end."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[tuple[Kind, bytes]] = asyncio.get_running_loop().create_future()
+        self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
         self._frames = FrameReader()
+
+    async def answer(self) -> tuple[Kind, bytes]:
+        """The next frame.
+
+        Raises:
+            EngineLost: The process ended first.
+        """
+        answer = await self._answers.get()
+        if answer is None:
+            raise EngineLost("the engine process ended while it was loading")
+        return answer
 
     def data_received(self, data: bytes) -> None:
         for kind, _, payload in self._frames.feed(data):
-            if not self.answer.done():
-                self.answer.set_result((kind, payload))
+            self._answers.put_nowait((kind, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        if not self.answer.done():
-            self.answer.set_exception(EngineLost("the engine process ended while it was loading"))
-            self.answer.exception()
+        self._answers.put_nowait(None)
 
 
 class RemoteEngine:
@@ -154,14 +166,20 @@ class RemoteEngine:
 
     @classmethod
     async def start(
-        cls, load: Load, hang_s: float = 2.0, started: Callable[[int], None] = lambda _: None
+        cls,
+        load: Load,
+        hang_s: float = 2.0,
+        *,
+        started: Callable[[int], None] = _ignore,
+        verified: Callable[[], Awaitable[None]] | None = None,
     ) -> RemoteEngine:
         """Starts a process and waits until its models are warm.
 
         Args:
             load: What it loads.
             hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
-            started: Told the process's id before it has done anything.
+            started: Told the process's id once it can be paused; it has done nothing yet.
+            verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
 
         Raises:
             EngineFailed: It refused to load; the message is for the operator.
@@ -174,16 +192,15 @@ class RemoteEngine:
                 unused.callback(pair[1].close)
             theirs = [pair[1].fileno() for pair in pairs]
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-            command = [sys.executable, "-P", "-m", "serving.engine.worker", *map(str, theirs)]
+            command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
             # The transports work on copies, so that every socket made here is closed here.
             ends = [pair[0].dup() for pair in pairs]
-        started(process.pid)
         engine = cls(process, hang_s)
         try:
-            await engine._connect(ends, load)
+            await engine._connect(ends, load, started, verified)
         except BaseException as error:
             if not isinstance(error, EngineFailed):
                 process.kill()  # it may be paused, and then it would not see that its sockets close
@@ -193,7 +210,13 @@ class RemoteEngine:
             raise
         return engine
 
-    async def _connect(self, ends: list[socket.socket], load: Load) -> None:
+    async def _connect(
+        self,
+        ends: list[socket.socket],
+        load: Load,
+        started: Callable[[int], None],
+        verified: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         for end in ends:
             end.setblocking(False)
@@ -204,7 +227,14 @@ class RemoteEngine:
             self._transports.append(transport)
             self._lanes.append(lane)
         self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
-        kind, payload = await control.answer
+        await control.answer()  # STARTED
+        started(self.pid)
+        kind, payload = await control.answer()
+        if kind is Kind.VERIFIED:
+            if verified is not None:
+                await verified()
+            self._control.write(pack(Kind.PROCEED, b""))
+            kind, payload = await control.answer()
         if kind is Kind.REFUSED:
             raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
         self.ready = msgspec.json.decode(payload, type=Ready)

@@ -5,7 +5,8 @@ the event loop: every request that starts after it finds the new models, every o
 it is answered, and none sees both. Then the old engine is drained and kept for a while, warm and idle, so that the
 way back is one step too: asked for, or by itself if the new process ends.
 
-There are never more than two engine processes: the one that is kept goes before another is started.
+There are never more than two engine processes with models: once the version that comes has been verified, the one
+that is kept goes before it is loaded.
 """
 
 from __future__ import annotations
@@ -138,12 +139,12 @@ class Exchange:
             EngineLost: It died before it was ready.
             TimeoutError: It took longer than `LOAD_LIMIT_S`.
         """
-        await self.drained()
-        await self.release()
+        if not load.bundles:
+            await self._make_room()
         started = time.perf_counter()
         async with asyncio.timeout(LOAD_LIMIT_S):
             with Pace(self._dispatcher) as pace:
-                engine = await RemoteEngine.start(load, self._hang_s, pace.follow)
+                engine = await RemoteEngine.start(load, self._hang_s, started=pace.follow, verified=self._make_room)
         passed = time.perf_counter() - started
         log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, pace.paused_s)
         try:
@@ -205,6 +206,10 @@ class Exchange:
             log.info("the engine before, process %d, is not kept any longer", held.engine.pid)
             held.engine.on_end = _nobody
             await held.engine.close()
+
+    async def _make_room(self) -> None:
+        await self.drained()
+        await self.release()
 
     async def close(self) -> None:
         """Ends every engine but the one that serves."""
