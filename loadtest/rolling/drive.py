@@ -101,7 +101,7 @@ class Found:
         faults: Failed requests, by reason.
         unaccounted: Ids that no replica's log has answered, or some twice; there should be none.
         proxy: HAProxy's counts.
-        errors: Lines of replicas' logs that should not be there.
+        errors: What else went wrong, such as errors in the replicas' logs.
         times: When each request should have been sent, seconds from the load's start.
         latencies: Until its answer, in seconds; NaN where there was none.
     """
@@ -131,7 +131,7 @@ class Found:
         for name in ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx"):
             if self.proxy.get(name):
                 wrong.append(f"HAProxy counted {self.proxy[name]} {name}")
-        return wrong + [f"a replica logged: {line}" for line in self.errors]
+        return wrong + self.errors
 
     def figures(self) -> dict[str, Any]:
         """All but the single requests, as JSON can hold it."""
@@ -243,7 +243,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
         after = proxy.counts()
         found.proxy = {name: count - before[name] for name, count in after.items()}
         codes = pool.map(lambda replica: replica.stop(_END_S), replicas)
-        found.errors += [f"replica ended at last with exit code {code}" for code in codes if code]
+        found.errors += [f"at the end a replica's exit code was {code}" for code in codes if code]
         _account(found, load, replicas)
     return found
 
@@ -297,7 +297,7 @@ def _account(found: Found, load: _Load, replicas: Sequence[Replica]) -> None:
     answered: Counter[str] = Counter()
     for replica in replicas:
         answered += replica.answered()
-        found.errors += replica.faults()
+        found.errors += [f"replica {replica.name} logged: {line}" for line in replica.faults()]
     times, latencies = [], []
     for protocol, result in load.results.items():
         found.offered[protocol] = result.offered
