@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from serving.engine.base import LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
+from serving.engine.base import KernelFiles, LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
@@ -64,9 +64,11 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
+        card: Which GPU, by its place among those that a process may use.
+        kernels: For each model where kernels that are compiled while it loads are kept; empty for nowhere.
     """
 
-    engine: Literal["ort-cpu", "openvino", "fake"]
+    engine: Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
     models: list[ModelSpec]
     threads: int
     fake_ms: float = 0.0
@@ -74,6 +76,8 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
+    card: int = 0
+    kernels: list[KernelFiles] = []
 
 
 class Ready(msgspec.Struct, frozen=True):
