@@ -132,26 +132,28 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
 
 
 def with_proofs(root: Path, bundle: Bundle) -> Bundle:
-    """The bundle with this node's proofs of artifacts that it brings without one.
+    """The bundle with this node's proofs of artifacts that it brings without one, and with the engines made here.
 
-    A proof that must not be used counts for nothing, and the log says why in a line.
+    What must not be used counts for nothing, and the log says why in a line.
 
     Args:
         root: The cache.
         bundle: The bundle, verified.
     """
-    if all(artifact.proven for artifact in bundle.manifest.artifacts):
-        return bundle
     try:
         entry = open_entry(root, bundle)
     except CacheError as error:
         log.warning("%s; prove it anew with `bertserve verify`", error)
         return bundle
-    proofs = {proof.file: proof for proof in entry.derived.proofs} if entry else {}
-    artifacts = tuple(
-        _proven(artifact, proofs.get(artifact.file), bundle.path) for artifact in bundle.manifest.artifacts
+    if entry is None:
+        return bundle
+    proofs = {proof.file: proof for proof in entry.derived.proofs}
+    own, made = (
+        tuple(_proven(artifact, proofs.get(artifact.file), bundle.path) for artifact in artifacts)
+        for artifacts in (bundle.manifest.artifacts, entry.derived.engines)
     )
-    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, artifacts=artifacts))
+    manifest = msgspec.structs.replace(bundle.manifest, artifacts=own)
+    return replace(bundle, manifest=manifest, made_here=tuple((artifact, entry.path) for artifact in made))
 
 
 class CacheWriter(Staging):

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.manifest import GPUS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,6 +22,7 @@ _DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu", "onnxruntime"),
     "openvino": ("openvino",),
+    **dict.fromkeys(GPUS, ("tensorrt-rtx-cu13", "tensorrt")),
 }
 """Under which names the library comes that runs a target's artifacts."""
 

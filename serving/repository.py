@@ -11,8 +11,8 @@ from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
-from serving.manifest import MODEL_NAME, Target
-from serving.records import ModelIndex
+from serving.manifest import GPUS, MODEL_NAME, Target
+from serving.records import EngineChoice, ModelIndex
 from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
@@ -28,12 +28,19 @@ _TARGETS: Mapping[str, frozenset[Target]] = {
     "ort-cpu": frozenset({"cpu"}),
     # The graphs for ONNX Runtime are fused into operators of its own.
     "openvino": frozenset({"openvino"}),
+    "ort-cuda": frozenset({"cuda"}),
+    "tensorrt": frozenset(GPUS),
     "fake": frozenset(get_args(Target)),
 }
 """The artifacts that an engine can run, by what they were made for."""
 
+_GPU_ENGINES = frozenset({"ort-cuda", "tensorrt"})
+
 _FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
 """What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
+
+_FASTEST_ON_A_GPU: Sequence[Precision] = ("fp16", "int8", "fp32")
+"""INT8 is often no faster there and always less exact."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +54,7 @@ class ServedModel:
         manifest: What the bundle says.
         artifact: The form of it that is served.
         tokenizer: Text to ids.
+        made_here: Where this node keeps the artifact, if it made it; None for one of the bundle.
     """
 
     index: ModelIndex
@@ -55,6 +63,7 @@ class ServedModel:
     manifest: Manifest
     artifact: Artifact
     tokenizer: TextTokenizer
+    made_here: Path | None = None
 
     @property
     def name(self) -> str:
@@ -91,7 +100,7 @@ class ServedModel:
         """The model as an engine loads it."""
         return ModelSpec(
             name=self.name,
-            path=str(self.path / self.artifact.file),
+            path=str((self.made_here or self.path) / self.artifact.file),
             sha256=self.artifact.sha256,
             batch_invariant=self.artifact.batch_invariant,
             vocab_size=self.manifest.vocab_size,
@@ -100,11 +109,17 @@ class ServedModel:
             inputs=tuple(tensor.name for tensor in self.manifest.inputs),
             outputs=self.manifest.outputs,
             copied=self.artifact.size_bytes <= COPIED_BYTES,
+            build=self.artifact.engine,
         )
 
 
 class Repository:
-    """The models being served, by exact name; a name from a request never becomes a path."""
+    """The models being served, by exact name; a name from a request never becomes a path.
+
+    Attributes:
+        models: One version of each, in service or not.
+        engine: What runs them now.
+    """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
         """Serves all of them.
@@ -117,6 +132,7 @@ class Repository:
             StartupError: A default is no model of its task.
         """
         self.models = models
+        self.engine = EngineChoice("none")
         self._by_name = {model.name: model for model in models}
         self._defaults = defaults or {}
         self._alone: dict[Task | None, ServedModel] = {}
@@ -135,41 +151,50 @@ class Repository:
         cache: Path | None = None,
         defaults: Mapping[str, str] | None = None,
     ) -> Repository:
-        """Verifies and opens the newest version of every model below `root`.
+        """Verifies and opens the newest version of every model below `root`; see `verified` and `of`."""
+        bundles = verified(root, cache)
+        return cls.of(bundles, precision, engine=engine, allow_unproven=allow_unproven, defaults=defaults)
+
+    @classmethod
+    def of(
+        cls,
+        bundles: Sequence[Bundle],
+        precision: str = "auto",
+        *,
+        engine: str = "ort-cpu",
+        card: str = "",
+        allow_unproven: bool = False,
+        defaults: Mapping[str, str] | None = None,
+    ) -> Repository:
+        """Opens bundles for an engine.
 
         Args:
-            root: `<root>/<model>/<version>/`.
+            bundles: Verified.
             precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
             engine: What will run the models; it decides which artifacts can be served.
+            card: Compute capability of the GPU, as `sm75`, for engines that are made for one.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
-            cache: What this node made of bundles; None for no such directory.
             defaults: For a task, the model that answers where a request names none.
 
         Raises:
-            StartupError: There is no model, or one of them must not or cannot be served.
+            StartupError: One of them must not or cannot be served.
         """
-        if not root.is_dir():
-            raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
-        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
-        found = [(root / name, versions(root / name)) for name in names]
-        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
-        if not newest:
-            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
         try:
-            bundles = [open_bundle(path) for path in newest]
-            if cache is not None:
-                bundles = [with_proofs(cache, bundle) for bundle in bundles]
             return cls(
                 [
-                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, unproven=allow_unproven))
+                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, card, allow_unproven))
                     for index, bundle in enumerate(bundles)
                 ],
                 defaults,
             )
         except BundleError as error:
             raise StartupError(str(error)) from error
-        except OSError as error:
-            raise StartupError(f"model repository {root}: {error}") from error
+
+    def replace(self, models: Sequence[ServedModel]) -> None:
+        """Puts other forms in the places of the models of the same names; what was out of service stays so."""
+        self.models = list(models)
+        self._by_name = {model.name: model for model in models if model.name in self._by_name}
+        self._alone.clear()
 
     def of_task(self, task: Task) -> Sequence[ServedModel]:
         """The models of a task that are in service."""
@@ -236,13 +261,48 @@ class Repository:
         raise ModelNotNamed(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
 
 
-def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) -> Artifact:
+def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
+    """The newest version of every model, verified, with what this node has made of it.
+
+    Args:
+        root: `<root>/<model>/<version>/`.
+        cache: What this node made of bundles; None for no such directory.
+
+    Raises:
+        StartupError: There is no model, or one of them must not be served.
+    """
+    if not root.is_dir():
+        raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
+        found = [(root / name, versions(root / name)) for name in names]
+        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
+        if not newest:
+            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
+        bundles = [open_bundle(path) for path in newest]
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    except OSError as error:
+        raise StartupError(f"model repository {root}: {error}") from error
+    return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
+
+
+def runs_on_a_gpu(bundles: Sequence[Bundle]) -> bool:
+    """Whether every model has a form that some GPU could run."""
+    targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
+    return all(any(artifact.target in targets for artifact in bundle.artifacts) for bundle in bundles)
+
+
+def _artifact(bundle: Bundle, precision: str, engine: str, card: str, unproven: bool) -> Artifact:  # noqa: FBT001
     """The form of a model that an engine shall run: proven before unproven, then the fastest first."""
-    runnable = [artifact for artifact in bundle.manifest.artifacts if artifact.target in _TARGETS[engine]]
+    targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
+    runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
     if not runnable:
-        targets = ", ".join(sorted({artifact.target for artifact in bundle.manifest.artifacts}))
-        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {engine} runs (it is for {targets})")
-    wanted = _FASTEST_FIRST if precision == "auto" else (precision,)
+        made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
+        here = f"{engine} on {card}" if card and engine == "tensorrt" else engine
+        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
+    fastest = _FASTEST_ON_A_GPU if engine in _GPU_ENGINES else _FASTEST_FIRST
+    wanted = fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:
         offered = ", ".join(artifact.precision for artifact in runnable)
@@ -261,4 +321,5 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) ->
 
 def _served(index: ModelIndex, bundle: Bundle, artifact: Artifact) -> ServedModel:
     tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-    return ServedModel(index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer)
+    made_here = next((place for made, place in bundle.made_here if made.file == artifact.file), None)
+    return ServedModel(index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer, made_here)

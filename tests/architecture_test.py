@@ -117,6 +117,7 @@ def test_serving_never_needs_pytorch_or_the_other_packages() -> None:
         ("tensorrt", {"serving.engine.trt_library"}),
         ("tensorrt_rtx", {"serving.engine.trt_library"}),
         ("cuda", {"serving.engine.cuda_driver"}),
+        ("pynvml", {"serving.telemetry.gpus"}),
         ("opentelemetry", {"serving.telemetry.otlp"}),
     ],
 )

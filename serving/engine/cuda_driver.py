@@ -21,6 +21,9 @@ OLD_DRIVER = 35
 NO_DRIVER = -1
 """No number of CUDA's: the library of the driver, or its bindings, are not here."""
 
+NOTHING_HERE = frozenset({NO_DRIVER, NO_DEVICE})
+"""A machine without a GPU; every other failure to start is of one that should have one."""
+
 _THREAD_LOCAL_CAPTURE = "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
 _NON_BLOCKING = 1
 _NAME_BYTES = 256

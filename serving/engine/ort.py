@@ -53,6 +53,16 @@ RUN_ERRORS = (
 """What `InferenceSession.run` raises; the classes have no common parent but `Exception`."""
 
 
+def providers() -> list[str]:
+    """What the installed build can run on."""
+    return list(ort.get_available_providers())
+
+
+def cuda_version() -> str:
+    """The CUDA that it was built for, as 13.0; empty for a build without."""
+    return str(getattr(ort, "cuda_version", "") or "")
+
+
 class OrtCpuBackend:
     """Sessions of the CPU execution provider, made from verified bytes."""
 

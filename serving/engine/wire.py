@@ -64,7 +64,7 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
-        card: Which GPU, by its place among those that a process may use.
+        cards: Which GPUs, by their places among those that a process may use; none for a CPU.
         kernels: For each model where kernels that are compiled while it loads are kept; empty for nowhere.
     """
 
@@ -76,7 +76,7 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
-    card: int = 0
+    cards: list[int] = []
     kernels: list[KernelFiles] = []
 
 

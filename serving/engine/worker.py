@@ -129,7 +129,7 @@ def _openvino(load: Load) -> tuple[Backend, str]:
 def _gpu(load: Load) -> tuple[Backend, str]:
     """An engine on a card; what cannot be had of the card refuses the models."""
     try:
-        device = Device(cuda_driver.load(), load.card)
+        device = Device(cuda_driver.load(), load.cards[0] if load.cards else 0)
         if load.engine == "tensorrt":
             from serving.engine.trt import TensorRtBackend  # noqa: PLC0415  read only where it is used
 

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import onnxruntime
 
+from serving.bundle import BundleWriter, file_entry, open_bundle
 from serving.engine import ort_cuda, trt, trt_library
 from serving.engine.cuda import Device
 from serving.engine.cuda_driver import Driver
@@ -17,6 +19,7 @@ from serving.sealed import digest
 from tests.support.models import ROOT
 from tests.support.simulated import simulated_ort, simulated_trt
 from tests.support.simulated.cuda.bindings import driver as simulated_driver
+from tests.support.tasks import tiny_model, write_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,3 +93,45 @@ def as_plan(spec: ModelSpec, flavour: str, **changes: Any) -> ModelSpec:
     build = EngineBuild(**{**said, **changes})
     fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
     return type(spec)(**{**fields, "path": str(file), "sha256": digest(file), "build": build})
+
+
+def write_gpu_bundle(
+    root: Path, scratch: Path, *, capability: str = "7.5", inside: str = "7.5", unproven: Sequence[str] = ()
+) -> Path:
+    """A bundle of a tiny embedding model with a form for every engine, as simulated libraries run them.
+
+    Args:
+        root: The model repository.
+        scratch: Where a bundle is made that it begins with.
+        capability: What its TensorRT engine is for.
+        inside: What the engine's file says of that.
+        unproven: Targets that nobody has compared with PyTorch.
+    """
+    base = open_bundle(write_bundle(scratch, tiny_model("embed")))
+    (cpu,) = base.manifest.artifacts
+    graph = (base.path / cpu.file).read_bytes()
+    target = f"sm{capability.replace('.', '')}"
+    lengths = [16, 32, base.manifest.max_length]
+    build = EngineBuild(
+        flavour="rtx",
+        version=simulated_trt.VERSIONS["rtx"],
+        compute_capability=capability,
+        profiles=tuple(ShapeProfile((1, length), (4, length), (32, length)) for length in lengths),
+    )
+    plan = simulated_trt.plan(graph, "rtx", lengths, [int(part) for part in inside.split(".")])
+    with BundleWriter(root, "embed") as writer:
+        for name in (cpu.file, "tokenizer.json"):
+            (writer.path / name).write_bytes((base.path / name).read_bytes())
+        made = [cpu]
+        for file, kind, where, content, extra in (
+            ("model.cuda.fp16.onnx", "onnx", "cuda", graph, {}),
+            (f"model.{target}.fp16.engine", "tensorrt", target, plan, {"engine": build}),
+        ):
+            (writer.path / file).write_bytes(content)
+            entry = msgspec.structs.asdict(file_entry(writer.path / file))
+            proof = {} if where not in unproven else {"parity": None, "invariance": None, "batch_invariant": False}
+            made.append(
+                msgspec.structs.replace(cpu, **entry, kind=kind, precision="fp16", target=where, **extra, **proof)
+            )
+        manifest = msgspec.structs.replace(base.manifest, version=writer.version, artifacts=tuple(made))
+        return writer.publish(manifest).path
