@@ -45,7 +45,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         file: Of the artifact, in the bundle or among the engines.
-        device: What ran it, as `node.device` says it.
+        device: What ran it, as `node.device_of` says it.
         libraries: Version by name of what ran it.
     """
 
@@ -68,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{artifact.file} was not compared")
         return cls(
             file=artifact.file,
-            device=node.device(),
+            device=node.device_of(artifact.target),
             libraries=node.libraries(artifact.target),
             parity=artifact.parity,
             invariance=artifact.invariance,
@@ -129,6 +129,22 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
         return _verified(place / str(found[-1]), bundle) if found else None
     except (SealError, OSError) as error:
         raise CacheError(f"cache {place}: {error}") from error
+
+
+def with_engines(root: Path, bundle: Bundle) -> Bundle:
+    """The bundle with the engines that this node has built of it, proven or not.
+
+    Args:
+        root: The cache.
+        bundle: The bundle, verified.
+
+    Raises:
+        CacheError: What the cache holds must not be used.
+    """
+    entry = open_entry(root, bundle)
+    if entry is None:
+        return bundle
+    return replace(bundle, made_here=tuple((artifact, entry.path) for artifact in entry.derived.engines))
 
 
 def with_proofs(root: Path, bundle: Bundle) -> Bundle:
@@ -321,7 +337,7 @@ def _stale(proof: Proof, artifact: Artifact) -> str | None:
     libraries = node.libraries(artifact.target)
     if proof.libraries != libraries:
         return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"
-    if proof.device != (here := node.device()):
+    if proof.device != (here := node.device_of(artifact.target)):
         return f"it was made on {proof.device}, this is {here}"
     return None
 
