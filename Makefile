@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus lint bench bench-peers bench-scheduling protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus lint bench bench-gpu bench-peers bench-scheduling test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -118,6 +118,12 @@ bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside 
 
 bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
 	@$(BIN)/python -m loadtest.scheduling --models models
+
+bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
+	@$(BIN)/python -m export.gpu_bench
+
+test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason where there is none
+	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)
