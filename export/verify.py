@@ -187,8 +187,7 @@ class _Verification:
         ]
 
     def _engine(self, artifact: Artifact) -> Engine:
-        place = next((made for known, made in self._bundle.made_here if known is artifact), self._bundle.path)
-        path = place / artifact.file
+        path = (self._bundle.place_of(artifact) or self._bundle.path) / artifact.file
         # Where the GPU is that it is for, that is what proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
             spec = msgspec.structs.replace(self._spec(path, artifact.sha256), build=artifact.engine)

@@ -19,7 +19,8 @@ _LETTER = 6.5
 _STYLE = """\
 text{font:12px system-ui,sans-serif;fill:#59636e}.title{font-weight:600;font-size:13px;fill:#1f2328}
 .ground{fill:#fff}.grid{stroke:#dde1e6}.axis{stroke:#59636e}.limit{stroke:#b3261e;stroke-dasharray:5 3}
-.limit-name{fill:#b3261e}.series{fill:none;stroke-width:1.75;stroke-linejoin:round}
+.limit-name{fill:#b3261e}
+.moment{stroke:#8a93a0;stroke-dasharray:2 3}.series{fill:none;stroke-width:1.75;stroke-linejoin:round}
 .blue{stroke:#2766c8}.orange{stroke:#b05a00}.green{stroke:#17703a}.grey{stroke:#8a93a0}.violet{stroke:#7a4bb8}
 rect.blue,circle.blue{fill:#2766c8}rect.orange,circle.orange{fill:#b05a00}rect.green,circle.green{fill:#17703a}
 rect.grey,circle.grey{fill:#8a93a0}rect.violet,circle.violet{fill:#7a4bb8}
@@ -105,9 +106,17 @@ def line_chart(
 
 
 def chart_file(
-    title: str, across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]] = ()
+    title: str,
+    across: Axis,
+    up: Axis,
+    series: Sequence[Series],
+    limits: Sequence[tuple[float, str]] = (),
+    moments: Sequence[float] = (),
 ) -> str:
-    """The same as a file of its own, which follows the reader's light or dark scheme; the title stands above."""
+    """The same as a file of its own, which follows the reader's light or dark scheme; the title stands above.
+
+    `moments` are values of `across` that are marked with a line.
+    """
     height = _HEIGHT + _HEAD
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 {-_HEAD} {_WIDTH} {height}"'
     keys, at = [], float(_LEFT)
@@ -121,13 +130,19 @@ def chart_file(
         f'<rect class="ground" x="0" y="{-_HEAD}" width="{_WIDTH}" height="{height}"/>',
         _label(_LEFT, -32, title, "start", "title"),
         *keys,
-        _drawn(across, up, series, limits),
+        _drawn(across, up, series, limits, moments),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _drawn(across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]]) -> str:
+def _drawn(
+    across: Axis,
+    up: Axis,
+    series: Sequence[Series],
+    limits: Sequence[tuple[float, str]],
+    moments: Sequence[float] = (),
+) -> str:
     right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def x(value: float) -> float:
@@ -141,6 +156,7 @@ def _drawn(across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tu
     drawn += [_label(x(value), floor + 16, word, "middle") for value, word in across.ticks]
     drawn += [_label(right, _HEIGHT - 4, across.title, "end"), _label(0, 12, up.title, "start")]
     drawn.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
+    drawn += [f'<line class="moment" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" y2="{floor}"/>' for at in moments]
     for value, word in limits:
         if up.low <= value <= up.high:
             drawn.append(f'<line class="limit" x1="{_LEFT}" x2="{right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')

@@ -77,7 +77,7 @@ class Job:
         return Scenario(**{**self.scenario, "phases": phases})
 
 
-class _Request:
+class Request:
     """One request on its way."""
 
     __slots__ = ("due", "intended", "kind", "sent")
@@ -104,7 +104,7 @@ class _Lane:
             raise OSError(failure, os.strerror(failure))
         self.wire = wire
         self.out = wire.opening()
-        self.under_way: dict[_Request, None] = {}
+        self.under_way: dict[Request, None] = {}
         self.is_free = False
 
     def send(self, data: bytes) -> bool:
@@ -151,7 +151,7 @@ class Generator:
         self._tell = tell
         self._lanes: dict[int, _Lane] = {}
         self._free: deque[_Lane] = deque()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[Request] = deque()
         self._poll = select.epoll()
         self._records: list[bytes] = []
         self._faults = {"": 0}
@@ -177,7 +177,7 @@ class Generator:
         while place < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
             now = clock()
             while place < count and times[place] <= now:
-                self._waiting.append(_Request(times[place], now, self._kinds[place]))
+                self._waiting.append(Request(times[place], now, self._kinds[place]))
                 place += 1
             while self._waiting and self._send_first():
                 pass
@@ -214,12 +214,20 @@ class Generator:
         request.sent = time.perf_counter()
         lane.under_way[request] = None
         try:
-            self._send(lane, lane.wire.request(next(self._supplies[request.kind]), request))
+            self._send(lane, lane.wire.request(self._message(request), request))
         except OSError as error:
             self._lose(lane, f"connection broken: {error.strerror}")
         else:
             self._offer(lane)
         return True
+
+    def _message(self, request: Request) -> bytes:
+        """What is sent for a request."""
+        return next(self._supplies[request.kind])
+
+    def _judge(self, _: Request, reply: Reply) -> str:
+        """Why a reply is no answer; empty where it is one."""
+        return reply.fault or ("" if reply.body else "an empty answer")
 
     def _send(self, lane: _Lane, data: bytes) -> None:
         if not lane.send(data):
@@ -267,12 +275,12 @@ class Generator:
 
     def _finish(self, lane: _Lane, reply: Reply) -> None:
         done = time.perf_counter()
-        request: _Request = reply.tag
+        request: Request = reply.tag
         if request not in lane.under_way:  # given up
             return
         del lane.under_way[request]
-        if reply.fault or not reply.body:
-            self._record(request, reply.fault or "an empty answer", done)
+        if fault := self._judge(request, reply):
+            self._record(request, fault, done)
             return
         served = lane.wire.served(reply.head)
         start = self._start
@@ -318,7 +326,7 @@ class Generator:
                 del lane.under_way[request]
                 self._record(request, fault)
 
-    def _record(self, request: _Request, fault: str, done: float | None = None) -> None:
+    def _record(self, request: Request, fault: str, done: float | None = None) -> None:
         """Records a request that failed."""
         place = self._faults.get(fault)
         if place is None:
@@ -334,8 +342,8 @@ class Generator:
             self._records, self._new_faults = [], []
 
 
-def main() -> None:
-    """Does the job that standard input describes."""
+def main(kind: type[Generator] = Generator) -> None:
+    """Does the job that standard input describes, with a generator of this kind."""
     values = json.loads(sys.stdin.readline())
     values["kinds"] = [(task, weight, texts) for task, weight, texts in values["kinds"]]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -351,7 +359,7 @@ def main() -> None:
         output.write(data)
         output.flush()
 
-    generator = Generator(Job(**values), tell)
+    generator = kind(Job(**values), tell)
     generator.connect()
     tell(READY)
     generator.run(float(sys.stdin.readline()))

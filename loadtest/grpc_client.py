@@ -35,7 +35,7 @@ def _field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | _BYTES_FIELD) + _varint(len(data)) + data
 
 
-def request_bytes(model: str, text: str) -> bytes:
+def request_bytes(model: str, text: str, identity: str = "") -> bytes:
     """A `ModelInferRequest` of the Open Inference Protocol: one text in the input `text` BYTES [1, 1].
 
     Written by hand, field numbers as in the protocol's `grpc_service.proto`, so that no generated code is
@@ -43,7 +43,8 @@ def request_bytes(model: str, text: str) -> bytes:
     """
     data = text.encode()
     tensor = _field(1, b"text") + _field(2, b"BYTES") + _field(3, _varint(1) * 2)
-    return _field(1, model.encode()) + _field(5, tensor) + _field(7, struct.pack("<I", len(data)) + data)
+    named = _field(1, model.encode()) + (_field(3, identity.encode()) if identity else b"")
+    return named + _field(5, tensor) + _field(7, struct.pack("<I", len(data)) + data)
 
 
 class ReplyCheck:

@@ -23,17 +23,19 @@ _STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 _CLOSES = b"\r\nconnection: close"
 
 
-def post_bytes(authority: str, path: str, body: object) -> bytes:
+def post_bytes(authority: str, path: str, body: object, identity: str = "") -> bytes:
     """A whole POST of JSON on a connection that stays open.
 
     Args:
         authority: `host:port` of the server.
         path: What is posted to.
         body: What JSON can hold.
+        identity: The request's id; empty: the server chooses one.
     """
     data = json.dumps(body).encode()
+    named = f"X-Request-Id: {identity}\r\n" if identity else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{named}"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

@@ -95,17 +95,23 @@ class Target:
         return HttpWire() if self.protocol == "http" else GrpcWire(self.authority, METHOD)
 
 
-def messages(target: Target, task: str, texts: Sequence[str]) -> list[bytes]:
+def messages(target: Target, task: str, texts: Sequence[str], identity: str = "") -> list[bytes]:
     """A request for each text.
+
+    Args:
+        target: Whom.
+        task: What is asked.
+        texts: Of what.
+        identity: The id that each carries; empty: the server chooses them.
 
     Raises:
         BenchError: The task is not to be had over this protocol.
     """
     if target.protocol == "http":
-        return [post_bytes(target.authority, _PATHS[task], _body(task, text)) for text in texts]
+        return [post_bytes(target.authority, _PATHS[task], _body(task, text), identity) for text in texts]
     if task not in GRPC_TASKS:
         raise BenchError(f"the task {task} has no method of gRPC here; use --protocol http")
-    return [prefixed(request_bytes(target.model, text)) for text in texts]
+    return [prefixed(request_bytes(target.model, text, identity)) for text in texts]
 
 
 def _body(task: str, text: str) -> object:

@@ -86,7 +86,13 @@ class Load:
         return max(1, math.ceil(self.peak_per_s / _PER_PROCESS))
 
 
-def run(target: Target, load: Load, result: Result, show: Callable[[Result, float], None]) -> Result:
+def run(
+    target: Target,
+    load: Load,
+    result: Result,
+    show: Callable[[Result, float], None],
+    module: str = "loadtest.generator",
+) -> Result:
     """Drives a load against a server and fills the result.
 
     Args:
@@ -94,6 +100,7 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
         load: What is sent.
         result: A new one.
         show: Told every now and then what is known, and how many seconds of the schedule have passed.
+        module: Of the generators.
 
     Raises:
         BenchError: A generator failed.
@@ -102,7 +109,7 @@ def run(target: Target, load: Load, result: Result, show: Callable[[Result, floa
     readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        processes = [stack.enter_context(_process()) for _ in range(count)]
+        processes = [stack.enter_context(_process(module)) for _ in range(count)]
         for place, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, place))
@@ -153,8 +160,8 @@ def measure_generator(target: Target, load: Load, result: Result) -> None:
     result.generator.null_late = found.generator.late
 
 
-def _process() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "loadtest.generator"]
+def _process(module: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=module_environment())
 
 

@@ -50,6 +50,7 @@ class ServerProcess:
         environment: Mapping[str, str],
         ready: tuple[int, str],
         folder: Path | None = None,
+        log: Path | None = None,
     ) -> None:
         """Says what to run.
 
@@ -58,12 +59,14 @@ class ServerProcess:
             environment: All of its environment.
             ready: The port and the path that answer 200 once it is ready.
             folder: Where it runs; None: where this process does.
+            log: What its output is added to; None: a file that nobody sees.
         """
         self.ready_s = 0.0
         self._command = command
         self._environment = environment
         self._ready = ready
         self._folder = folder
+        self._kept = log
 
     def __enter__(self) -> Self:
         """Starts it and waits until it is ready.
@@ -71,7 +74,7 @@ class ServerProcess:
         Raises:
             BenchError: It does not become ready; the message ends with its last words.
         """
-        self._log = tempfile.TemporaryFile()
+        self._log = self._kept.open("a+b") if self._kept else tempfile.TemporaryFile()
         started = time.perf_counter()
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
         self._process = subprocess.Popen(
@@ -95,6 +98,18 @@ class ServerProcess:
     ) -> None:
         """Ends it."""
         self._end()
+
+    def stop(self, limit_s: float) -> int:
+        """SIGTERM, and the exit code that follows.
+
+        Raises:
+            BenchError: It does not end in time.
+        """
+        self._process.terminate()
+        try:
+            return self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"the server did not end within {limit_s:g} s of SIGTERM:\n{self.last_words()}") from None
 
     def pids(self) -> list[int]:
         """Its processes, the first one in front."""
@@ -156,7 +171,7 @@ class BertServer(ServerProcess):
         self.grpc_port = grpc_port
         self.grpc_target = f"{HOST}:{grpc_port}"
         command = [
-            str(_command()),
+            str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
             *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
             *("--metrics-port", str(probe_port), "--lame-duck-s", "0", *options),
@@ -166,12 +181,17 @@ class BertServer(ServerProcess):
         super().__init__(command, environment, (probe_port, "/readyz"))
 
 
-def _command() -> Path:
+def program() -> Path:
+    """The program `bertserve` of this interpreter's environment.
+
+    Raises:
+        BenchError: There is none.
+    """
     # Not resolved: in a virtual environment the interpreter is a link out of it.
-    command = Path(sys.executable).parent / "bertserve"
-    if not command.exists():
-        raise BenchError(f"there is no {command}: install the project into the environment of this interpreter")
-    return command
+    found = Path(sys.executable).parent / "bertserve"
+    if not found.exists():
+        raise BenchError(f"there is no {found}: install the project into the environment of this interpreter")
+    return found
 
 
 def free_ports(count: int) -> list[int]:

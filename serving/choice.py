@@ -154,7 +154,9 @@ class Chooser:
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
         wanted = any(rejected.engine in ON_A_GPU for rejected in self._rejected) and self._has_gpu
         degraded = engine not in ON_A_GPU and wanted
-        return Choice(engine, repository, cards, tuple(self._rejected), degraded)
+        choice = Choice(engine, repository, cards, tuple(self._rejected), degraded)
+        repository.engine = choice.told()
+        return choice
 
     def _cards(self, engine: EngineName) -> tuple[Card, ...]:
         """The cards that an engine can use, of the first one's kind: one bundle's engine fits them all."""

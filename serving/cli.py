@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 from serving.errors import StartupError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from serving.logs import LogWriter
 
 
@@ -21,6 +24,8 @@ def main(argv: list[str]) -> int:
     """Serves until a signal ends it; returns 0, or 1 or 2 after one line on standard error."""
     # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Until the server listens to signals itself. A container's first process has no default: it would never hear it.
+    signal.signal(signal.SIGTERM, _leave)
     started: list[LogWriter] = []
     try:
         return _serve(argv, started)
@@ -33,6 +38,11 @@ def main(argv: list[str]) -> int:
     finally:
         for log in started:
             log.flush()
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    """Ends a start that nobody waits for any more."""
+    sys.exit(0)
 
 
 def _serve(argv: list[str], started: list[LogWriter]) -> int:

@@ -135,10 +135,10 @@ class KeptCosts:
         self._known |= {model.artifact.sha256 for model, points in models if points}
         return found
 
-    def write(self, choice: Choice, costs: Sequence[Sequence[CostPoint]]) -> None:
+    def write(self, choice: Choice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
         """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time."""
         cache = self._cache(choice)
-        for model, points in zip(choice.repository.models, costs, strict=True):
+        for model, points in zip(models, costs, strict=True):
             if cache is not None and model.artifact.sha256 not in self._known:
                 self._known.add(model.artifact.sha256)
                 threading.Thread(target=cache.write, args=(model, list(points))).start()

@@ -46,6 +46,20 @@ _NEXT: dict[State, frozenset[State]] = {
 
 _RETRY_AFTER_S = 1.0
 
+REPLY_GRACE_S = 1.0
+"""After the drain limit: time for the refusals of what was left to reach their clients."""
+
+TRACES_GRACE_S = 2.0
+"""At the end: time for the last traces to reach their collector."""
+
+_ENGINE_GRACE_S = 1.0
+"""More than an engine process takes to end."""
+
+
+def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
+    """How long a server may take from SIGTERM to its exit: what whoever kills it after a while must allow."""
+    return lame_duck_s + drain_s + REPLY_GRACE_S + TRACES_GRACE_S + _ENGINE_GRACE_S
+
 
 class Lifecycle:
     """The server's state; whoever must act on a change subscribes."""

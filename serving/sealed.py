@@ -141,6 +141,10 @@ def versions(place: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit() and str(int(name)) == name)
 
 
+_PLAIN_MODE = 0o666
+"""Of a directory's permissions those that its files share: nothing in it is run."""
+
+
 class Staging:
     """Fills the next version of a directory, aside.
 
@@ -175,8 +179,14 @@ class Staging:
                 made.rmdir()
 
     def move(self) -> Path:
-        """Makes what was written durable and moves it into place, which is returned."""
+        """Makes what was written durable and moves it into place, which is returned.
+
+        Libraries that write aside by themselves leave files that only their owner can read. Who serves is often another
+        user, so every file gets what the process's umask gives to any.
+        """
+        mode = stat.S_IMODE(self.path.stat().st_mode) & _PLAIN_MODE
         for file in self.path.iterdir():
+            file.chmod(mode)
             _sync(file)
         _sync(self.path)
         final = self._place / str(self.version)

@@ -19,17 +19,21 @@ from serving.engine.fleet import start_engine
 from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
-from serving.lifecycle import Lifecycle, State
+from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
 from serving.pipeline import Pipeline
+from serving.repository import choose
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.scheduling.cost import ModelCosts
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
 from serving.security.tls import Tls
 from serving.security.watch import FileWatch
 from serving.status import Status
+from serving.swap.exchange import Exchange
+from serving.swap.placing import place
+from serving.swap.versions import Versions
+from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
 from serving.telemetry.gpus import GpuWatch
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -61,7 +65,9 @@ from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from serving.bundle import Bundle
     from serving.choice import Choice, Chooser
     from serving.engine.supervisor import EngineLife
     from serving.logs import LogWriter
@@ -71,12 +77,6 @@ if TYPE_CHECKING:
     from serving.transport.ports import Ports
 
 log = logging.getLogger("bertserve")
-
-_REPLY_GRACE_S = 1.0
-"""After the drain limit: time for the refusals of what was left to reach their clients."""
-
-_TRACES_GRACE_S = 2.0
-"""At the end: time for the last traces to reach their collector."""
 
 _GC_ALLOCATIONS = 20_000
 
@@ -119,7 +119,6 @@ class Server:
         self._chooser = chooser
         self._choice = choice
         self._repository = repository = choice.repository
-        repository.engine = choice.told()
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
         specs = [model.spec() for model in repository.models]
@@ -158,12 +157,28 @@ class Server:
             hang_s=settings.engine_hang_s,
             start=start_engine,
         )
+        self._versions = Versions(
+            settings.models,
+            repository,
+            Exchange(
+                supervisor=self._supervisor,
+                dispatcher=dispatcher,
+                pipeline=pipeline,
+                repository=repository,
+                lifecycle=lifecycle,
+                hang_s=settings.engine_hang_s,
+                keep_s=settings.keep_version_s,
+            ),
+            self._form_of,
+        )
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
         self._recent = Recent(metrics)
-        status = Status(repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready)
+        status = Status(
+            repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready, self._versions
+        )
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
-        v2_service = V2Service(pipeline, repository, lifecycle, settings)
+        v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
         api = [
             *tei.operations(pipeline, repository, settings),
             *tei_tokens.operations(pipeline, repository, settings),
@@ -216,8 +231,8 @@ class Server:
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
         metrics.follow_engine(self._supervisor, repository)
-        if choice.cards:
-            GpuWatch.follow([card.uuid for card in choice.cards], metrics.registry)
+        GpuWatch.follow([card.uuid for card in choice.cards], metrics.registry)
+        metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
         metrics.read(catalogue.SPANS_DROPPED, lambda: {(reason,): count for reason, count in spans.dropped.items()})
@@ -261,7 +276,9 @@ class Server:
         self._recent.start()
         self._lifecycle.to(State.WARMING)
         self._run_engine()
-        files = asyncio.create_task(self._files.run())
+        watching = [asyncio.create_task(self._files.run())]
+        if every_s := self._settings.watch_models_s:
+            watching.append(asyncio.create_task(RepositoryWatch(self._settings.models, self._versions, every_s).run()))
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,11 +288,11 @@ class Server:
         else:
             signalled.cancel()
             await self._end(0)
-        self._engine_task.cancel()
-        files.cancel()
-        await asyncio.gather(self._engine_task, files, return_exceptions=True)
+        for task in (self._engine_task, *watching):
+            task.cancel()
+        await asyncio.gather(self._versions.close(), self._engine_task, *watching, return_exceptions=True)
         if self._exporter:
-            await asyncio.to_thread(self._exporter.close, _TRACES_GRACE_S)
+            await asyncio.to_thread(self._exporter.close, TRACES_GRACE_S)
         self._probes.close()
         self._recent.close()
         if self._lifecycle.state is State.FAILED:
@@ -285,9 +302,8 @@ class Server:
 
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine is there: take requests."""
-        self._follow_rules(engine)
-        self._dispatcher.engine_up(engine, self._costs(engine))
-        self._kept.write(self._choice, engine.costs)
+        place(self._dispatcher, engine, self._repository.models)
+        self._kept.write(self._choice, self._repository.models, engine.costs)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
@@ -297,15 +313,16 @@ class Server:
         if self._lifecycle.to(State.READY if whole else State.DEGRADED):
             self._announce(engine)
 
-    def _follow_rules(self, engine: EngineLife) -> None:
-        """The models may have other forms than those that the server began with, and the engine other lanes."""
-        scheduler = self._dispatcher.scheduler
-        specs = [model.spec() for model in self._repository.models]
-        scheduler.policy = replace(
-            scheduler.policy,
-            batch_invariant=[spec.batch_invariant for spec in specs],
-            narrow=[spec.narrow or engine.apart for spec in specs],
-            apart=engine.apart,
+    def _form_of(self, path: Path) -> tuple[Bundle, Artifact]:
+        """A version that shall take the place of another, and the form of it for the engine that serves now."""
+        settings, choice = self._settings, self._choice
+        return choose(
+            path,
+            settings.precision,
+            engine=choice.engine,
+            card=choice.cards[0].target if choice.cards else "",
+            allow_unproven=settings.allow_unproven,
+            cache=settings.cache_dir,
         )
 
     def _load(self, choice: Choice) -> Load:
@@ -327,23 +344,14 @@ class Server:
         self._engine_task = asyncio.create_task(self._supervisor.run())
         self._engine_task.add_done_callback(self._supervisor_ended)
 
-    def _costs(self, engine: EngineLife) -> list[ModelCosts]:
-        policy = self._dispatcher.scheduler.policy
-        return [
-            ModelCosts(
-                points,
-                narrow_lanes=len(engine.lanes) - 1,
-                batched=policy.batch_invariant[index],
-                max_batch_tokens=policy.max_batch_tokens,
-                group_tokens=policy.group_tokens,
-                min_batch_gain=policy.min_batch_gain,
-            )
-            for index, points in enumerate(engine.costs)
-        ]
-
     def engine_down(self) -> None:
-        """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile."""
+        """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile.
+
+        Where the version before is still there, that serves instead, and nothing new is refused.
+        """
         self._metrics.engine_died()
+        if self._versions.fall_back():
+            return
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 
@@ -361,7 +369,7 @@ class Server:
         """Loads another engine in the place of one that is not there any more."""
         self._choice = choice
         self._repository.replace(choice.repository.models)
-        self._repository.engine = choice.told()
+        self._repository.engine = choice.repository.engine
         self._supervisor.load_instead(self._load(choice))
         self._run_engine()
 
@@ -414,12 +422,12 @@ class Server:
         """Takes nothing new, lets what is under way finish within the limit, refuses the rest."""
         self._lifecycle.end_lame_duck()
         self._http.close()
-        closed = asyncio.gather(self._http.drained(), self._grpc.close(limit_s + _REPLY_GRACE_S))
+        closed = asyncio.gather(self._http.drained(), self._grpc.close(limit_s + REPLY_GRACE_S))
         try:
             await asyncio.wait_for(asyncio.shield(closed), limit_s)
         except TimeoutError:
             self._dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
-            await asyncio.wait({closed}, timeout=_REPLY_GRACE_S)
+            await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
             closed.cancel()
             await asyncio.gather(closed, return_exceptions=True)
 

@@ -138,7 +138,23 @@ class Settings(BaseModel):
         description="Of several models of a task, the one that answers a request that names none: `TASK=NAME,...`.",
     )
     model_control: bool = Field(
-        False, description="Let requests on `/v2` and gRPC take models of the repository out of service and back."
+        False,
+        description="Let requests on `/v2` and gRPC load versions of the repository's models and take models out of "
+        "service and back.",
+    )
+    watch_models_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Look for newer versions of the models so often and swap to them while serving; 0: what is there "
+        "at the start is served until a request loads another.",
+    )
+    keep_version_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="After a swap the version before stays in memory for so long, for the way back: asked for, or by "
+        "itself when the engine of the new one ends. Its memory is needed beside the new one's.",
     )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."
@@ -155,6 +171,13 @@ class Settings(BaseModel):
     header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
     body_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time in which its body must arrive.")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="How long an idle HTTP connection stays open.")
+    max_connection_age_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="After so long, a tenth more or less, a client is asked to open its connection anew (GOAWAY, or "
+        "`Connection: close`), so that replicas which came later get their share; 0: never.",
+    )
 
     lame_duck_s: float = Field(
         5.0, ge=0, le=600, description="After SIGTERM: not ready but still serving, until load balancers have noticed."

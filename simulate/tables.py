@@ -7,11 +7,13 @@ as the server has corrected them since, or what a node keeps in its cache.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.scheduling.buckets import BUCKETS
 from serving.scheduling.cost import CostPoint
 from simulate.errors import SimulateError
 
@@ -125,10 +127,18 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> Table:
         names = ", ".join(model["name"] for model in content["models"])
         raise SimulateError(f"--cost: name one of the server's models with --model ({names})")
     [model] = models
-    seen = {kind: correction["factor"] for kind, correction in model["costs"]["corrections"].items()}
-    points = [_point(row, seen.get(row["kind"], 1.0)) for row in model["costs"]["table"]]
+    seen = model["costs"]["corrections"]
+    points = [_point(row, _factor(seen, row)) for row in model["costs"]["table"]]
     engine = content["engine"]
     return _measured(f"{model['name']} {model['precision']}", points, engine["threads"], len(engine["lanes"]) - 1)
+
+
+def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:
+    """How far the server has corrected a row of its table: its kind of lane, and its length's bucket within that."""
+    correction = corrections.get(row["kind"])
+    if correction is None:
+        return 1.0
+    return float(correction["factor"] * correction["shapes"][bisect_left(BUCKETS, row["tokens"])])
 
 
 def _measured(title: str, points: Sequence[CostPoint], threads: int, lanes: int) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def test_the_settings_page_tells_the_settings_of_today() -> None:
 def test_the_metrics_page_tells_the_metrics_of_today() -> None:
     """`docs/metrics.md` was made from the present catalogue; `make docs` makes it anew."""
     assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == metrics_page.render()
+
+
+def test_the_operators_rules_are_the_rules_of_today() -> None:
+    """`prometheusrule.yaml` was made from the present `rules.yaml`; `make docs` makes it anew."""
+    monitoring = ROOT / "deploy" / "monitoring"
+    namespace = runpy.run_path(str(monitoring / "prometheusrule.py"))
+    assert (monitoring / "prometheusrule.yaml").read_text(encoding="utf-8") == namespace["rendered"]()
 
 
 def test_the_readme_names_commands_that_exist() -> None:

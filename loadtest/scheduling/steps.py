@@ -41,8 +41,9 @@ KNEE = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 BUDGETS = (256, 512, 1024, 2048)
 
 _LOAD_AFTER, _AFTER_S = 0.5, 10.0
-_CALM_SHARE = 0.15
+_CALM_SHARE = 0.3
 _WARM_SHARE, _WARM_S = 0.5, 3.0
+_SETTLED_S = 15.0
 _LEAST_WORDS, _MOST_WORDS = 6, 250
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _REPLY_US, _BATCH_US = 100.0, 70.0
@@ -242,7 +243,8 @@ def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
     """A measured run, and the simulation of the very same requests with the costs that the server had before."""
     rate, seed, phases = share * bench.capacity(BASELINE), 100 + number, even(bench.plan.seconds)
     server = bench.server(OURS)
-    _warm(bench, server, rate)
+    # Its corrections are those of this load only after some of it.
+    drive(bench.target(server), bench.mixed, even(_SETTLED_S), rate, 1000)
     status = bench.status(server)
     measured = _run(bench, server, bench.mixed, phases, rate, seed)
     requests = bench.mixed.requests(phases, rate, seed)

@@ -19,7 +19,7 @@ from serving.engine.supervisor import EngineFailed, EngineLife, RemoteEngine, Su
 from serving.errors import EngineLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from serving.engine.base import Done
     from serving.engine.wire import Load, Ready
@@ -30,20 +30,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 
-async def start_engine(load: Load, hang_s: float = 2.0) -> EngineLife:
+async def start_engine(
+    load: Load,
+    hang_s: float = 2.0,
+    *,
+    started: Callable[[int], None] = lambda _: None,
+    verified: Callable[[], Awaitable[None]] | None = None,
+) -> EngineLife:
     """Starts what a load asks for: one process, or one for each of several cards.
 
     Args:
         load: What to load, and on which cards.
-        hang_s: See `RemoteEngine.start`.
+        hang_s: As `RemoteEngine.start`, like the next two.
+        started: Not told of the processes of several cards: pausing one would keep none of the others from its card.
+        verified: Of several cards awaited before any process is started.
 
     Raises:
         EngineFailed: It refused to load; the message is for the operator.
         EngineLost: It died before it was ready.
     """
     if len(load.cards) > 1:
+        if verified is not None:
+            await verified()
         return await RemoteFleet.start(load, hang_s)
-    return await RemoteEngine.start(load, hang_s)
+    return await RemoteEngine.start(load, hang_s, started=started, verified=verified)
 
 
 class RemoteFleet:
@@ -94,6 +104,11 @@ class RemoteFleet:
     def devices(self) -> int:
         """Cards that work."""
         return sum(engine is not None for engine in self._engines)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to one of them that it has not answered."""
+        return any(engine.busy for engine in self._engines if engine is not None)
 
     @property
     def gone(self) -> bool:

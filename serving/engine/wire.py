@@ -5,7 +5,9 @@
     RESULT  := compute_us f64 | texts u32 | arrays u32 | finite u8[texts], padded to 8
                | for each array: dtype u32 (0 f32, 1 i32), ndim u32, dims u32[ndim], data[product]
     FAULT   := message, UTF-8, for the log
-    LOAD, READY, REFUSED := JSON, once each, on the control socket
+    STARTED := nothing, the first frame on the control socket
+    LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, where bundles are to be
+               verified first, VERIFIED from the engine and PROCEED from the server, without payload
 
 Both ends are one machine and one build, so numbers are in its own byte order. A RUN answers with exactly
 one RESULT or FAULT that repeats its batch number.
@@ -48,6 +50,9 @@ class Kind(IntEnum):
     LOAD = 4
     READY = 5
     REFUSED = 6
+    VERIFIED = 7
+    PROCEED = 8
+    STARTED = 9
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -66,6 +71,7 @@ class Load(msgspec.Struct, frozen=True):
         log_format: What lines of its log look like.
         cards: Which GPUs, by their places among those that a process may use; none for a CPU.
         kernels: For each model where kernels that are compiled while it loads are kept; empty for nowhere.
+        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 
     engine: Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
@@ -78,6 +84,7 @@ class Load(msgspec.Struct, frozen=True):
     log_format: Literal["text", "json"] = "text"
     cards: list[int] = []
     kernels: list[KernelFiles] = []
+    bundles: list[tuple[str, str]] = []
 
 
 class Ready(msgspec.Struct, frozen=True):

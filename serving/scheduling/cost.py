@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from serving.scheduling.buckets import BUCKETS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LaneKindName = Literal["wide", "narrow"]
 
 CORRECTION_WEIGHT = 1 / 50
-"""Of each batch in what its kind of lane is corrected by: a change of the machine is learned in a second or so."""
+"""Of each batch in what its kind of lane is corrected by, and once more in what its own length is: a change of the
+machine is learned in a second or so."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+LEAST_SHAPE, MOST_SHAPE = 0.5, 2.0
 MOST_OVERHEAD_US = 20_000.0
 
 _WIDE_MUST_CARRY = 0.8
@@ -136,21 +140,29 @@ class Correction:
 
     Attributes:
         factor: Of an engine's own time; other work on the same cores makes it grow.
+        shapes: By how much more the batches of each bucket took, and then those that are longer: warm-up has a moment
+            for each length, and what disturbed that moment would otherwise be believed for ever.
         overhead_us: What a batch holds its lane beside that: sockets, and the event loop's delay.
         batches: So many were seen.
     """
 
-    __slots__ = ("batches", "factor", "overhead_us")
+    __slots__ = ("batches", "factor", "overhead_us", "shapes")
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self.shapes = [1.0] * (len(BUCKETS) + 1)
         self.overhead_us = 0.0
         self.batches = 0
 
-    def observe(self, table_us: float, compute_us: float, occupied_us: float) -> None:
+    def at(self, tokens: int) -> float:
+        """The factor of batches of this length."""
+        return self.factor * self.shapes[bisect_left(BUCKETS, tokens)]
+
+    def observe(self, tokens: int, table_us: float, compute_us: float, occupied_us: float) -> None:
         """Learns a little of one batch; a single odd one changes little.
 
         Args:
+            tokens: The batch's length.
             table_us: What warm-up says.
             compute_us: What the engine spent.
             occupied_us: How long the lane was held.
@@ -158,6 +170,9 @@ class Correction:
         self.batches += 1
         if table_us > 0:
             seen = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
+            bucket = bisect_left(BUCKETS, tokens)
+            shape = min(max(seen / self.factor, LEAST_SHAPE), MOST_SHAPE)
+            self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (seen - self.factor)
         seen = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
         self.overhead_us += CORRECTION_WEIGHT * (seen - self.overhead_us)
@@ -212,7 +227,7 @@ class ModelCosts:
         """Predicted microseconds for which a batch holds its lane; lane 0 is the wide one."""
         correction = self.corrections[lane > 0]
         table = self.narrow if lane and self.narrow else self.wide
-        return table.batch_us(tokens, batch) * correction.factor + correction.overhead_us
+        return table.batch_us(tokens, batch) * correction.at(tokens) + correction.overhead_us
 
     def alone_us(self, tokens: int) -> float:
         """Predicted microseconds of one text on an idle device."""
@@ -220,7 +235,7 @@ class ModelCosts:
 
     def least_us(self, tokens: int) -> float:
         """The same without what makes it longer at present: what cannot be done in this time never can be."""
-        return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].factor)
+        return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].at(tokens))
 
     def busy_us(self, tokens: int) -> float:
         """Predicted microseconds of one text's batch while others wait."""
@@ -230,12 +245,12 @@ class ModelCosts:
         """Predicted microseconds of the whole device that a text takes while others wait, batched as they are then."""
         share, batch, wide = self._share(tokens)
         correction = self.corrections[not wide]
-        return share * correction.factor + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
+        return share * correction.at(tokens) + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
 
     def least_share_us(self, tokens: int) -> float:
         """The same without what makes it longer at present."""
         share, _, wide = self._share(tokens)
-        return share * min(1.0, self.corrections[not wide].factor)
+        return share * min(1.0, self.corrections[not wide].at(tokens))
 
     def prefers_wide(self, tokens: int) -> bool:
         """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
@@ -245,10 +260,16 @@ class ModelCosts:
         """How many such texts a lane is given at once while enough of them wait."""
         return self._share(tokens)[1]
 
+    def inherit(self, before: ModelCosts) -> None:
+        """Starts from what another model's batches have taught, for one that takes its place on the same device."""
+        for own, other in zip(self.corrections, before.corrections, strict=True):
+            own.factor, own.shapes = other.factor, list(other.shapes)
+            own.overhead_us, own.batches = other.overhead_us, other.batches
+
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
         """Learns of a batch that was computed; see `Correction.observe`."""
         table = self.narrow if lane and self.narrow else self.wide
-        self.corrections[lane > 0].observe(table.batch_us(tokens, batch), compute_us, occupied_us)
+        self.corrections[lane > 0].observe(tokens, table.batch_us(tokens, batch), compute_us, occupied_us)
 
     def _share(self, tokens: int) -> tuple[float, int, bool]:
         """Microseconds of the device for each text, the size of the batch, and whether the wide lane has it.

@@ -64,6 +64,8 @@ class GpuWatch:
     @classmethod
     def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> None:
         """Shows what is told of these cards from now on; where nothing can be, the log says why."""
+        if not uuids:
+            return
         try:
             import pynvml  # noqa: PLC0415  an optional library
         except ModuleNotFoundError:

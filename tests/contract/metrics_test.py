@@ -16,6 +16,7 @@ from tests.support import prometheus
 from tests.support.clients import BOTH, RawConnection, Refused, Tei, V2Json, get, metric, post_json
 from tests.support.prometheus import Prometheus, promtool
 from tests.support.server import Server
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def test_what_waits_is_predicted_and_pending(models: Path) -> None:
     with Server(models, *options) as busy, contextlib.ExitStack() as connections:
         engine = busy.engine_pid()
         assert engine is not None
-        os.kill(engine, signal.SIGSTOP)
+        stop(engine)
         for _ in range(3):
             connections.enter_context(RawConnection(busy.http)).send(request)
         wait_for(lambda: metric(busy, "bertserve_queue_texts") == 2, "two that wait")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -15,9 +14,12 @@ import pytest
 from tests.fault.overload_test import ONE_AT_A_TIME
 from tests.support.clients import post_json
 from tests.support.console import TEXT, answered, visit
+from tests.support.credentials import FIRST, SECOND, WRONG, write_keys
 from tests.support.server import Server, free_port
+from tests.support.stopping import stop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.browser import Page
@@ -117,40 +119,41 @@ def test_a_hidden_tab_asks_nothing(fake_server: Server, page: Page) -> None:
     assert len(page.requests) == before + 1
 
 
-def test_a_key_is_asked_for(fake_server: Server, page: Page) -> None:
+def test_a_key_is_asked_for(serve: Callable[..., Server], page: Page, tmp_path: Path) -> None:
     """Once a reply is 401; it is kept for the tab and sent with everything, and another one can be given."""
-    right, seen = "Bearer right-key", []
+    file = write_keys(tmp_path / "keys", FIRST)
+    server = serve("--engine", "fake", "--precision", "fp32", "--api-keys-file", str(file))
+    seen: list[tuple[str, str | None]] = []
 
-    def guard(event: dict[str, Any]) -> None:
-        given = event["request"]["headers"].get("Authorization")
-        seen.append((event["request"]["url"].rpartition("/")[2], given))
-        if given == right:
-            page.send("Fetch.continueRequest", requestId=event["requestId"])
-            return
-        error = {"reason": "unauthenticated", "message": "a key is needed", "request_id": "1"}
-        body = base64.b64encode(json.dumps({"error": error}).encode()).decode()
-        page.send("Fetch.fulfillRequest", requestId=event["requestId"], responseCode=401, body=body)
+    def note(event: dict[str, Any]) -> None:
+        request = event["request"]
+        seen.append((request["url"].rpartition("/")[2], request["headers"].get("Authorization")))
 
-    page.on["Fetch.requestPaused"] = guard
-    page.call("Fetch.enable", patterns=[{"urlPattern": f"*/{name}*"} for name in ("status", "embed")])
-    page.open(f"http://{fake_server.http}/")
+    page.on["Network.requestWillBeSent"] = note
+    page.open(f"http://{server.http}/")
     page.wait("!document.getElementById('key-form').hidden", "the question")
-    assert page.text("#key-message") == "The server says: a key is needed"
+    assert page.text("#key-message") == "The server says: an API key is needed: send `Authorization: Bearer KEY`"
     assert page.text("#state") == "key wanted"
     assert page.run("document.getElementById('main').hidden && document.activeElement.id === 'key'")
-    give_key(page, "wrong-key")
+    give_key(page, WRONG)
     page.wait("document.querySelector('#state-name').textContent === 'key refused'", "a refusal")
-    give_key(page, "right-key")
+    give_key(page, FIRST)
     page.wait("document.getElementById('key-form').hidden && !document.getElementById('main').hidden", "the page")
     assert page.run("[...document.querySelectorAll('a.docs')].every((link) => link.hidden)")
     page.click("#run")
     answered(page)
-    assert seen[0] == ("status", None)
-    assert ("embed", right) in seen
+    assert page.run("document.querySelector('.refusal')") is None
+    assert next(given for path, given in seen if path == "status") is None
+    assert ("embed", f"Bearer {FIRST}") in seen
     assert page.run("[localStorage.length, document.cookie, Object.keys(sessionStorage)]") == [0, "", ["bertserve-key"]]
-    assert "right-key" not in page.text("body")
+    assert FIRST not in page.text("body")
     command = page.run("document.querySelector('#curl pre').textContent")
     assert '-H "Authorization: Bearer $BERTSERVE_KEY"' in command
+    # The key is taken back while the page is open: the page asks for another.
+    write_keys(file, SECOND)
+    page.wait("!document.getElementById('key-form').hidden", "the question after the change of keys")
+    give_key(page, SECOND)
+    page.wait("document.getElementById('key-form').hidden && !document.getElementById('main').hidden", "the page")
     page.click("#forget")
     page.wait("!document.getElementById('key-form').hidden", "the question again")
     assert page.run("sessionStorage.length") == 0
@@ -169,7 +172,7 @@ def test_a_slow_request_can_be_cancelled(models: Path, page: Page) -> None:
         visit(page, server).fill("#texts", TEXT)
         engine = server.engine_pid()
         assert engine is not None
-        os.kill(engine, signal.SIGSTOP)
+        stop(engine)
         page.click("#run")
         page.wait("!document.getElementById('cancel').hidden", "the wait")
         assert page.text("#outcome").startswith("Waiting for the answer")

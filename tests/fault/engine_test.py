@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -20,10 +19,12 @@ from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Te
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle
 from tests.support.server import Server, elapsed
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from tests.support.clients import Transport
 
@@ -98,7 +99,7 @@ class Busy:
         engine = self._server.engine_pid()
         assert engine is not None
         self._engine = engine
-        os.kill(engine, signal.SIGSTOP)
+        stop(engine)
         self._thread = threading.Thread(
             target=post_json, args=(self._server.http, "/embed", b'{"inputs": "the first in the queue"}')
         )
@@ -170,7 +171,7 @@ def test_row_14_client_vanishes_while_computing(faulty_server: Server) -> None:
     before, lines = batches(faulty_server), faulty_server.log
     engine = faulty_server.engine_pid()
     assert engine is not None
-    os.kill(engine, signal.SIGSTOP)
+    stop(engine)
     with RawConnection(faulty_server.http) as connection:
         connection.send(http_request_bytes("abandoned"))
         wait_for(lambda: batches(faulty_server) > before, "its batch")
@@ -381,19 +382,12 @@ def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: typ
     sing(faulty_server, models)
 
 
-def _all_threads_stopped(process: int) -> bool:
-    """Whether the kernel shows each thread as stopped by a signal; a thread on its way still answers."""
-    threads = Path(f"/proc/{process}/task").iterdir()
-    return all((thread / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for thread in threads)
-
-
 def test_row_46_engine_is_stopped(serve: Callable[..., Server], models: Path) -> None:
     """An engine process that is stopped from outside is noticed as well, killed and replaced."""
     server = serve("--engine", "fake", "--precision", "fp32")
     engine = server.engine_pid()
     assert engine is not None
-    os.kill(engine, signal.SIGSTOP)
-    wait_for(lambda: _all_threads_stopped(engine), "every thread of the engine to stop")
+    stop(engine)
     assert isinstance(outcomes(Tei, server, ["hello?"])[0], Refused)
     wait_replaced(server, engine)
     sing(server, models)

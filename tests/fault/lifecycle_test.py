@@ -19,6 +19,7 @@ from tests.support.certificates import open_channel
 from tests.support.clients import BOTH, Grpc, HttpConnection, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers
 from tests.support.server import Server, elapsed, is_running, listening, refused_start
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def stopped_engine(serve: Callable[..., Server]) -> Iterator[tuple[Server, Calla
     server = serve(*FAKE, "--drain-s", "1")
     engine = server.engine_pid()
     assert engine is not None
-    os.kill(engine, signal.SIGSTOP)
+    stop(engine)
     yield server, lambda: os.kill(engine, signal.SIGCONT)
     if is_running(engine):
         os.kill(engine, signal.SIGCONT)

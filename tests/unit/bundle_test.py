@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from serving.bundle import BundleError, BundleWriter, Manifest, file_entry, open_bundle, read_artifact
 from serving.errors import InvalidRequest, ModelNotFound, StartupError
 from serving.repository import Repository
-from serving.sealed import digest, versions
+from serving.sealed import Staging, digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, tiny_bundle
 
@@ -85,6 +86,17 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         half_an_export()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
+    """A file that a library made for its owner alone is as open as the others: who serves is often another user."""
+    with Staging(tmp_path) as staging:
+        (staging.path / "open").write_bytes(b"x")
+        (staging.path / "closed").write_bytes(b"x")
+        (staging.path / "closed").chmod(0o600)
+        moved = staging.move()
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in moved.iterdir()}
+    assert modes["closed"] == modes["open"]
 
 
 def test_leftovers_of_the_dead_are_swept(bundle: Path, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from serving.scheduling.cost import (
     LEAST_FACTOR,
+    LEAST_SHAPE,
     MOST_FACTOR,
     MOST_OVERHEAD_US,
+    MOST_SHAPE,
     Correction,
     CostPoint,
     CostTable,
@@ -139,15 +141,26 @@ def test_texts_that_are_not_batched_gain_nothing_from_a_table_of_batches() -> No
 
 
 def test_costs_follow_what_is_observed_slowly() -> None:
-    """One odd batch changes a fiftieth; many of them all of it."""
+    """One odd batch changes a fiftieth, and for its own lengths another; many of them all of it."""
     costs = model_costs(per_token(10), per_token(20))
     costs.observe(0, 64, 1, 1280.0, 1280.0)
-    assert costs.alone_us(64) == pytest.approx(640 * 1.02)
+    assert costs.alone_us(65) == pytest.approx(650 * 1.02)
+    assert costs.alone_us(64) == pytest.approx(640 * 1.02**2)
     assert costs.busy_us(64) == 20 * 64
     for _ in range(1000):
         costs.observe(0, 64, 1, 1280.0, 1780.0)
     assert costs.alone_us(64) == pytest.approx(1280 + 500, rel=1e-3)
     assert costs.least_us(64) == 640
+
+
+def test_a_length_whose_warm_up_was_disturbed_is_corrected_by_itself() -> None:
+    """What long texts take says less of short ones than the short ones do."""
+    costs = model_costs(per_token(10), per_token(20))
+    for _ in range(2000):
+        costs.observe(0, 16, 1, 160.0, 160.0)
+        costs.observe(0, 256, 1, 1280.0, 1280.0)
+    assert costs.alone_us(16) == pytest.approx(160, rel=0.02)
+    assert costs.alone_us(256) == pytest.approx(1280, rel=0.02)
 
 
 def test_a_machine_that_became_faster_is_believed() -> None:
@@ -159,14 +172,15 @@ def test_a_machine_that_became_faster_is_believed() -> None:
     assert costs.least_share_us(64) == pytest.approx(320, rel=1e-3)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)), max_size=200))
+@given(st.lists(st.tuples(st.integers(1, 5000), *[st.floats(0, 1e9)] * 3), max_size=200))
 @settings(derandomize=True, max_examples=200, deadline=None)
-def test_a_correction_stays_within_its_bounds(seen: list[tuple[float, float, float]]) -> None:
+def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float, float]]) -> None:
     """Whatever the clock of a machine that stood still makes of a batch."""
     correction = Correction()
-    for table_us, compute_us, occupied_us in seen:
-        correction.observe(table_us, compute_us, occupied_us)
+    for tokens, table_us, compute_us, occupied_us in seen:
+        correction.observe(tokens, table_us, compute_us, occupied_us)
     assert LEAST_FACTOR <= correction.factor <= MOST_FACTOR
+    assert all(LEAST_SHAPE <= shape <= MOST_SHAPE for shape in correction.shapes)
     assert 0 <= correction.overhead_us <= MOST_OVERHEAD_US
 
 

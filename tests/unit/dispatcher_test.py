@@ -609,6 +609,7 @@ def test_a_work_item_belongs_to_a_ticket() -> None:
 class Request(NamedTuple):
     """A request of a random schedule and what became of it."""
 
+    model: ModelIndex
     texts: list[EncodedText]
     deadline: float
     task: asyncio.Task[Ticket]
@@ -657,8 +658,9 @@ class Schedule:
                 ids.append((RAISES, NAN)[other % 2])
             texts.append(text(*ids))
         deadline = now() + (60.0, 0.5, 2.0)[other % 3]
-        task = asyncio.create_task(self.bench.dispatcher.run(ModelIndex(one // 3 % 2), texts, deadline))
-        self.requests.append(Request(texts, deadline, task, []))
+        model = ModelIndex(one // 3 % 2)
+        task = asyncio.create_task(self.bench.dispatcher.run(model, texts, deadline))
+        self.requests.append(Request(model, texts, deadline, task, []))
 
     def finish(self, one: int, _other: int) -> None:
         """Ends one of the batches that run, of an old engine too."""
@@ -701,10 +703,12 @@ class Schedule:
     def deserved(self, request: Request, error: BaseException) -> bool:
         """Whether something happened that explains a request's error."""
         ids = {identity for one in request.texts for identity in one.ids}
+        # A text is dropped in its turn as soon as what is left is less than even an idle engine needs.
+        least_s = costs()[request.model].least_us(max(len(one.ids) for one in request.texts)) / 1e6
         reasons: dict[type[BaseException], bool] = {
             EngineFault: RAISES in ids,
             NonFiniteOutput: NAN in ids,
-            DeadlineExceeded: now() >= request.deadline,
+            DeadlineExceeded: now() + least_s >= request.deadline,
             EngineLost: self.ever_down,
             NotReady: self.ever_down,
         }
@@ -729,9 +733,9 @@ def play(drawn: bytes) -> None:
 
 
 @given(st.binary(min_size=10, max_size=60))
-@settings(derandomize=True, max_examples=10_000, deadline=None)
+@settings(derandomize=True, max_examples=1_500, deadline=None)
 def test_each_request_has_exactly_one_outcome_and_the_right_rows(drawn: bytes) -> None:
-    """Over ten thousand schedules of requests, ends, faults, cancellations, deadlines and dying engines."""
+    """Over many schedules of requests, ends, faults, cancellations, deadlines and dying engines."""
     play(drawn)
 
 

@@ -20,6 +20,7 @@ from serving.transport.grpc.frames import ConnectionFault
 from serving.transport.grpc.headers import HeaderReader, block, status_field
 from serving.transport.grpc.http2 import Http2Connection
 from serving.transport.grpc.port import Port
+from serving.transport.ports import lifetime_s
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
 
@@ -82,10 +83,10 @@ async def echo(request: BytesValue, call: Call) -> BytesValue:
 class Peer:
     """A server's connection and the client's view of it; made inside an event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
         self.errors: list[BertserveError] = []
         methods = {"/echo": Method(BytesValue, unary=echo), "/talk": Method(BytesValue, duplex=echo)}
-        port = Port(methods, Settings(), lambda error, _: self.errors.append(error))
+        port = Port(methods, settings or Settings(), lambda error, _: self.errors.append(error))
         self.connection = Http2Connection(port)
         self.wire = Wire()
         self.connection.connection_made(self.wire)
@@ -389,3 +390,40 @@ def test_a_drain_ends_quiet_conversations() -> None:
     peer = asyncio.run(run())
     assert peer.replies()[1].ended
     assert [error.reason for error in peer.errors] == ["not_ready"]
+
+
+def test_a_connection_too_old_lets_conversations_go_on() -> None:
+    """Its client is told to open another; a conversation that is there ends with its client, or with the server."""
+
+    async def run() -> None:
+        peer = Peer()
+        encoder = Encoder()
+        await peer.say(START, frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/talk"))))
+        peer.connection.tick(2 * Settings().max_connection_age_s)
+        assert [arrived.kind for arrived in peer.frames()].count(http2.GOAWAY) == 1
+        await peer.say(frame(DATA, 0, 1, prefixed(BytesValue(value=b"still here").SerializeToString())))
+        assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
+        assert not peer.replies()[1].ended
+        peer.connection.drain()
+        assert peer.replies()[1].ended
+
+    asyncio.run(run())
+
+
+def test_connections_that_never_grow_old() -> None:
+    """An age of 0 is none."""
+
+    async def run() -> None:
+        peer = Peer(Settings(max_connection_age_s=0))
+        await peer.say(START)
+        peer.connection.tick(1e9)
+        assert http2.GOAWAY not in [arrived.kind for arrived in peer.frames()]
+
+    asyncio.run(run())
+
+
+def test_connections_do_not_end_together() -> None:
+    """Of those opened at one moment each has a time of its own, a tenth around the setting."""
+    ages = [lifetime_s(Settings(max_connection_age_s=100)) for _ in range(200)]
+    assert 90 <= min(ages) < 95
+    assert 105 < max(ages) <= 110

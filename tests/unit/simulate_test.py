@@ -84,7 +84,8 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
         {"kind": kind, "tokens": 8, "texts": texts, "measured_us": us, "spread_us": 9.0, "predicted_us": 1.0}
         for kind, texts, us in (("wide", 1, 600.0), ("wide", 2, 900.0), ("narrow", 1, 1000.0))
     ]
-    model = {"name": "minilm", "precision": "int8", "costs": {"corrections": {"wide": {"factor": 1.5}}, "table": rows}}
+    corrections = {"wide": {"factor": 1.2, "shapes": [1.25, *[1.0] * 6]}}
+    model = {"name": "minilm", "precision": "int8", "costs": {"corrections": corrections, "table": rows}}
     engine = {"threads": 2, "lanes": ["wide", "narrow", "narrow"]}
     path = tmp_path / "status.json"
     path.write_text(json.dumps({"engine": engine, "models": [model]}))

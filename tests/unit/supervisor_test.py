@@ -22,7 +22,7 @@ from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from tests.support.server import is_running
 from tests.support.specs import model_spec
-from tests.support.waiting import wait_for
+from tests.support.stopping import stop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -138,7 +138,7 @@ async def test_a_lane_takes_batches_ahead() -> None:
 async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None:
     """Nothing that lay in its socket is left waiting, and what it had answered before counts."""
     async with Engine() as engine:
-        os.kill(engine.pid, signal.SIGSTOP)  # all four lie in its socket before it looks at the first
+        stop(engine.pid)  # all four lie in its socket before it looks at the first
         outcomes = [submit(engine, [token]) for token in (1, EXIT, 3, 4)]
         os.kill(engine.pid, signal.SIGCONT)
         assert isinstance(await soon(outcomes[3]), EngineLost)
@@ -272,8 +272,7 @@ async def test_closing_ends_the_process() -> None:
 async def test_closing_ends_a_process_that_does_not_go() -> None:
     """One that is stopped does not see its sockets close; it is killed."""
     engine = await soon(RemoteEngine.start(LOAD))
-    os.kill(engine.pid, signal.SIGSTOP)
-    wait_for(lambda: states(engine.pid) == {"T"}, "a stopped process")
+    stop(engine.pid)
     await soon(engine.close())
     assert engine._process.returncode == -signal.SIGKILL
 
@@ -308,7 +307,7 @@ async def test_an_engine_that_dies_while_loading_is_lost() -> None:
 async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
     """A model that cannot answer the simplest text is not served."""
     fail_on_warm_up = dict.fromkeys(range(1000), "raise")
-    with pytest.raises(EngineFailed, match="warm-up failed"):
+    with pytest.raises(EngineFailed, match="warm-up of batched failed"):
         await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=fail_on_warm_up)))
 
 
@@ -430,11 +429,6 @@ async def test_a_supervisor_that_is_cancelled_while_an_engine_starts_leaves_noth
     assert not is_running(started)
     assert sockets() == open_before
     assert "Traceback" not in capfd.readouterr().err
-
-
-def states(pid: int) -> set[str]:
-    """The states of a process's threads: R, S, T ..."""
-    return {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def children() -> set[int]:

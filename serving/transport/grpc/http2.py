@@ -27,6 +27,7 @@ from serving.transport.grpc.frames import (
 )
 from serving.transport.grpc.headers import DECODING_FACTOR, HeaderReader
 from serving.transport.grpc.sending import CREDIT, Sender
+from serving.transport.ports import lifetime_s
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,6 +66,7 @@ class Http2Connection(Sender):
         self._receivable = DEFAULT_WINDOW
         self._unfinished_s = 0.0
         self._draining_s: float | None = None
+        self._lifetime_s = lifetime_s(settings)
         self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
             self._on_headers,
@@ -128,6 +130,9 @@ class Http2Connection(Sender):
             self._age(seconds)
         except ConnectionFault as fault:
             self._fail(fault)
+        self._lifetime_s -= seconds
+        if self._lifetime_s <= 0 and self._greeted and not self._over:
+            self._retire()
         if self._draining_s is not None and not self._over:
             self._draining_s += seconds
             if self._draining_s > seconds:
@@ -135,19 +140,13 @@ class Http2Connection(Sender):
         self._send_control()
 
     def drain(self) -> None:
-        """Asks the client to start no more calls here; ends the connection after the last one.
-
-        First every stream is still welcome; which was the last is said once the client has heard that, so that
-        no call is lost that was on its way.
-        """
+        """The server ends: takes leave of the client, and of calls that would go on as long as it does."""
         if not self._greeted:
             self._transport.abort()
-        elif self._draining_s is None and not self._over:
-            self._draining_s = 0.0
+        elif not self._over:
             for stream in list(self._streams.values()):
                 stream.draining()
-            self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
-            self._send_control()
+            self._retire()
 
     def keys_changed(self) -> None:
         """Reads all headers anew from now on, and asks the streams that are there."""
@@ -381,6 +380,17 @@ class Http2Connection(Sender):
             stream.lost()
 
     # The end.
+
+    def _retire(self) -> None:
+        """Asks the client to start no more calls here; ends the connection after the last one.
+
+        First every stream is still welcome; which was the last is said once the client has heard that, so that
+        no call is lost that was on its way.
+        """
+        if self._draining_s is None:
+            self._draining_s = 0.0
+            self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
+        self._send_control()
 
     def _announce_last(self) -> None:
         if self._final is None:

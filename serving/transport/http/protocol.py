@@ -16,6 +16,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
@@ -25,6 +26,7 @@ import httptools
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
 from serving.transport.http.exchange import Answer, HttpReply, HttpRequest, answer, error_reply
 from serving.transport.identity import request_id
+from serving.transport.ports import lifetime_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +60,7 @@ class Limits:
     header_s: float
     body_bytes: int
     body_s: float
+    lifetime_s: Callable[[], float]
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -68,6 +71,7 @@ class Limits:
             header_s=settings.header_timeout_s,
             body_bytes=settings.body_limit_bytes,
             body_s=settings.body_timeout_s,
+            lifetime_s=partial(lifetime_s, settings),
         )
 
 
@@ -126,6 +130,7 @@ class HttpConnection(asyncio.Protocol):
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
         self._idle_since: float | None = None
+        self._last_at = self._loop.time() + port.limits.lifetime_s()
         self._unread: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -273,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self._writable.is_set():
             await self._writable.wait()
-        keep_alive = keep_alive and not self._port.closing()
+        keep_alive = keep_alive and not self._port.closing() and self._loop.time() < self._last_at
         self._write(request, reply, keep_alive=keep_alive)
         self._exchange = None
         if not keep_alive:

@@ -1,0 +1,194 @@
+"""The container files: what they name exists, and what they run is understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from serving.settings import Settings
+from tests.support import kubernetes
+from tests.support.containerfile import Stage, lineage, stages, words
+from tests.support.kubernetes import manifests, pods
+from tests.support.models import ROOT
+
+FILES = sorted((ROOT / "deploy" / "containers").glob("*.Containerfile"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SERVED = ("baked", "mounted")
+FORBIDDEN = {"torch", "transformers", "onnx"}
+"""What only `bertserve export` needs."""
+
+every = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def copied(all_stages: list[Stage]) -> dict[str, str]:
+    """What is copied from the project: places in the image by places here."""
+    found = {}
+    for stage in all_stages:
+        for rest in stage.of("COPY"):
+            *sources, target = rest.split()
+            if not sources[0].startswith("--from="):
+                found |= dict.fromkeys(sources, target)
+    return found
+
+
+def installed(all_stages: list[Stage]) -> set[str]:
+    """The extras that are installed."""
+    (build,) = [stage for stage in all_stages if stage.name == "build"]
+    (extras,) = re.findall(r'install [^&]*"\.\[([a-z,]+)\]"', " ".join(build.of("RUN")))
+    return set(extras.split(","))
+
+
+@every
+def test_the_linter_is_content(path: Path) -> None:
+    """Hadolint parses them as builders do, and knows what is often done wrong."""
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([str(hadolint), str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@every
+def test_what_is_copied_is_there(path: Path) -> None:
+    """In the project, and not kept from the builder by `.dockerignore`; models are the user's own."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    sources = set(copied(stages(path)))
+    assert sources <= allowed
+    for source in sources - {"models"}:
+        assert (ROOT / source).exists(), source
+
+
+@every
+def test_the_wheel_can_be_built_of_what_is_copied(path: Path, tmp_path: Path) -> None:
+    """With the pages, styles and data that the packages bring."""
+    for source, target in copied(stages(path)).items():
+        if source == "models":
+            continue
+        place = tmp_path / "src" / (target if not target.endswith("/") else Path(source).name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(ROOT / source, place)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path), str(tmp_path / "src")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"bertserve.py", "serving/web/index.html", "export/page.css", "loadtest/data/sentences.txt"} <= names
+
+
+@every
+def test_extras_exist_and_bring_no_pytorch(path: Path) -> None:
+    """Of all that the extras need, directly or not, as far as it is installed here."""
+    extras = installed(stages(path))
+    assert extras <= PROJECT["optional-dependencies"].keys()
+    assert {path.stem, "verify"} <= extras
+    known, todo = set(), [("bertserve", frozenset(extras))]
+    while todo:
+        name, wanted = todo.pop()
+        if (name, wanted) in known:
+            continue
+        known.add((name, wanted))
+        try:
+            needs = metadata.requires(name) if name != "bertserve" else list(_own(wanted))
+        except metadata.PackageNotFoundError:  # of the other kind of machine
+            continue
+        todo += [
+            (need.name.lower(), frozenset(need.extras))
+            for need in map(Requirement, needs or [])
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in wanted or {""})
+        ]
+    names = {name for name, _ in known}
+    assert len(names) > 10
+    assert not names & FORBIDDEN
+
+
+def _own(extras: frozenset[str]) -> list[str]:
+    more = [need for extra in extras for need in PROJECT["optional-dependencies"][extra]]
+    return [*PROJECT["dependencies"], *more]
+
+
+@every
+def test_constraints_are_those_of_the_tests(path: Path) -> None:
+    """Every package at the version that the tests ran with, on a Python that is supported."""
+    (build, *_) = stages(path)
+    assert "--constraint constraints.txt" in " ".join(build.of("RUN"))
+    version = re.fullmatch(r"python:(\d+\.\d+)-slim-\w+", build.base)
+    assert version is not None
+    assert tuple(map(int, version[1].split("."))) >= (3, 11)
+
+
+@every
+def test_what_runs_needs_no_shell_and_no_root(path: Path) -> None:
+    """The served stages stand on the base the environment was made on, run nothing, and are a numbered user's."""
+    all_stages = stages(path)
+    build = all_stages[0]
+    assert all_stages[-1].name == "mounted"  # the one that is built where none is named
+    for name in SERVED:
+        made = lineage(all_stages, name)
+        rest = dict(made)
+        assert "RUN" not in rest
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", rest["USER"])
+        assert rest["STOPSIGNAL"] == "SIGTERM"
+        (program,) = words(rest["ENTRYPOINT"])
+        folder, _, script = program.rpartition("/bin/")
+        assert script in PROJECT["scripts"]
+        assert f"--from=build {folder} {folder}" in [text for word, text in made if word == "COPY"]
+        assert f"python -m venv {folder}" in " ".join(build.of("RUN"))
+        assert [made[0]] == [("COPY", f"--from=build {folder} {folder}")]
+    assert next(stage for stage in all_stages if stage.name == "runtime").base == build.base
+
+
+@every
+def test_the_command_is_understood(path: Path) -> None:
+    """By the server's own reader; models lie where it looks, ports are those that it opens."""
+    rest = dict(lineage(stages(path), "baked"))
+    verb, *options = words(rest["CMD"])
+    assert verb == "serve"
+    settings = Settings.load(options, {})
+    assert copied(stages(path))["models"] == str(settings.models)
+    assert settings.host == "0.0.0.0"
+    exposed = {int(port) for port in rest["EXPOSE"].split()}
+    assert exposed == {settings.http_port, settings.grpc_port, settings.metrics_port}
+
+
+@every
+def test_the_commands_in_the_comments_build_it(path: Path) -> None:
+    """Each names this file and a stage that it has."""
+    lines = [line.removeprefix("#") for line in path.read_text().splitlines() if line.startswith("#   docker build")]
+    assert len(lines) == len(SERVED)
+    for line in lines:
+        given = shlex.split(line)
+        assert (ROOT / given[given.index("-f") + 1]) == path
+        target = given[given.index("--target") + 1] if "--target" in given else "mounted"
+        assert target in {stage.name for stage in stages(path)}
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.parametrize(("overlay", "kind"), [("cpu", "cpu"), ("t4", "gpu"), ("kserve", "cpu")])
+def test_manifests_and_images_agree(overlay: str, kind: str) -> None:
+    """The same user, and an image of the right kind and of this version."""
+    rest = dict(lineage(stages(ROOT / f"deploy/containers/{kind}.Containerfile"), "baked"))
+    user, group = rest["USER"].split(":")
+    for pod in pods(manifests(overlay)):
+        security = pod["securityContext"]
+        assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert container["image"].endswith(f"/bertserve:{PROJECT['version']}-{kind}")

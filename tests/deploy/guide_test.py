@@ -1,0 +1,125 @@
+"""docs/deploy.md: its commands are understood, its files exist, its example renders, its numbers are the settings'."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from export import cli as export_cli
+from export import inspect_cli
+from loadtest import cli as load_cli
+from loadtest.rolling import __main__ as rolling
+from serving.lifecycle import longest_end_s
+from serving.settings import Settings
+from simulate import cli as simulate_cli
+from tests.deploy.manifests_test import NEWEST, OLDEST
+from tests.support import kubernetes
+from tests.support.containerfile import stages
+from tests.support.kubernetes import OVERLAYS, pods, render
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GUIDE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)]
+
+
+def commands(*head: str) -> list[list[str]]:
+    """What follows these words in the commands that begin with them."""
+    found = [words[len(head) :] for words in COMMANDS if words[: len(head)] == list(head)]
+    assert found, f"no command `{shlex.join(head)}`"
+    return found
+
+
+def test_commands_are_understood() -> None:
+    """By the parsers of the verbs."""
+    for words in commands("bertserve", "export"):
+        export_cli._recipe(words)
+    for words in commands("bertserve", "inspect"):
+        inspect_cli._parser().parse_args(words)
+    for words in commands("bertserve", "simulate"):
+        simulate_cli.parser().parse_args(words)
+    for words in commands("bertserve", "load"):
+        load_cli.parser().parse_args(words)
+    for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
+        Settings.load(words, {})
+    for words in commands("python", "-m", "loadtest.rolling"):
+        rolling.parser().parse_args(words)
+    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line}
+    assert {word for (word,) in commands("make")} <= targets
+
+
+def test_images_are_built_of_files_that_exist() -> None:
+    """And of stages that they have."""
+    for words in commands("docker", "build"):
+        made = stages(ROOT / words[words.index("-f") + 1])
+        assert words[words.index("--target") + 1] in {stage.name for stage in made}
+
+
+def test_every_overlay_is_told_of() -> None:
+    """In the table; and what is applied exists."""
+    table = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDE, re.MULTILINE))
+    assert table == set(OVERLAYS)
+    for (path,) in commands("kubectl", "apply", "-k"):
+        assert (ROOT / path / "kustomization.yaml").is_file()
+
+
+def test_links_lead_somewhere() -> None:
+    """Within the project's pages; files that are named in passing exist."""
+    for target in re.findall(r"\]\(([^)#:]+)", GUIDE):
+        assert (ROOT / "docs" / target).is_file(), target
+    for path in re.findall(r"`(deploy/[^` ]+)`", GUIDE):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_the_example_renders(tmp_path: Path) -> None:
+    """With every component in it, and its own image and setting."""
+    (example,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    (tmp_path / "my-cluster").mkdir()
+    (tmp_path / "my-cluster" / "kustomization.yaml").write_text(example)
+    found = yaml.safe_load(render(tmp_path / "my-cluster"))
+    kinds = {manifest["kind"] for manifest in found}
+    assert {"Deployment", "ScaledObject", "ServiceMonitor", "PrometheusRule"} <= kinds
+    (pod,) = pods(found)
+    wanted = yaml.safe_load(example)["images"][0]
+    for container in [*pod["initContainers"], *pod["containers"]]:
+        assert container["image"] == f"{wanted['newName']}:{wanted['newTag']}"
+    (settings,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("bertserve-sett")]
+    assert settings["BERTSERVE_MAX_BATCH_TOKENS"] == "4096"
+    assert {"BERTSERVE_HOST", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_mounted_models_render(tmp_path: Path) -> None:
+    """The component that no overlay shows: the repository lies where the server looks, and is not written to."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    (tmp_path / "mine").mkdir()
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "bertserve",
+        "resources": ["../deploy/kubernetes/overlays/cpu"],
+        "components": ["../deploy/kubernetes/components/mounted-models"],
+    }
+    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    (pod,) = pods(yaml.safe_load(render(tmp_path / "mine")))
+    (mount,) = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "models"]
+    assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
+
+
+def test_numbers_are_the_settings() -> None:
+    """Lame duck, drain, the longest end, the age of connections, and the versions that are validated."""
+    usual = Settings()
+    assert f"to {usual.lame_duck_s:g} s (`--lame-duck-s`)" in GUIDE
+    assert f"to {usual.lame_duck_s + usual.drain_s:g} s (`--drain-s`)" in GUIDE
+    assert f"to {longest_end_s(usual.lame_duck_s, usual.drain_s):g} s at most" in GUIDE
+    assert usual.max_connection_age_s == 300
+    assert f"Kubernetes {OLDEST} to {NEWEST}" in GUIDE

@@ -1,0 +1,326 @@
+"""The manifests: rendered by what users have, valid for the Kubernetes that users run, and as restricted as it goes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.support import kubernetes
+from tests.support.kubernetes import KUBERNETES, OVERLAYS, containers, manifests, named, of_kind, pods, render
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes import Manifest
+
+pytestmark = pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+
+OLDEST, NEWEST = "1.27", ".".join(kubernetes_validate.latest_version().split(".")[:2])
+"""Of Kubernetes; docs/deploy.md says so, too."""
+
+WORD = {"type": "string", "minLength": 1}
+COUNT = {"type": "integer", "minimum": 0}
+
+
+def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """A schema of an object with these properties and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def items(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of a list that is not empty."""
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def custom(version: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A schema of a resource of somebody else's."""
+    labels = {"type": "object", "additionalProperties": {"type": "string"}}
+    metadata = closed({"name": WORD, "namespace": WORD}, labels=labels)
+    return closed({"apiVersion": {"const": version}, "kind": WORD, "metadata": metadata, "spec": spec})
+
+
+BEHAVIOUR = closed({"scaleUp": {"type": "object"}, "scaleDown": {"type": "object"}})
+CUSTOM: dict[str, dict[str, Any]] = {
+    "ServiceMonitor": custom(
+        "monitoring.coreos.com/v1",
+        closed(
+            {
+                "selector": closed({"matchLabels": {"type": "object"}}),
+                "endpoints": items(
+                    closed({"port": WORD, "path": {"pattern": "^/"}}, interval=WORD, scrapeTimeout=WORD)
+                ),
+            }
+        ),
+    ),
+    "PrometheusRule": custom(
+        "monitoring.coreos.com/v1",
+        closed(
+            {
+                "groups": items(
+                    closed(
+                        {
+                            "name": WORD,
+                            "rules": items(
+                                {
+                                    "oneOf": [
+                                        closed({"record": WORD, "expr": WORD}, labels={"type": "object"}),
+                                        closed(
+                                            {"alert": WORD, "expr": WORD},
+                                            **{"for": WORD, "labels": {"type": "object"}},
+                                            annotations={"type": "object"},
+                                        ),
+                                    ]
+                                }
+                            ),
+                        },
+                        interval=WORD,
+                    )
+                )
+            }
+        ),
+    ),
+    "ScaledObject": custom(
+        "keda.sh/v1alpha1",
+        closed(
+            {
+                "scaleTargetRef": closed({"name": WORD}),
+                "triggers": items(
+                    closed(
+                        {
+                            "type": {"const": "prometheus"},
+                            "metadata": closed(
+                                {"serverAddress": {"pattern": "^https?://"}, "query": WORD, "threshold": WORD},
+                                ignoreNullValues=WORD,
+                            ),
+                        },
+                        metricType={"enum": ["AverageValue", "Value"]},
+                    )
+                ),
+            },
+            minReplicaCount=COUNT,
+            maxReplicaCount=COUNT,
+            pollingInterval=COUNT,
+            fallback=closed({"failureThreshold": COUNT, "replicas": COUNT}),
+            advanced=closed({"horizontalPodAutoscalerConfig": closed({"behavior": BEHAVIOUR})}),
+        ),
+    ),
+    "ServingRuntime": custom(
+        "serving.kserve.io/v1alpha1",
+        closed(
+            {
+                "supportedModelFormats": items(closed({"name": WORD}, version=WORD, autoSelect={"type": "boolean"})),
+                "protocolVersions": items({"enum": ["v1", "v2", "grpc-v2"]}),
+                "containers": items({"type": "object"}),
+            },
+            annotations={"type": "object"},
+        ),
+    ),
+    "InferenceService": custom(
+        "serving.kserve.io/v1beta1",
+        closed(
+            {
+                "predictor": closed(
+                    {
+                        "model": closed(
+                            {
+                                "modelFormat": closed({"name": WORD}, version=WORD),
+                                "runtime": WORD,
+                                "storageUri": {"pattern": "^[a-z0-9]+://"},
+                            },
+                            protocolVersion={"enum": ["v1", "v2", "grpc-v2"]},
+                        )
+                    },
+                    minReplicas=COUNT,
+                    maxReplicas=COUNT,
+                    terminationGracePeriodSeconds=COUNT,
+                    automountServiceAccountToken={"type": "boolean"},
+                    enableServiceLinks={"type": "boolean"},
+                    securityContext={"type": "object"},
+                )
+            }
+        ),
+    ),
+}
+"""What is used of the resources of others, whose schemas no package brings: their fields and no more."""
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("renderer", kubernetes.renderers())
+def test_every_overlay_is_rendered(overlay: str, renderer: str) -> None:
+    """Without a warning, and to the same by each renderer there is."""
+    assert render(KUBERNETES / "overlays" / overlay, renderer) == json.dumps(manifests(overlay), sort_keys=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_core_kinds_are_valid(overlay: str, version: str) -> None:
+    """Strictly: a field that Kubernetes does not know is an error. What others define is held to what is used of it."""
+    for manifest in manifests(overlay):
+        if manifest["kind"] in CUSTOM:
+            jsonschema.validate(manifest, CUSTOM[manifest["kind"]])
+        else:
+            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+
+
+def test_the_validation_finds_something() -> None:
+    """A misspelt field, and one that an older Kubernetes does not know."""
+    deployment = named(manifests("cpu"), "Deployment", "bertserve")
+    deployment["spec"]["replica"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(deployment, NEWEST, strict=True)
+    trigger = named(manifests("autoscale-keda"), "ScaledObject", "bertserve")
+    trigger["spec"]["triggers"][0]["metadata"]["metricName"] = "gone since 2.12"
+    with pytest.raises(jsonschema.ValidationError, match="metricName"):
+        jsonschema.validate(trigger, CUSTOM["ScaledObject"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everything_stands_in_one_namespace(overlay: str) -> None:
+    """Which exists, and which lets only restricted pods in."""
+    found = manifests(overlay)
+    (namespace,) = of_kind(found, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    others = {manifest["metadata"].get("namespace") for manifest in found if manifest is not namespace}
+    assert others == {namespace["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_are_restricted(overlay: str) -> None:
+    """The standard `restricted` of Kubernetes, rule by rule, and then a read-only root and no token."""
+    found = list(pods(manifests(overlay)))
+    assert found
+    for pod in found:
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        allowed = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+        assert all(set(volume) - {"name"} <= allowed for volume in pod.get("volumes", []))
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(pod):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["readOnlyRootFilesystem"] is True
+            assert not security.get("privileged")
+            assert security.get("runAsNonRoot", True)
+            assert all("hostPort" not in port for port in container.get("ports", []))
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_get_whole_cores_of_their_own(overlay: str) -> None:
+    """Requests are limits, so neither neighbours nor throttling disturb an engine's threads."""
+    for pod in pods(manifests(overlay)):
+        for container in containers(pod):
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+            assert container["resources"]["limits"]["cpu"].isdigit()
+
+
+def labels_match(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    """Whether a selector chooses what has these labels."""
+    return bool(selector) and selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "kserve"])
+def test_everything_points_at_what_is_there(overlay: str) -> None:
+    """Selectors choose the pods, ports and settings have names that exist, mounts have volumes."""
+    found = manifests(overlay)
+    deployment = named(found, "Deployment", "bertserve")
+    template = deployment["spec"]["template"]
+    labels, pod = template["metadata"]["labels"], template["spec"]
+    assert labels_match(deployment["spec"]["selector"]["matchLabels"], labels)
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    for service in of_kind(found, "Service"):
+        assert labels_match(service["spec"]["selector"], labels)
+        for port in service["spec"]["ports"]:
+            assert port["port"] == ports[port["targetPort"]]
+    for policy in of_kind(found, "NetworkPolicy"):
+        assert labels_match(policy["spec"]["podSelector"]["matchLabels"], labels)
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == set(ports)
+    (budget,) = of_kind(found, "PodDisruptionBudget")
+    assert labels_match(budget["spec"]["selector"]["matchLabels"], labels)
+    (spread,) = pod["topologySpreadConstraints"]
+    assert labels_match(spread["labelSelector"]["matchLabels"], labels)
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = {mount["name"] for container in containers(pod) for mount in container["volumeMounts"]}
+    assert mounted == set(volumes)
+    named(found, "ServiceAccount", pod["serviceAccountName"])
+    for source in pod["containers"][0]["envFrom"]:
+        named(found, "ConfigMap", source["configMapRef"]["name"])
+    targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers(found)]
+    assert targets in ([], ["bertserve"])
+    assert ("replicas" in deployment["spec"]) is (not targets)
+
+
+def scalers(found: list[Manifest]) -> list[Manifest]:
+    """What sets the number of replicas."""
+    return [*of_kind(found, "HorizontalPodAutoscaler"), *of_kind(found, "ScaledObject")]
+
+
+def test_requests_come_in_and_nothing_goes_out() -> None:
+    """The server asks nobody; the port without keys is open to the monitoring alone."""
+    (policy,) = of_kind(manifests("cpu"), "NetworkPolicy")
+    assert sorted(policy["spec"]["policyTypes"]) == ["Egress", "Ingress"]
+    assert policy["spec"]["egress"] == []
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if {"port": "metrics"} in rule["ports"]]
+    assert rule["ports"] == [{"port": "metrics"}]
+    (peer,) = rule["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_grpc_has_a_service_without_an_address() -> None:
+    """So that clients see every replica, and only those that are ready."""
+    service = named(manifests("cpu"), "Service", "bertserve-grpc")
+    assert service["spec"]["clusterIP"] == "None"
+    assert not service["spec"].get("publishNotReadyAddresses")
+
+
+def test_a_rollout_takes_no_capacity_away() -> None:
+    """A replica ends once another is ready."""
+    strategy = named(manifests("cpu"), "Deployment", "bertserve")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_the_t4_overlay_asks_for_the_card() -> None:
+    """On nodes that have one, tolerating their taint, with a cache that the verification and the server share."""
+    (pod,) = pods(manifests("t4"))
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "Tesla-T4"}
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
+    assert [container["resources"]["limits"]["nvidia.com/gpu"] for container in containers(pod)] == [1, 1]
+    (verify,), (serve,) = pod["initContainers"], pod["containers"]
+    assert verify["image"] == serve["image"]
+    assert verify["volumeMounts"] == serve["volumeMounts"]
+
+
+def test_prometheus_finds_the_metrics() -> None:
+    """The monitor selects one Service, by a port that it has."""
+    found = manifests("monitoring")
+    spec = named(found, "ServiceMonitor", "bertserve")["spec"]
+    chosen = [
+        service
+        for service in of_kind(found, "Service")
+        if labels_match(spec["selector"]["matchLabels"], service["metadata"]["labels"])
+    ]
+    (service,) = chosen
+    assert "bertserve" in service["metadata"]["name"]  # becomes the job's name, which BertserveDown looks for
+    assert {endpoint["port"] for endpoint in spec["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_the_operator_gets_the_rules_and_grafana_the_dashboard() -> None:
+    """The very ones that promtool tests and that a running server fills."""
+    found = manifests("monitoring")
+    rules = yaml.safe_load((ROOT / "deploy/monitoring/rules.yaml").read_text())
+    assert named(found, "PrometheusRule", "bertserve")["spec"] == rules
+    dashboard = named(found, "ConfigMap", "bertserve-dashboard")
+    assert dashboard["data"] == {"dashboard.json": (ROOT / "deploy/monitoring/dashboard.json").read_text()}
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"

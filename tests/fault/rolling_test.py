@@ -1,0 +1,63 @@
+"""Rows 55 and 56 with real parts: replicas behind HAProxy end and come back under load, and no request is lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.rolling.drive import Plan, experiment
+from loadtest.rolling.parts import CONFIGURATION, haproxy
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAKE = ("--engine", "fake", "--precision", "fp32")
+RESTARTS, REQUESTS = 20, 200_000
+
+needs_haproxy = pytest.mark.skipif(haproxy() is None, reason="no HAProxy here (see make haproxy)")
+
+
+@needs_haproxy
+def test_row_55_restarts_behind_a_proxy(models: Path, tmp_path: Path) -> None:
+    """Two replicas of three end one after another: every request is answered once, with its own answer, and no 5xx."""
+    found = experiment(Plan(models, tmp_path, 2, 1, 100.0, FAKE, 3.0), lambda _: None)
+    assert found.verdict() == []
+    assert [one.replica for one in found.restarts] == ["a", "b"]
+    assert sum(found.offered.values()) == found.proxy["requests"] > 1000
+
+
+@needs_haproxy
+@pytest.mark.long
+def test_row_55_restarts_behind_a_proxy_in_full(models: Path, tmp_path: Path) -> None:
+    """The model itself, at 0.7 of what three replicas carry, twenty restarts and 200,000 requests."""
+    found = experiment(Plan(models, tmp_path, RESTARTS, REQUESTS, None, (), 5.0), lambda _: None)
+    assert found.verdict() == []
+    assert len(found.restarts) >= RESTARTS
+    assert sum(found.offered.values()) >= REQUESTS
+
+
+@needs_haproxy
+def test_the_configuration_is_valid_as_it_is() -> None:
+    """Without one variable set; that the names of the replicas cannot be resolved here is no error."""
+    command = [*(haproxy() or []), "-c", "-f", str(CONFIGURATION)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "[WARNING]" in line]
+    assert all("could not resolve address 'replica-" in line for line in warnings)
+
+
+def test_the_configuration_fits_the_servers_times() -> None:
+    """The proxy has noticed before the lame duck ends, waits longer than any deadline, and closes idle ones first."""
+    text, usual = CONFIGURATION.read_text(encoding="utf-8"), Settings()
+    every, down = re.search(r"inter (\d+)s fall (\d+)", text).groups()  # type: ignore[union-attr]  it is there
+    assert (int(every) + 1) * int(down) < usual.lame_duck_s
+    (patience,) = re.findall(r"timeout server (\d+)s", text)
+    assert int(patience) > usual.max_timeout_ms / 1e3
+    (idle,) = re.findall(r"timeout http-keep-alive (\d+)s", text)
+    assert int(idle) < usual.keep_alive_s
+    ports = {int(port) for port in re.findall(r":(\d{4})\}|_METRICS-(\d{4})\}", text) for port in port if port}
+    assert {usual.http_port, usual.grpc_port, usual.metrics_port} <= ports
