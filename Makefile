@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling bench-swap protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -147,6 +147,12 @@ bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come
 
 bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
 	@$(BIN)/python -m loadtest.swap --models models
+
+bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
+	@$(BIN)/python -m export.gpu_bench
+
+test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason where there is none
+	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from export.recipe import Recipe
     from serving.bundle import Bundle
     from serving.engine.base import Engine
+    from serving.manifest import Target
     from serving.records import EncodedText
 
 _WORK = "work"
@@ -239,7 +240,7 @@ class _Export:
         form = FORMS[name]
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {path.name} with PyTorch"):
-            engine = open_engine(self._spec(self._provable(path, name)), form.target, available_cpus())
+            engine = open_engine(self._spec(self._provable(path, name)), _prover(form.target), available_cpus())
             verdict = parity.verify(
                 engine,
                 self._judge,
@@ -369,3 +370,8 @@ def _own_version() -> str:
         return importlib.metadata.version("bertserve")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _prover(target: Target) -> Target:
+    """What proves an artifact at its export: of one for a GPU its twin, which a CPU runs."""
+    return "cpu" if target == "cuda" else target

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
+from serving.bundle import BundleError
+from serving.engine import cuda_driver, gpu
+from serving.engine.cuda import Device
 from serving.engine.inline import InlineEngine
 from serving.engine.ort import OrtCpuBackend
+from serving.engine.trt import TensorRtBackend
+from serving.manifest import GPUS
 
 if TYPE_CHECKING:
-    from serving.engine.base import Engine, ModelSpec
-    from serving.manifest import Target
+    from serving.engine.base import Backend, Engine, ModelSpec
+    from serving.manifest import Artifact, Target
+
+MOST_TOKENS = 4096
+"""Of a batch while a GPU is compared: 32 texts of 128 tokens."""
 
 
 def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
@@ -23,8 +32,38 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     Raises:
         BundleError: The artifact does not load, or is not what the specification says.
     """
+    if target in GPUS or target == "cuda":
+        return InlineEngine(_on_a_gpu(spec, target))
     if target != "openvino":
         return InlineEngine(OrtCpuBackend([spec], threads))
     from serving.engine.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
 
     return InlineEngine(OpenVinoBackend([spec], threads))
+
+
+def _on_a_gpu(spec: ModelSpec, target: Target) -> Backend:
+    try:
+        device = Device(cuda_driver.load(), 0)
+        if target in GPUS:
+            return TensorRtBackend([spec], device, MOST_TOKENS)
+        from serving.engine.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library on a GPU
+
+        return OrtCudaBackend([spec], device, MOST_TOKENS)
+    except cuda_driver.CudaError as error:
+        raise BundleError(f"{spec.name} cannot run on this GPU: {cuda_driver.explained(error)}") from error
+
+
+@cache
+def _machine() -> gpu.Machine:
+    return gpu.look()
+
+
+def gpu_obstacle(artifact: Artifact) -> str | None:
+    """Why no GPU here can run an artifact that is for one; None where one can."""
+    machine = _machine()
+    if machine.problem:
+        return machine.problem
+    library = machine.libraries["ort-cuda" if artifact.engine is None else artifact.engine.flavour]
+    if artifact.target != "cuda" and artifact.target != machine.cards[0].target:
+        return f"it is for {artifact.target}, and this {machine.cards[0].name} is {machine.cards[0].target}"
+    return library.problem or None

@@ -8,7 +8,6 @@ output, one JSON object a line.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import re
 import signal
@@ -16,15 +15,16 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from serving.engine import trt_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Native = Any
-"""A module or an object of TensorRT, which has no types."""
+    from serving.engine.trt_library import Native
 
 Shape = tuple[int, int]
 
@@ -35,26 +35,6 @@ _DRIVER = "libcuda.so.1"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """Numbers of the CUDA driver's device attributes."""
 _LEAST_CAPABILITY = (7, 5)
-_LONGEST_MESSAGE = 300
-_INSTALLED_BY = {"tensorrt_rtx": "'bertserve[export]'", "tensorrt": "tensorrt"}
-
-_REASONS = (
-    (
-        r"cuda ?error:? ?(35|100)\b|error: 35\b|driver version is insufficient",
-        "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is, in a container that is given it",
-    ),
-    (r"FP32 GEMM", "the graph multiplies in FP32, which TensorRT does not do on this GPU; give it the fp16 graph"),
-    (r"Plugin not found", "the graph holds operators fused for ONNX Runtime; give it the graph before the fusions"),
-    (
-        r"OutOfMemory|out of memory|bad_alloc",
-        "the memory does not suffice; free some, or build for shorter texts",
-    ),
-    (
-        r"version tag|not compatible|incompatible|magic tag|different (version|device)|serialization error",
-        "the file is no engine for this GPU and this version of TensorRT; build it again here",
-    ),
-)
-"""What TensorRT's messages mean to a person, and what to do."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -162,12 +142,10 @@ def run(order: Order, report: Callable[[Answer], None]) -> Done:
     # Asked before TensorRT is, which says less clearly that there is no GPU.
     capability = f"{target[2:-1]}.{target[-1]}" if target else _own_capability()
     try:
-        library = importlib.import_module(order.library)
-    except ImportError as error:
-        raise BuilderError(
-            f"the library is missing or incomplete ({error}); pip install {_INSTALLED_BY[order.library]}"
-        ) from error
-    logger = _logger(library)
+        library = trt_library.load("rtx" if order.library == "tensorrt_rtx" else "enterprise")
+    except trt_library.LibraryMissing as error:
+        raise BuilderError(str(error)) from error
+    logger = trt_library.logger(library)
     try:
         if isinstance(order, Build):
             _Builder(library, logger).build(order, report)
@@ -175,7 +153,7 @@ def run(order: Order, report: Callable[[Answer], None]) -> Done:
             _open(library, logger, Path(order.engine))
     except (TypeError, RuntimeError, MemoryError) as error:
         # Where a native constructor answers null, pybind11 raises TypeError.
-        raise BuilderError(_reason([*logger.errors, str(error)])) from error
+        raise BuilderError(trt_library.reason([*logger.errors, str(error)])) from error
     return Done(library.__version__, capability, time.perf_counter() - started, _peak_memory_bytes())
 
 
@@ -203,7 +181,7 @@ class _Builder:
             self._add(profile, network, config)
         plan = self._builder.build_serialized_network(network, config)
         if plan is None:
-            raise BuilderError(_reason(self._logger.errors))
+            raise BuilderError(trt_library.reason(self._logger.errors))
         with Path(order.engine).open("wb") as file:
             file.write(plan)
         if order.timing_cache:
@@ -214,11 +192,11 @@ class _Builder:
         network = self._builder.create_network(typed)
         parser = self._library.OnnxParser(network, self._logger)
         if not parser.parse_from_file(graph):
-            raise BuilderError(_reason([parser.get_error(at).desc() for at in range(parser.num_errors)]))
+            raise BuilderError(trt_library.reason([parser.get_error(at).desc() for at in range(parser.num_errors)]))
         layers = (network.get_layer(at) for at in range(network.num_layers))
         products = [layer for layer in layers if layer.type == self._library.LayerType.MATRIX_MULTIPLY]
         if any(layer.get_input(0).dtype == self._library.float32 for layer in products):
-            raise BuilderError(_reason(["FP32 GEMM"]))
+            raise BuilderError(trt_library.reason(["FP32 GEMM"]))
         return network
 
     def _aim(self, config: Native, capability: str) -> None:
@@ -228,7 +206,7 @@ class _Builder:
             raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not build for {capability.lower()}")
         config.num_compute_capabilities = 1
         if not config.set_compute_capability(known[capability], 0):
-            raise BuilderError(_reason(self._logger.errors))
+            raise BuilderError(trt_library.reason(self._logger.errors))
 
     def _read_timings(self, config: Native, file: Path) -> None:
         """A cache of another GPU or version is no error: TensorRT measures again, and the file is written anew."""
@@ -246,27 +224,12 @@ class _Builder:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
             shapes.set_shape(tensor.name, *triple)
         if config.add_optimization_profile(shapes) < 0:
-            raise BuilderError(_reason(self._logger.errors))
+            raise BuilderError(trt_library.reason(self._logger.errors))
 
 
 def _open(library: Native, logger: Native, engine: Path) -> None:
-    if library.Runtime(logger).deserialize_cuda_engine(engine.read_bytes()) is None:
-        raise BuilderError(_reason(logger.errors))
-
-
-def _logger(library: Native) -> Native:
-    """A logger of the library's own class that keeps the errors."""
-
-    class Errors(library.ILogger):  # type: ignore[misc]  # the class is known at run time
-        def __init__(self) -> None:
-            super().__init__()
-            self.errors: list[str] = []
-
-        def log(self, severity: Native, message: str) -> None:
-            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
-                self.errors.append(message)
-
-    return Errors()
+    if trt_library.runtime(library, logger).deserialize_cuda_engine(engine.read_bytes()) is None:
+        raise BuilderError(trt_library.reason(logger.errors))
 
 
 def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
@@ -312,22 +275,12 @@ def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
     return Percents()
 
 
-def _reason(messages: list[str]) -> str:
-    """One sentence out of TensorRT's messages, the first of which is nearest to the cause."""
-    text = "\n".join(messages)
-    for pattern, sentence in _REASONS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return sentence
-    first = next((" ".join(message.split()) for message in messages if message.strip()), "TensorRT gave no reason")
-    return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE]} ..."
-
-
 def _own_capability() -> str:
     """The compute capability of the first GPU, asked of the driver."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
-        raise BuilderError(_reason(["CUDA error: 35"])) from None
+        raise BuilderError(trt_library.NO_DRIVER) from None
     code = driver.cuInit(0)
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     code = code or driver.cuDeviceGet(ctypes.byref(device), 0)

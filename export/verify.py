@@ -13,7 +13,7 @@ import msgspec
 
 from export import accuracy, corpus, parity, reference
 from export.decisions import Judge
-from export.engines import open_engine
+from export.engines import gpu_obstacle, open_engine
 from export.errors import ExportError
 from export.recipe import limits_of
 from export.vocabulary import BareExceptions, Vocabulary
@@ -106,7 +106,7 @@ class _Verification:
             self._examples = [self._labelled(path) for path in references]
 
     def run(self) -> list[Outcome]:
-        return [self._outcome(artifact) for artifact in self._manifest.artifacts]
+        return [self._outcome(artifact) for artifact in self._bundle.artifacts]
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers; they are to texts, so the tokenizer has to give the very ids that PyTorch was given."""
@@ -187,16 +187,18 @@ class _Verification:
         ]
 
     def _engine(self, artifact: Artifact) -> Engine:
-        path = self._bundle.path / artifact.file
-        if artifact.precision != "fp16":
-            return open_engine(self._spec(path, artifact.sha256), artifact.target, self._threads)
+        path = (self._bundle.place_of(artifact) or self._bundle.path) / artifact.file
+        # Where the GPU is that it is for, that is what proves it.
+        if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
+            spec = msgspec.structs.replace(self._spec(path, artifact.sha256), build=artifact.engine)
+            return open_engine(spec, artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
         from export import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
             twin = Path(folder) / artifact.file
             emulation.emulate(path, twin)
-            return open_engine(self._spec(twin, digest(twin)), artifact.target, self._threads)
+            return open_engine(self._spec(twin, digest(twin)), "cpu", self._threads)
 
     def _spec(self, path: Path, sha256: str) -> ModelSpec:
         manifest = self._manifest
@@ -217,10 +219,9 @@ class _Verification:
 def _obstacle(artifact: Artifact) -> str | None:
     """Why this machine cannot run an artifact; None where it can."""
     if artifact.engine is not None:
-        return (
-            f"it is a TensorRT engine for compute capability {artifact.engine.compute_capability}, and this version of"
-            " bertserve runs none"
-        )
+        obstacle = gpu_obstacle(artifact)
+        capability = artifact.engine.compute_capability
+        return f"it is a TensorRT engine for compute capability {capability}: {obstacle}" if obstacle else None
     if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
         return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
     if artifact.target == "openvino" and importlib.util.find_spec("openvino") is None:

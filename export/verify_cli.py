@@ -10,6 +10,7 @@ from export import report
 from export.command import positive, run
 from export.errors import ExportError
 from export.place import open_at
+from serving.cache import with_engines
 from serving.engine.cpu import available_cpus
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def _verify(given: argparse.Namespace, progress: Progress) -> int:
     threads = given.threads or available_cpus()
     with progress.stage("checking files, digests and operators"):
         bundle = open_at(given.bundle)
+        if given.cache_dir is not None:
+            bundle = with_engines(given.cache_dir, bundle)
     # Brings the engine's library, which takes a second to import; what is wrong with the files is said before.
     from export.verify import State, keep, verify  # noqa: PLC0415
 

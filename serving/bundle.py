@@ -36,11 +36,22 @@ class Bundle:
         path: Its directory.
         manifest: What it says of itself.
         sha256: Of the manifest's bytes, and so of the whole: it lists every file's own.
+        made_here: Further artifacts, which this node has made of it, and where each of them lies.
     """
 
     path: Path
     manifest: Manifest
     sha256: str
+    made_here: tuple[tuple[Artifact, Path], ...] = ()
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """Its own, and those that this node has made."""
+        return [*self.manifest.artifacts, *(artifact for artifact, _ in self.made_here)]
+
+    def place_of(self, artifact: Artifact) -> Path | None:
+        """Where an artifact lies that this node has made; None for one of its own."""
+        return next((place for made, place in self.made_here if made.file == artifact.file), None)
 
     def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
         """The artifact of that precision for that target, if the bundle has one."""

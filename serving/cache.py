@@ -45,7 +45,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         file: Of the artifact, in the bundle or among the engines.
-        device: What ran it, as `node.device` says it.
+        device: What ran it, as `node.device_of` says it.
         libraries: Version by name of what ran it.
     """
 
@@ -68,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{artifact.file} was not compared")
         return cls(
             file=artifact.file,
-            device=node.device(),
+            device=node.device_of(artifact.target),
             libraries=node.libraries(artifact.target),
             parity=artifact.parity,
             invariance=artifact.invariance,
@@ -131,27 +131,45 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
         raise CacheError(f"cache {place}: {error}") from error
 
 
-def with_proofs(root: Path, bundle: Bundle) -> Bundle:
-    """The bundle with this node's proofs of artifacts that it brings without one.
+def with_engines(root: Path, bundle: Bundle) -> Bundle:
+    """The bundle with the engines that this node has built of it, proven or not.
 
-    A proof that must not be used counts for nothing, and the log says why in a line.
+    Args:
+        root: The cache.
+        bundle: The bundle, verified.
+
+    Raises:
+        CacheError: What the cache holds must not be used.
+    """
+    entry = open_entry(root, bundle)
+    if entry is None:
+        return bundle
+    return replace(bundle, made_here=tuple((artifact, entry.path) for artifact in entry.derived.engines))
+
+
+def with_proofs(root: Path, bundle: Bundle) -> Bundle:
+    """The bundle with this node's proofs of artifacts that it brings without one, and with the engines made here.
+
+    What must not be used counts for nothing, and the log says why in a line.
 
     Args:
         root: The cache.
         bundle: The bundle, verified.
     """
-    if all(artifact.proven for artifact in bundle.manifest.artifacts):
-        return bundle
     try:
         entry = open_entry(root, bundle)
     except CacheError as error:
         log.warning("%s; prove it anew with `bertserve verify`", error)
         return bundle
-    proofs = {proof.file: proof for proof in entry.derived.proofs} if entry else {}
-    artifacts = tuple(
-        _proven(artifact, proofs.get(artifact.file), bundle.path) for artifact in bundle.manifest.artifacts
+    if entry is None:
+        return bundle
+    proofs = {proof.file: proof for proof in entry.derived.proofs}
+    own, made = (
+        tuple(_proven(artifact, proofs.get(artifact.file), bundle.path) for artifact in artifacts)
+        for artifacts in (bundle.manifest.artifacts, entry.derived.engines)
     )
-    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, artifacts=artifacts))
+    manifest = msgspec.structs.replace(bundle.manifest, artifacts=own)
+    return replace(bundle, manifest=manifest, made_here=tuple((artifact, entry.path) for artifact in made))
 
 
 class CacheWriter(Staging):
@@ -319,7 +337,7 @@ def _stale(proof: Proof, artifact: Artifact) -> str | None:
     libraries = node.libraries(artifact.target)
     if proof.libraries != libraries:
         return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"
-    if proof.device != (here := node.device()):
+    if proof.device != (here := node.device_of(artifact.target)):
         return f"it was made on {proof.device}, this is {here}"
     return None
 

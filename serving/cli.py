@@ -1,6 +1,6 @@
 """`bertserve serve`: settings, then the world they name, then the server.
 
-What can be checked cheaply is checked first and in this order: settings, bundles, ports. The libraries of
+What can be checked cheaply is checked first and in this order: settings, bundles, GPUs, ports. The libraries of
 the wire and the engine are imported only afterwards, so that a wrong setting is answered within a second.
 """
 
@@ -53,19 +53,13 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
 
     log = logs.start(settings.log_format, settings.log_level)
     started.append(log)
-    from serving.repository import Repository  # noqa: PLC0415
+    from serving.choice import Chooser  # noqa: PLC0415
 
-    repository = Repository.open(
-        settings.models,
-        settings.precision,
-        engine=settings.backend,
-        allow_unproven=settings.allow_unproven,
-        cache=settings.cache_dir,
-        defaults=settings.defaults(),
-    )
+    chooser = Chooser(settings)
+    choice = chooser.first()
     from serving.transport.ports import Ports  # noqa: PLC0415
 
     ports = Ports.open(settings)
     from serving.server import run  # noqa: PLC0415
 
-    return run(settings, repository, ports, log)
+    return run(settings, choice, chooser, ports, log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,13 +16,16 @@ import msgspec
 from serving import node
 from serving.bundle import Bundle
 from serving.cache import CacheError, CacheWriter, open_entry
+from serving.engine.cpu import available_cpus
 from serving.scheduling.cost import CostPoint, CostTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from serving.choice import Choice
     from serving.repository import ServedModel
+    from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
 
@@ -102,7 +106,8 @@ class CostCache:
 
     def _name(self, model: ServedModel) -> str:
         stem = re.sub(r"[^A-Za-z0-9]+", "-", model.artifact.file)
-        return f"costs.{stem}.{self._engine}.json"
+        engine = re.sub(r"[^A-Za-z0-9-]+", "-", self._engine)
+        return f"costs.{stem}.{engine}.json"
 
     def _fingerprint(self, model: ServedModel) -> Fingerprint:
         return Fingerprint(
@@ -113,6 +118,39 @@ class CostCache:
             threads=self._threads,
             max_batch_tokens=self._max_batch_tokens,
         )
+
+
+class KeptCosts:
+    """What a server knows of its models' costs from before, and adds to it; nothing where it has no cache."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: set[str] = set()
+
+    def read(self, choice: Choice) -> list[list[CostPoint]]:
+        """For each model what was measured on this very node, with this very engine."""
+        cache = self._cache(choice)
+        found = [cache.read(model) if cache else [] for model in choice.repository.models]
+        models = zip(choice.repository.models, found, strict=True)
+        self._known |= {model.artifact.sha256 for model, points in models if points}
+        return found
+
+    def write(self, choice: Choice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
+        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time."""
+        cache = self._cache(choice)
+        for model, points in zip(models, costs, strict=True):
+            if cache is not None and model.artifact.sha256 not in self._known:
+                self._known.add(model.artifact.sha256)
+                threading.Thread(target=cache.write, args=(model, list(points))).start()
+
+    def _cache(self, choice: Choice) -> CostCache | None:
+        settings = self._settings
+        if settings.cache_dir is None or choice.engine == "fake":
+            return None
+        threads = settings.threads or available_cpus()
+        # Of a GPU the name and how many there are decide, as the processor does of a CPU.
+        engine = choice.engine if not choice.cards else f"{choice.engine} on {len(choice.cards)} {choice.cards[0].name}"
+        return CostCache(settings.cache_dir, engine, threads, settings.max_batch_tokens)
 
 
 def _check(points: Sequence[CostPoint]) -> None:

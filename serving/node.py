@@ -9,17 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.manifest import GPUS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.manifest import Target
 
 _CPUINFO = Path("/proc/cpuinfo")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 _DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu", "onnxruntime"),
     "openvino": ("openvino",),
+    **dict.fromkeys(GPUS, ("tensorrt-rtx-cu13", "tensorrt")),
 }
 """Under which names the library comes that runs a target's artifacts."""
 
@@ -30,6 +34,17 @@ _KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_in
 def processor(file: Path = _CPUINFO) -> str:
     """What this machine's processor calls itself."""
     return _line(r"model name", file) or os.uname().machine
+
+
+def gpu(folder: Path = _GPUS) -> str:
+    """The first GPU, as its driver names it without being started; empty where there is none."""
+    found = [_line("Model", file) for file in sorted(folder.glob("*/information"))]
+    return next(filter(None, found), "")
+
+
+def device_of(target: Target) -> str:
+    """What runs a target's artifacts here: the GPU where it is for one and there is one, else the processor."""
+    return (gpu() if target == "cuda" or target in GPUS else "") or device()
 
 
 def device(file: Path = _CPUINFO) -> str:

@@ -353,3 +353,35 @@ class Totals(msgspec.Struct):
     compute_us: float = 0.0
     total_us: float = 0.0
     last_at: float = 0.0
+
+
+class UsedCard(msgspec.Struct, frozen=True):
+    """A GPU that models run on."""
+
+    name: str
+    uuid: str
+    compute_capability: str
+    memory_bytes: int
+
+
+class RejectedEngine(msgspec.Struct, frozen=True):
+    """An engine that was not taken, and why."""
+
+    engine: str
+    reason: str
+
+
+class EngineChoice(msgspec.Struct, frozen=True):
+    """What runs the models, and why it is not what would be faster.
+
+    Attributes:
+        engine: As `--engine` calls it.
+        degraded: Whether it is less than was meant.
+        cards: The GPUs that it runs on; none for a CPU.
+        rejected: What was tried before it, the best first.
+    """
+
+    engine: str
+    degraded: bool = False
+    cards: tuple[UsedCard, ...] = ()
+    rejected: tuple[RejectedEngine, ...] = ()

@@ -11,8 +11,8 @@ from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
-from serving.manifest import MODEL_NAME, Target
-from serving.records import ModelIndex
+from serving.manifest import GPUS, MODEL_NAME, Target
+from serving.records import EngineChoice, ModelIndex
 from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
@@ -28,12 +28,19 @@ _TARGETS: Mapping[str, frozenset[Target]] = {
     "ort-cpu": frozenset({"cpu"}),
     # The graphs for ONNX Runtime are fused into operators of its own.
     "openvino": frozenset({"openvino"}),
+    "ort-cuda": frozenset({"cuda"}),
+    "tensorrt": frozenset(GPUS),
     "fake": frozenset(get_args(Target)),
 }
 """The artifacts that an engine can run, by what they were made for."""
 
+_GPU_ENGINES = frozenset({"ort-cuda", "tensorrt"})
+
 _FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
 """What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
+
+_FASTEST_ON_A_GPU: Sequence[Precision] = ("fp16", "int8", "fp32")
+"""INT8 is often no faster there and always less exact."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +54,7 @@ class ServedModel:
         manifest: What the bundle says.
         artifact: The form of it that is served.
         tokenizer: Text to ids.
+        made_here: Where this node keeps the artifact, if it made it; None for one of the bundle.
     """
 
     index: ModelIndex
@@ -55,6 +63,7 @@ class ServedModel:
     manifest: Manifest
     artifact: Artifact
     tokenizer: TextTokenizer
+    made_here: Path | None = None
 
     @property
     def name(self) -> str:
@@ -89,14 +98,14 @@ class ServedModel:
 
     def spec(self) -> ModelSpec:
         """The model as an engine loads it."""
-        return spec_of(self.path, self.manifest, self.artifact)
+        return spec_of(self.made_here or self.path, self.manifest, self.artifact)
 
 
-def spec_of(path: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
-    """A form of a bundle's model as an engine loads it."""
+def spec_of(place: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
+    """A form of a bundle's model as an engine loads it; `place` is the directory that the artifact lies in."""
     return ModelSpec(
         name=manifest.model,
-        path=str(path / artifact.file),
+        path=str(place / artifact.file),
         sha256=artifact.sha256,
         batch_invariant=artifact.batch_invariant,
         vocab_size=manifest.vocab_size,
@@ -105,6 +114,7 @@ def spec_of(path: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
         inputs=tuple(tensor.name for tensor in manifest.inputs),
         outputs=manifest.outputs,
         copied=artifact.size_bytes <= COPIED_BYTES,
+        build=artifact.engine,
     )
 
 
@@ -113,6 +123,7 @@ class Repository:
 
     Attributes:
         models: One version of each, in service or not.
+        engine: What runs them now.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
@@ -126,6 +137,7 @@ class Repository:
             StartupError: A default is no model of its task.
         """
         self.models = models
+        self.engine = EngineChoice("none")
         self._by_name = {model.name: model for model in models}
         self._defaults = defaults or {}
         self._alone: dict[Task | None, ServedModel] = {}
@@ -145,41 +157,44 @@ class Repository:
         cache: Path | None = None,
         defaults: Mapping[str, str] | None = None,
     ) -> Repository:
-        """Verifies and opens the newest version of every model below `root`.
+        """Verifies and opens the newest version of every model below `root`; see `verified` and `of`."""
+        bundles = verified(root, cache)
+        return cls.of(bundles, precision, engine=engine, allow_unproven=allow_unproven, defaults=defaults)
+
+    @classmethod
+    def of(
+        cls,
+        bundles: Sequence[Bundle],
+        precision: str = "auto",
+        *,
+        engine: str = "ort-cpu",
+        card: str = "",
+        allow_unproven: bool = False,
+        defaults: Mapping[str, str] | None = None,
+    ) -> Repository:
+        """Opens bundles for an engine.
 
         Args:
-            root: `<root>/<model>/<version>/`.
+            bundles: Verified.
             precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
             engine: What will run the models; it decides which artifacts can be served.
+            card: Compute capability of the GPU, as `sm75`, for engines that are made for one.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
-            cache: What this node made of bundles; None for no such directory.
             defaults: For a task, the model that answers where a request names none.
 
         Raises:
-            StartupError: There is no model, or one of them must not or cannot be served.
+            StartupError: One of them must not or cannot be served.
         """
-        if not root.is_dir():
-            raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
-        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
-        found = [(root / name, versions(root / name)) for name in names]
-        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
-        if not newest:
-            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
         try:
-            bundles = [open_bundle(path) for path in newest]
-            if cache is not None:
-                bundles = [with_proofs(cache, bundle) for bundle in bundles]
             return cls(
                 [
-                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, unproven=allow_unproven))
+                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, card, allow_unproven))
                     for index, bundle in enumerate(bundles)
                 ],
                 defaults,
             )
         except BundleError as error:
             raise StartupError(str(error)) from error
-        except OSError as error:
-            raise StartupError(f"model repository {root}: {error}") from error
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever other versions have taken the place of models."""
@@ -262,13 +277,48 @@ class Repository:
         raise ModelNotNamed(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
 
 
-def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) -> Artifact:
+def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
+    """The newest version of every model, verified, with what this node has made of it.
+
+    Args:
+        root: `<root>/<model>/<version>/`.
+        cache: What this node made of bundles; None for no such directory.
+
+    Raises:
+        StartupError: There is no model, or one of them must not be served.
+    """
+    if not root.is_dir():
+        raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
+        found = [(root / name, versions(root / name)) for name in names]
+        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
+        if not newest:
+            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
+        bundles = [open_bundle(path) for path in newest]
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    except OSError as error:
+        raise StartupError(f"model repository {root}: {error}") from error
+    return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
+
+
+def runs_on_a_gpu(bundles: Sequence[Bundle]) -> bool:
+    """Whether every model has a form that some GPU could run."""
+    targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
+    return all(any(artifact.target in targets for artifact in bundle.artifacts) for bundle in bundles)
+
+
+def _artifact(bundle: Bundle, precision: str, engine: str, card: str, unproven: bool) -> Artifact:  # noqa: FBT001
     """The form of a model that an engine shall run: proven before unproven, then the fastest first."""
-    runnable = [artifact for artifact in bundle.manifest.artifacts if artifact.target in _TARGETS[engine]]
+    targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
+    runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
     if not runnable:
-        targets = ", ".join(sorted({artifact.target for artifact in bundle.manifest.artifacts}))
-        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {engine} runs (it is for {targets})")
-    wanted = _FASTEST_FIRST if precision == "auto" else (precision,)
+        made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
+        here = f"{engine} on {card}" if card and engine == "tensorrt" else engine
+        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
+    fastest = _FASTEST_ON_A_GPU if engine in _GPU_ENGINES else _FASTEST_FIRST
+    wanted = fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:
         offered = ", ".join(artifact.precision for artifact in runnable)
@@ -287,11 +337,19 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) ->
 
 def _served(index: ModelIndex, bundle: Bundle, artifact: Artifact) -> ServedModel:
     tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-    return ServedModel(index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer)
+    return ServedModel(
+        index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer, bundle.place_of(artifact)
+    )
 
 
 def choose(
-    path: Path, precision: str, *, engine: str, allow_unproven: bool = False, cache: Path | None = None
+    path: Path,
+    precision: str,
+    *,
+    engine: str,
+    card: str = "",
+    allow_unproven: bool = False,
+    cache: Path | None = None,
 ) -> tuple[Bundle, Artifact]:
     """A version that shall take the place of another, and the form of it that an engine shall run; not verified yet.
 
@@ -299,6 +357,7 @@ def choose(
         path: `<root>/<model>/<version>`.
         precision: As `Repository.open`, like the others.
         engine: What will run it.
+        card: As `Repository.of` has it.
         allow_unproven: Also what nobody compared with PyTorch.
         cache: What this node made of bundles.
 
@@ -308,4 +367,4 @@ def choose(
     bundle = read_bundle(path)
     if cache is not None:
         bundle = with_proofs(cache, bundle)
-    return bundle, _artifact(bundle, precision, engine, unproven=allow_unproven)
+    return bundle, _artifact(bundle, precision, engine, card, allow_unproven)

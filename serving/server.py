@@ -7,16 +7,15 @@ import contextlib
 import gc
 import logging
 import signal
-import threading
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from serving.cost_cache import CostCache
+from serving.cost_cache import KeptCosts
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
+from serving.engine.fleet import start_engine
 from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
@@ -36,6 +35,7 @@ from serving.swap.placing import place
 from serving.swap.versions import Versions
 from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
+from serving.telemetry.gpus import GpuWatch
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
 from serving.telemetry.refusals import Refusals
@@ -65,11 +65,13 @@ from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from serving.engine.supervisor import RemoteEngine
+    from serving.bundle import Bundle
+    from serving.choice import Choice, Chooser
+    from serving.engine.supervisor import EngineLife
     from serving.logs import LogWriter
     from serving.manifest import Artifact, Task
-    from serving.repository import Repository
     from serving.settings import Settings
     from serving.telemetry.otlp import Exporter
     from serving.transport.ports import Ports
@@ -90,15 +92,15 @@ _EXAMPLES: Mapping[Task, tuple[str, str]] = {
 """A request for each task that an operator can try at once."""
 
 
-def run(settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> int:
+def run(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> int:
     """Serves until a signal or a failure ends it; returns the exit code."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(settings, repository, ports, log_writer))
+        return runner.run(_main(settings, choice, chooser, ports, log_writer))
 
 
-async def _main(settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> int:
+async def _main(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> int:
     asyncio.get_running_loop().set_exception_handler(_on_loop_error)
-    return await Server(settings, repository, ports, log_writer).serve()
+    return await Server(settings, choice, chooser, ports, log_writer).serve()
 
 
 def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -109,10 +111,14 @@ def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 class Server:
     """The object graph of the server process; also the `Slot` that hears of its engine."""
 
-    def __init__(self, settings: Settings, repository: Repository, ports: Ports, log_writer: LogWriter) -> None:
+    def __init__(
+        self, settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter
+    ) -> None:
         self._settings = settings
         self._log_writer = log_writer
-        self._repository = repository
+        self._chooser = chooser
+        self._choice = choice
+        self._repository = repository = choice.repository
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
         specs = [model.spec() for model in repository.models]
@@ -142,31 +148,14 @@ class Server:
             dispatcher=dispatcher,
             metrics=metrics,
         )
-        threads = settings.threads or available_cpus()
-        self._cost_cache = (
-            CostCache(settings.cache_dir, settings.backend, threads, settings.max_batch_tokens)
-            if settings.cache_dir and settings.backend != "fake"
-            else None
-        )
-        known_costs = [self._cost_cache.read(model) if self._cost_cache else [] for model in repository.models]
-        self._unmeasured = {
-            model.bundle_sha256 for model, known in zip(repository.models, known_costs, strict=True) if not known
-        }
+        self._kept = KeptCosts(settings)
         self._supervisor = Supervisor(
-            Load(
-                engine=settings.backend,
-                models=specs,
-                threads=threads,
-                costs=known_costs,
-                fake_ms=settings.fake_ms,
-                fake_faults=settings.faults(),
-                max_batch_tokens=settings.max_batch_tokens,
-                log_format=settings.log_format,
-            ),
+            self._load(choice),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
+            start=start_engine,
         )
         self._versions = Versions(
             settings.models,
@@ -180,13 +169,7 @@ class Server:
                 hang_s=settings.engine_hang_s,
                 keep_s=settings.keep_version_s,
             ),
-            partial(
-                choose,
-                precision=settings.precision,
-                engine=settings.backend,
-                allow_unproven=settings.allow_unproven,
-                cache=settings.cache_dir,
-            ),
+            self._form_of,
         )
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
@@ -247,7 +230,8 @@ class Server:
         lifecycle.subscribe(metrics.state)
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
-        metrics.follow_engine(self._supervisor)
+        metrics.follow_engine(self._supervisor, repository)
+        GpuWatch.follow([card.uuid for card in choice.cards], metrics.registry)
         metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
@@ -291,8 +275,7 @@ class Server:
         await self._grpc.start()
         self._recent.start()
         self._lifecycle.to(State.WARMING)
-        engine = asyncio.create_task(self._supervisor.run())
-        engine.add_done_callback(self._supervisor_ended)
+        self._run_engine()
         watching = [asyncio.create_task(self._files.run())]
         if every_s := self._settings.watch_models_s:
             watching.append(asyncio.create_task(RepositoryWatch(self._settings.models, self._versions, every_s).run()))
@@ -305,9 +288,9 @@ class Server:
         else:
             signalled.cancel()
             await self._end(0)
-        for task in (engine, *watching):
+        for task in (self._engine_task, *watching):
             task.cancel()
-        await asyncio.gather(self._versions.close(), engine, *watching, return_exceptions=True)
+        await asyncio.gather(self._versions.close(), self._engine_task, *watching, return_exceptions=True)
         if self._exporter:
             await asyncio.to_thread(self._exporter.close, TRACES_GRACE_S)
         self._probes.close()
@@ -317,26 +300,49 @@ class Server:
         self._lifecycle.to(State.STOPPED)
         return 0
 
-    def engine_up(self, engine: RemoteEngine) -> None:
+    def engine_up(self, engine: EngineLife) -> None:
         """A warm engine is there: take requests."""
         place(self._dispatcher, engine, self._repository.models)
-        self._keep_costs(engine)
+        self._kept.write(self._choice, self._repository.models, engine.costs)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
         proven = all(model.artifact.proven for model in self._repository.models)
-        if self._lifecycle.to(State.READY if proven else State.DEGRADED):
+        whole = proven and not self._choice.degraded
+        if self._lifecycle.to(State.READY if whole else State.DEGRADED):
             self._announce(engine)
 
-    def _keep_costs(self, engine: RemoteEngine) -> None:
-        """Writes what was measured into the node's cache, beside the loop: digests and `fsync` take their time."""
-        if self._cost_cache is None:
-            return
-        for model, points in zip(self._repository.models, engine.costs, strict=True):
-            if model.bundle_sha256 in self._unmeasured:
-                self._unmeasured.remove(model.bundle_sha256)
-                threading.Thread(target=self._cost_cache.write, args=(model, list(points))).start()
+    def _form_of(self, path: Path) -> tuple[Bundle, Artifact]:
+        """A version that shall take the place of another, and the form of it for the engine that serves now."""
+        settings, choice = self._settings, self._choice
+        return choose(
+            path,
+            settings.precision,
+            engine=choice.engine,
+            card=choice.cards[0].target if choice.cards else "",
+            allow_unproven=settings.allow_unproven,
+            cache=settings.cache_dir,
+        )
+
+    def _load(self, choice: Choice) -> Load:
+        """What the engine process of a choice is told."""
+        settings = self._settings
+        return Load(
+            engine=choice.engine,
+            models=[model.spec() for model in choice.repository.models],
+            threads=settings.threads or available_cpus(),
+            costs=self._kept.read(choice),
+            fake_ms=settings.fake_ms,
+            fake_faults=settings.faults(),
+            max_batch_tokens=settings.max_batch_tokens,
+            log_format=settings.log_format,
+            cards=[card.ordinal for card in choice.cards],
+        )
+
+    def _run_engine(self) -> None:
+        self._engine_task = asyncio.create_task(self._supervisor.run())
+        self._engine_task.add_done_callback(self._supervisor_ended)
 
     def engine_down(self) -> None:
         """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile.
@@ -349,11 +355,23 @@ class Server:
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 
-    def engine_failed(self, reason: str) -> None:
-        """No engine will come any more."""
+    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
+        """No engine of this kind will come any more: another one takes its place, or this is the end."""
+        choice = self._chooser.instead(self._choice.engine, reason, crashed=crashed)
+        if choice is not None:
+            asyncio.get_running_loop().call_soon(self._fall_back, choice)
+            return
         self._lifecycle.fail(reason)
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
         self._failed.set()
+
+    def _fall_back(self, choice: Choice) -> None:
+        """Loads another engine in the place of one that is not there any more."""
+        self._choice = choice
+        self._repository.replace(choice.repository.models)
+        self._repository.engine = choice.repository.engine
+        self._supervisor.load_instead(self._load(choice))
+        self._run_engine()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         """Nobody looks after the engine any more; without this the server would wait for it for ever."""
@@ -361,7 +379,7 @@ class Server:
             log.error("the engine cannot be started", exc_info=error)
             self.engine_failed("the engine process cannot be started; the log has the details")
 
-    def _announce(self, engine: RemoteEngine) -> None:
+    def _announce(self, engine: EngineLife) -> None:
         secured = "s" if self._settings.tls_cert_file else ""
         http = f"http{secured}://{self._http.address[0]}:{self._http.address[1]}"
         names = ", ".join(
@@ -372,7 +390,13 @@ class Server:
         threads = engine.ready.threads if engine.ready else 0
         grpc = "{}:{}{}".format(*self._grpc.address, "  (TLS)" if secured else "")
         metrics = "http://{}:{}/metrics".format(*self._probes.address)
-        log.info("ready: %s on %d threads", names, threads, extra=fields(http=http, grpc=grpc, metrics=metrics))
+        log.info(
+            "%s: %s on %s",
+            self._lifecycle.state,
+            names,
+            self._choice.where(threads),
+            extra=fields(http=http, grpc=grpc, metrics=metrics),
+        )
         if self._settings.log_format == "text":
             self._log_writer.say(
                 f"bertserve is ready: {names}\n"

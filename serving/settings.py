@@ -69,11 +69,19 @@ class Settings(BaseModel):
         "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
     )
 
-    engine: Literal["auto", "ort-cpu", "openvino", "fake"] = Field(
-        "auto", description="What runs the model. `fake` answers made-up vectors, for tests of what is around it."
+    engine: Literal["auto", "tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"] = Field(
+        "auto",
+        description="What runs the model. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU and ONNX "
+        "Runtime on the CPU, and says why not the others; one that is named runs or the server does not start. `fake` "
+        "answers made-up vectors, for tests of what is around it.",
+    )
+    cpu_fallback: bool = Field(
+        False,
+        description="After `engine_crash_limit` deaths of an engine on a GPU serve on the CPU and say `degraded`, "
+        "instead of ending.",
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
-        "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU."
+        "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU."
     )
     allow_unproven: bool = Field(
         False,
@@ -272,8 +280,8 @@ class Settings(BaseModel):
         return dict(word.split("=") for word in self.default.split(",") if word)
 
     @property
-    def backend(self) -> Literal["ort-cpu", "openvino", "fake"]:
-        """`engine` with `auto` resolved."""
+    def backend(self) -> Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]:
+        """`engine`, or the last resort of `auto`; see `choice`."""
         return "ort-cpu" if self.engine == "auto" else self.engine
 
     def faults(self) -> dict[int, str]:

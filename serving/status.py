@@ -70,6 +70,7 @@ class Status:
         return {
             "state": self._lifecycle.state,
             "engine": _engine(self._engine()),
+            "choice": msgspec.to_builtins(self._repository.engine),
             "recent": self._recent.report(),
             "totals": self._recent.totals(),
             "queue": {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from serving.errors import BertserveError
+from serving.manifest import EngineBuild  # noqa: TC001  read at run time by msgspec
 from serving.records import Batch, BatchOutput, TensorSpec
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""
+
+
+ANY_BATCH = 1 << 16
+"""The largest batch of an engine that computes any at once."""
+
+
+class DeviceLost(Exception):
+    """Nothing works on the device any more, or its memory is full: the process must end, and another one begin."""
 
 
 class LaneKind(StrEnum):
@@ -45,6 +54,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         inputs: Names of the graph's inputs.
         outputs: The graph's outputs.
         copied: Whether each lane may hold it: it is small.
+        build: What a TensorRT engine is tied to; None for a graph.
     """
 
     name: str
@@ -57,11 +67,26 @@ class ModelSpec(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
     copied: bool = False
+    build: EngineBuild | None = None
 
     @property
     def narrow(self) -> bool:
         """Whether narrow lanes run it too: where it is not batched, nothing else fills the device."""
         return self.copied or not self.batch_invariant
+
+
+class KernelFiles(msgspec.Struct, frozen=True):
+    """Where kernels that a library compiles while it loads a model are kept.
+
+    Attributes:
+        read: What an earlier start compiled; empty for nothing.
+        sha256: Of that file.
+        write: Where to put what this one did; empty for nowhere.
+    """
+
+    read: str = ""
+    sha256: str = ""
+    write: str = ""
 
 
 class Runner(Protocol):
@@ -72,6 +97,7 @@ class Runner(Protocol):
 
         Raises:
             EngineFault: This batch failed; the runner lives on.
+            DeviceLost: So will all others; the process must end.
         """
 
 
@@ -80,6 +106,9 @@ class Backend(Protocol):
 
     name: str
     """As `--engine` calls it."""
+
+    largest_batch: int
+    """Texts that it computes at once; more of them cost what several batches do."""
 
     def lanes(self) -> Sequence[LaneKind]:
         """The lanes that the loaded models need, WIDE first."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.engine.base import ANY_BATCH
 from serving.engine.lanes import lanes_for
 from serving.errors import EngineFault
 from serving.records import BatchOutput
@@ -54,6 +55,7 @@ class FakeBackend:
     """Answers `fake_vector` after a delay."""
 
     name = "fake"
+    largest_batch = ANY_BATCH
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import openvino as ov
 
 from serving.bundle import BundleError, read_artifact
+from serving.engine.base import ANY_BATCH
 from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
@@ -54,6 +55,7 @@ class OpenVinoBackend:
     """Compiled graphs of the CPU plugin, made from verified bytes."""
 
     name = "openvino"
+    largest_batch = ANY_BATCH
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         """Loads every model and prepares its small shapes.

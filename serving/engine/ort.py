@@ -15,6 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serving.bundle import BundleError, read_artifact
+from serving.engine.base import ANY_BATCH
 from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 VERSION = str(ort.__version__)
 
-_LOG_ERRORS_ONLY = 3
+LOG_ERRORS_ONLY = 3
 
 _TYPES = {"float32": "tensor(float)", "int32": "tensor(int32)"}
 
-_LOAD_ERRORS = (
+LOAD_ERRORS = (
     ort_errors.Fail,
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
@@ -42,7 +43,7 @@ _LOAD_ERRORS = (
 )
 """What making an `InferenceSession` raises."""
 
-_RUN_ERRORS = (
+RUN_ERRORS = (
     ort_errors.EPFail,
     ort_errors.Fail,
     ort_errors.InvalidArgument,
@@ -52,10 +53,21 @@ _RUN_ERRORS = (
 """What `InferenceSession.run` raises; the classes have no common parent but `Exception`."""
 
 
+def providers() -> list[str]:
+    """What the installed build can run on."""
+    return list(ort.get_available_providers())
+
+
+def cuda_version() -> str:
+    """The CUDA that it was built for, as 13.0; empty for a build without."""
+    return str(getattr(ort, "cuda_version", "") or "")
+
+
 class OrtCpuBackend:
     """Sessions of the CPU execution provider, made from verified bytes."""
 
     name = "ort-cpu"
+    largest_batch = ANY_BATCH
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         """Loads every model.
@@ -93,7 +105,7 @@ class _OrtRunner:
         started = time.perf_counter()
         try:
             arrays = session.run(None, self._padders[batch.model].tensors(batch))
-        except _RUN_ERRORS as error:
+        except RUN_ERRORS as error:
             raise EngineFault(f"ONNX Runtime: {error}") from error
         finite = finite_rows(arrays, len(batch.texts))
         return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
@@ -104,15 +116,24 @@ def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSes
     data = read_artifact(Path(model.path), model.sha256)
     try:
         sessions = [_session(data, count) for count in threads]
-    except _LOAD_ERRORS as error:
+    except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
-    inputs = {(tensor.name, tensor.type) for tensor in sessions[0].get_inputs()}
-    outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in sessions[0].get_outputs()]
+    check_tensors(model, sessions[0])
+    return sessions
+
+
+def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
+    """Holds what a session takes and answers against the manifest.
+
+    Raises:
+        BundleError: They differ.
+    """
+    inputs = {(tensor.name, tensor.type) for tensor in session.get_inputs()}
+    outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in session.get_outputs()]
     if inputs != {(name, "tensor(int32)") for name in model.inputs}:
         raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
     if outputs != [(spec.name, _TYPES[spec.dtype], spec.shape) for spec in model.outputs]:
         raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
-    return sessions
 
 
 def _fixed(shape: Sequence[object]) -> tuple[int, ...]:
@@ -124,7 +145,7 @@ def _session(data: bytes, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = _LOG_ERRORS_ONLY
+    options.log_severity_level = LOG_ERRORS_ONLY
     # Every length is a shape of its own: remembered allocation plans would only pile up.
     options.enable_mem_pattern = False
     # A pool thread that sleeps costs the next run 0.1 ms to wake it; one that spins on and on takes a core from

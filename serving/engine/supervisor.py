@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
+from serving.engine.base import Engine
 from serving.engine.lanes import lanes_for
 from serving.engine.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
@@ -47,17 +48,60 @@ class EngineFailed(Exception):
     """The engine refused what it was told to load; starting it again would not help."""
 
 
+class EngineLife(Engine, Protocol):
+    """One life of an engine, from its first warm batch to its end.
+
+    Attributes:
+        apart: Whether lanes other than the wide one may work beside it, as several cards do.
+        on_end: Told once when it has ended.
+        ready: What it said of itself.
+    """
+
+    apart: bool
+    on_end: Callable[[], None]
+    ready: Ready | None
+
+    @property
+    def devices(self) -> int:
+        """How many of them work."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to it that it has not answered."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its process's id, or that of the first of several."""
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        """What each model's texts were measured to cost."""
+
+    def kill(self, why: str) -> None:
+        """Ends it at once."""
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status, negative for a signal."""
+
+    async def close(self) -> None:
+        """Ends it and reaps it."""
+
+
 class Slot(Protocol):
     """Who is told what becomes of the engine process."""
 
-    def engine_up(self, engine: RemoteEngine) -> None:
+    def engine_up(self, engine: EngineLife) -> None:
         """A warm engine takes batches now."""
 
     def engine_down(self) -> None:
         """The engine has gone and a new one is being started."""
 
-    def engine_failed(self, reason: str) -> None:
-        """No engine will come any more."""
+    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
+        """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often."""
 
 
 class _Lane(asyncio.Protocol):
@@ -150,7 +194,10 @@ class _Control(asyncio.Protocol):
 
 
 class RemoteEngine:
-    """One engine process; implements `Engine` over its sockets."""
+    """One engine process; implements `EngineLife` over its sockets."""
+
+    apart = False
+    devices = 1
 
     def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
         self._process = process
@@ -321,17 +368,30 @@ class Supervisor:
     """
 
     def __init__(
-        self, load: Load, slot: Slot, *, crash_limit: int = 3, crash_window_s: float = 60.0, hang_s: float = 2.0
+        self,
+        load: Load,
+        slot: Slot,
+        *,
+        crash_limit: int = 3,
+        crash_window_s: float = 60.0,
+        hang_s: float = 2.0,
+        start: Callable[[Load, float], Awaitable[EngineLife]] = RemoteEngine.start,
     ) -> None:
         self.load = load
         self._hang_s = hang_s
         self._slot = slot
+        self._start = start
         self._changed = asyncio.Event()
         self._crash_limit = crash_limit
         self._crash_window_s = crash_window_s
         self._crashes: deque[float] = deque()
-        self.engine: RemoteEngine | None = None
+        self.engine: EngineLife | None = None
         self.restarts = 0
+
+    def load_instead(self, load: Load) -> None:
+        """What is loaded from now on; the deaths of what was before are forgotten."""
+        self.load = load
+        self._crashes.clear()
 
     @property
     def ready(self) -> Ready | None:
@@ -342,7 +402,7 @@ class Supervisor:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
         while True:
             try:
-                engine = await RemoteEngine.start(self.load, self._hang_s)
+                engine = await self._start(self.load, self._hang_s)
             except EngineFailed as refused:
                 self._slot.engine_failed(str(refused))
                 return
@@ -354,12 +414,12 @@ class Supervisor:
                 await self._watch(engine)
             if self._too_many_crashes():
                 self._slot.engine_failed(
-                    f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s"
+                    f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s", crashed=True
                 )
                 return
             self.restarts += 1
 
-    def exchange(self, engine: RemoteEngine, load: Load) -> None:
+    def exchange(self, engine: EngineLife, load: Load) -> None:
         """Looks after another engine from now on, in place of the one that there is, which is the caller's then.
 
         Args:
@@ -371,7 +431,7 @@ class Supervisor:
         self._look_after(engine, load)
         self._changed.set()
 
-    def _look_after(self, engine: RemoteEngine, load: Load) -> None:
+    def _look_after(self, engine: EngineLife, load: Load) -> None:
         self.engine = engine
         # What the first life has measured holds for the next, which is wanted soon; and it was verified.
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[])
@@ -381,7 +441,7 @@ class Supervisor:
         self._slot.engine_down()
         self._changed.set()
 
-    async def _watch(self, engine: RemoteEngine) -> None:
+    async def _watch(self, engine: EngineLife) -> None:
         """Waits until an engine has ended and no other has taken its place."""
         if not engine.gone:
             self._slot.engine_up(engine)

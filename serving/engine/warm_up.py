@@ -79,6 +79,7 @@ class _Model:
         self._spec = spec = models[index]
         self._index = index
         self._max_batch_tokens = max_batch_tokens
+        self._largest_batch = backend.largest_batch
         kinds = backend.lanes() if spec.narrow else backend.lanes()[:1]
         runners = [OneByOne(backend.runner(lane), models) for lane in range(len(kinds))]
         self._groups = {kind: [r for r, k in zip(runners, kinds, strict=True) if k is kind] for kind in kinds}
@@ -108,7 +109,9 @@ class _Model:
         return points
 
     def _may_grow(self, point: CostPoint) -> bool:
-        return self._spec.batch_invariant and 2 * point.batch * point.tokens <= self._max_batch_tokens
+        size = 2 * point.batch
+        fits = size <= self._largest_batch and size * point.tokens <= self._max_batch_tokens
+        return self._spec.batch_invariant and fits
 
     def _cell(self, kind: LaneKind, tokens: int, size: int, runs: int) -> CostPoint:
         batch = Batch(self._index, [self._text(tokens)] * size)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from serving.engine.base import LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
+from serving.engine.base import KernelFiles, LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
@@ -69,10 +69,12 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
+        cards: Which GPUs, by their places among those that a process may use; none for a CPU.
+        kernels: For each model where kernels that are compiled while it loads are kept; empty for nowhere.
         bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 
-    engine: Literal["ort-cpu", "openvino", "fake"]
+    engine: Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
     models: list[ModelSpec]
     threads: int
     fake_ms: float = 0.0
@@ -80,6 +82,8 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
+    cards: list[int] = []
+    kernels: list[KernelFiles] = []
     bundles: list[tuple[str, str]] = []
 
 

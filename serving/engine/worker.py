@@ -14,12 +14,15 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
 from serving import logs
 from serving.bundle import BundleError, open_bundle
+from serving.engine import cuda_driver
+from serving.engine.base import DeviceLost
+from serving.engine.cuda import Device
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.one_by_one import OneByOne
 from serving.engine.warm_up import warm_up
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
     from serving.records import Batch
 
 log = logging.getLogger("bertserve.engine")
+
+DEVICE_LOST = 70
+"""Exit status where the device works no more in this process; EX_SOFTWARE of sysexits.h."""
 
 T = TypeVar("T")
 
@@ -69,6 +75,8 @@ def main(descriptors: list[int]) -> None:
         refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error))))
         _until_the_end(lambda: control.send(refused))
         os._exit(1)
+    except DeviceLost as lost:
+        _end_without(lost)
     for lane in range(len(backend.lanes())):
         runner = OneByOne(backend.runner(lane), load.models)
         threading.Thread(target=_serve, args=(lanes[lane], runner), daemon=True).start()
@@ -77,6 +85,13 @@ def main(descriptors: list[int]) -> None:
     log.error("an unexpected frame on the control socket")
     writer.flush()
     os._exit(1)
+
+
+def _end_without(lost: DeviceLost) -> NoReturn:
+    log.error("the device is lost: %s", lost)
+    for handler in logging.root.handlers:
+        handler.flush()
+    os._exit(DEVICE_LOST)
 
 
 def _until_the_end(speak: Callable[[], T]) -> T:
@@ -111,6 +126,8 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
         backend, version = FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
     elif load.engine == "openvino":
         backend, version = _openvino(load)
+    elif load.engine in {"tensorrt", "ort-cuda"}:
+        backend, version = _gpu(load)
     else:
         from serving.engine.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
 
@@ -125,6 +142,26 @@ def _openvino(load: Load) -> tuple[Backend, str]:
     except ModuleNotFoundError:
         raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
     return OpenVinoBackend(load.models, load.threads), VERSION
+
+
+def _gpu(load: Load) -> tuple[Backend, str]:
+    """An engine on a card; what cannot be had of the card refuses the models."""
+    try:
+        device = Device(cuda_driver.load(), load.cards[0] if load.cards else 0)
+        if load.engine == "tensorrt":
+            from serving.engine.trt import TensorRtBackend  # noqa: PLC0415  read only where it is used
+
+            backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
+            return backend, backend.version
+        from serving.engine.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415  needs its library
+
+        return OrtCudaBackend(load.models, device, load.max_batch_tokens), VERSION
+    except cuda_driver.CudaError as error:
+        raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
+    except ModuleNotFoundError as error:
+        raise BundleError(
+            f"the engine {load.engine} is not installed ({error}): pip install 'bertserve[gpu]'"
+        ) from error
 
 
 def _serve(channel: Channel, runner: Runner) -> None:
@@ -143,6 +180,10 @@ def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
         return pack_result(number, runner.run(batch))
     except EngineFault as fault:
         message = fault.message
+    except DeviceLost as lost:
+        # Whoever tried again here would fail again: the end of the process fails what is under way, and a new one is
+        # started with a card that has forgotten.
+        _end_without(lost)
     except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
         log.exception("a batch failed")
         message = "unexpected error in the engine process; its log has the details"

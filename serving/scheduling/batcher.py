@@ -62,6 +62,8 @@ class Policy:
         min_batch_gain: By what share of its cost a text must get cheaper in a batch of twice the size.
         fairness: A text may be overtaken for so many times its own cost.
         max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
+        apart: The wide lane is the first narrow one under another name, and keeps none of the others from working:
+            lanes are cards.
     """
 
     max_batch_tokens: int
@@ -72,6 +74,7 @@ class Policy:
     min_batch_gain: float = 0.05
     fairness: float = 6.0
     max_queue_delay_s: float = 0.0
+    apart: bool = False
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -130,7 +133,7 @@ def choose(
     """
     head = queue.head()
     load = lanes.load
-    if head is None or load[WIDE]:
+    if head is None or (load[WIDE] and not policy.apart):
         return None
     idle = not any(load)
     known = costs[head.model]
@@ -141,6 +144,8 @@ def choose(
     if len(load) == 1 or _belongs_to_the_wide_lane(head, policy, known, now, idle=idle):
         most = MOST_LOOKED_AT if together else 1
         return _batch(queue, head, WIDE, policy, known, now, now, most) if idle else None
+    if load[WIDE]:  # the same card as the first narrow lane
+        load = [load[WIDE], load[WIDE] + load[1], *load[2:]]
     lane = min(range(1, len(load)), key=load.__getitem__)
     ahead = load[lane] > 0
     if ahead:

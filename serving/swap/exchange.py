@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.supervisor import RemoteEngine
+from serving.engine.fleet import start_engine
 from serving.errors import EngineLost
 from serving.lifecycle import State
 from serving.records import ModelIndex
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Sequence
 
     from serving.dispatch import Dispatcher
-    from serving.engine.supervisor import Supervisor
+    from serving.engine.supervisor import EngineLife, Supervisor
     from serving.engine.wire import Load
     from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
@@ -55,7 +55,7 @@ class Held:
         models: What it holds.
     """
 
-    engine: RemoteEngine
+    engine: EngineLife
     load: Load
     models: Sequence[ServedModel]
 
@@ -128,7 +128,7 @@ class Exchange:
             await asyncio.wait({self._drain})
 
     @asynccontextmanager
-    async def beside(self, load: Load) -> AsyncIterator[RemoteEngine]:
+    async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
         """Another engine process, warm, beside the one that serves; it ends with the block unless it was switched to.
 
         Args:
@@ -144,7 +144,7 @@ class Exchange:
         started = time.perf_counter()
         async with asyncio.timeout(LOAD_LIMIT_S):
             with Pace(self._dispatcher) as pace:
-                engine = await RemoteEngine.start(load, self._hang_s, started=pace.follow, verified=self._make_room)
+                engine = await start_engine(load, self._hang_s, started=pace.follow, verified=self._make_room)
         passed = time.perf_counter() - started
         log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, pace.paused_s)
         try:
@@ -153,7 +153,7 @@ class Exchange:
             if engine is not self._supervisor.engine:
                 await engine.close()
 
-    def switch(self, engine: RemoteEngine, load: Load, models: Sequence[ServedModel]) -> None:
+    def switch(self, engine: EngineLife, load: Load, models: Sequence[ServedModel]) -> None:
         """Serves with another engine from now on.
 
         Args:
@@ -222,7 +222,7 @@ class Exchange:
             await before.engine.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _take_turns(self, before: RemoteEngine, after: Held) -> None:
+    def _take_turns(self, before: EngineLife, after: Held) -> None:
         held = Held(before, self._supervisor.load, tuple(self._repository.models))
         self._serve_with(after)
         self.leaving = held
@@ -237,8 +237,8 @@ class Exchange:
         place(self._dispatcher, held.engine, held.models, taught)
         self._supervisor.exchange(held.engine, held.load)
         self._repository.replace(held.models)
-        proven = all(model.artifact.proven for model in held.models)
-        self._lifecycle.to(State.READY if proven else State.DEGRADED)
+        whole = all(model.artifact.proven for model in held.models) and not self._repository.engine.degraded
+        self._lifecycle.to(State.READY if whole else State.DEGRADED)
 
     async def _drained(self, held: Held) -> None:
         """Waits for the requests that hold on to an engine's models, each of which has a deadline."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.dispatch import Dispatcher
-    from serving.engine.supervisor import RemoteEngine
+    from serving.engine.supervisor import EngineLife
     from serving.records import ModelIndex
     from serving.repository import ServedModel
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def place(
     dispatcher: Dispatcher,
-    engine: RemoteEngine,
+    engine: EngineLife,
     models: Sequence[ServedModel],
     taught: Mapping[ModelIndex, ModelCosts] | None = None,
 ) -> None:
@@ -48,9 +48,9 @@ def place(
         if taught is not None and model.index in taught:
             own.inherit(taught[model.index])
         _put(invariant, model.index, spec.batch_invariant)
-        _put(narrow, model.index, spec.narrow and lanes > 1)
+        _put(narrow, model.index, lanes > 1 and (spec.narrow or engine.apart))
         _put(costs, model.index, own)
-    scheduler.policy = replace(policy, batch_invariant=invariant, narrow=narrow)
+    scheduler.policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
     dispatcher.engine_up(engine, costs, [model.index for model in models])
 
 

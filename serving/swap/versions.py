@@ -222,13 +222,17 @@ class Versions:
         models = list(self._repository.models)
         place = models.index(before)
         specs = [model.spec() for model in models]
-        specs[place] = spec_of(path, bundle.manifest, artifact)
+        made_here = bundle.place_of(artifact)
+        specs[place] = spec_of(made_here or path, bundle.manifest, artifact)
         # The costs are those of the models that serve, so that of the old version is the new one's own.
         load = msgspec.structs.replace(exchange.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with exchange.beside(load) as engine:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
             await exchange.serving()
-            models[place] = ServedModel(exchange.new_index(), path, bundle.sha256, bundle.manifest, artifact, tokenizer)
+            index = exchange.new_index()
+            models[place] = ServedModel(
+                index, path, bundle.sha256, bundle.manifest, artifact, tokenizer, made_here=made_here
+            )
             exchange.switch(engine, load, models)
 
     def _keeps(self, name: str, version: int) -> bool:

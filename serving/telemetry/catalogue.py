@@ -96,6 +96,18 @@ ENGINE = Metric(
     "1 for the engine that runs; none while it is being started.",
     {"engine": "its name", "version": "of its library"},
 )
+ENGINE_REJECTED = Metric(
+    "bertserve_engine_rejected",
+    "gauge",
+    "1 for each engine that would be faster and was not taken; `/status`, `/info` and the log say why.",
+    {"engine": "its name"},
+)
+GPUS = Metric(
+    "bertserve_gpus",
+    "gauge",
+    "GPUs that the models are meant to run on; both are 0 on a CPU.",
+    {"state": "`working`, or `missing` while its engine is being started or was given up"},
+)
 ENGINE_RESTARTS = Metric("bertserve_engine_restarts_total", "counter", "Deaths of the engine process.")
 NON_FINITE = Metric(
     "bertserve_non_finite_outputs_total", "counter", "Texts whose answer was NaN or infinite, and so was not sent."
@@ -139,8 +151,8 @@ SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
-    *(STATE, ENGINE, ENGINE_RESTARTS, NON_FINITE, MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS),
-    *(LOG_LOST, LOG_HIDDEN),
+    *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
+    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS, LOG_LOST, LOG_HIDDEN),
     *(SPANS_EXPORTED, SPANS_DROPPED),
 )
 """What is the server's own."""
@@ -190,12 +202,28 @@ PROCESS: Sequence[Metric] = (
 
 _GPU = {"gpu_uuid": "the card"}
 
-GPU: Sequence[Metric] = (
-    Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU),
-    Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the card.", _GPU),
-    Metric("nv_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU),
-    Metric("nv_gpu_power_usage", "gauge", "Power that the card draws, in watts.", _GPU),
-    Metric("nv_gpu_power_limit", "gauge", "Power that it may draw, in watts; a T4 slows down at its 70 W.", _GPU),
-    Metric("nv_energy_consumption", "counter", "Energy used since the driver was loaded, in joules.", _GPU),
+GPU_UTILIZATION = Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU)
+GPU_MEMORY_TOTAL = Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the card.", _GPU)
+GPU_MEMORY_USED = Metric("nv_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU)
+GPU_POWER = Metric("nv_gpu_power_usage", "gauge", "Power that the card draws, in watts.", _GPU)
+GPU_POWER_LIMIT = Metric(
+    "nv_gpu_power_limit", "gauge", "Power that it may draw, in watts; a T4 slows down at its 70 W.", _GPU
 )
-"""Triton's names of what a GPU tells; a server on a CPU has none of them."""
+GPU_ENERGY = Metric("nv_energy_consumption", "counter", "Energy used since the driver was loaded, in joules.", _GPU)
+GPU_TEMPERATURE = Metric("bertserve_gpu_temperature_celsius", "gauge", "Temperature of the card.", _GPU)
+GPU_CLOCK = Metric("bertserve_gpu_clock_hertz", "gauge", "Clocks of the card.", {**_GPU, "clock": "`sm`, `memory`"})
+GPU_THROTTLED = Metric(
+    "bertserve_gpu_throttled",
+    "gauge",
+    "1 for each reason for which the card is slower now than it could be; a T4 under load is at its `power_cap`.",
+    {
+        **_GPU,
+        "reason": "`power_cap`, `hardware`, `software_thermal`, `hardware_thermal`, `power_brake`",
+    },
+)
+
+GPU: Sequence[Metric] = (
+    *(GPU_UTILIZATION, GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY),
+    *(GPU_TEMPERATURE, GPU_CLOCK, GPU_THROTTLED),
+)
+"""What a GPU tells, where Triton has a name for it under that; a server on a CPU has none of them."""

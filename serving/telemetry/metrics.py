@@ -243,8 +243,8 @@ class Metrics:
         """
         Tally(catalogue.SWAPS, self.registry, outcomes)
 
-    def follow_engine(self, supervisor: Supervisor) -> None:
-        """Shows which engine runs, and what its process takes."""
+    def follow_engine(self, supervisor: Supervisor, repository: Repository) -> None:
+        """Shows which engine runs and which were not taken, on how many cards, and what its process takes."""
 
         def info() -> Values:
             ready = supervisor.ready
@@ -253,7 +253,17 @@ class Metrics:
         def pid() -> str:
             return str(supervisor.engine.pid) if supervisor.engine else "none"  # no such process: nothing is shown
 
+        def gpus() -> Values:
+            cards = len(repository.engine.cards)
+            working = supervisor.engine.devices if supervisor.engine and cards else 0
+            return {("working",): float(working), ("missing",): float(cards - working)}
+
+        def rejected() -> Values:
+            return {(choice.engine,): 1.0 for choice in repository.engine.rejected}
+
         self.read(catalogue.ENGINE, info)
+        self.read(catalogue.GPUS, gpus)
+        self.read(catalogue.ENGINE_REJECTED, rejected)
         ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
     def counts(self) -> Counts:

@@ -7,7 +7,7 @@ const STATES = {
   starting: "nothing is loaded yet",
   warming: "the engine loads and warms up; requests are refused meanwhile",
   ready: "",
-  degraded: "it answers, from an artifact that nobody compared with PyTorch",
+  degraded: "it answers, on an engine other than the one meant or from an artifact that nobody compared with PyTorch",
   draining: "it finishes what is under way and ends",
   stopped: "it has ended",
   failed: "no engine will come any more; the server’s log says why",
@@ -80,8 +80,10 @@ function batches({ count: seen, mean_texts: texts, padding_share: padding, predi
   set("prediction", seen && predicted ? `${Math.round((actual / predicted) * 100)}%` : "–");
 }
 
-function engine({ engine: running, lanes, totals }) {
-  set("engine", running ? `${`${running.name} ${running.version}`.trim()}, ${counted(running.threads, "thread")}` : "none now");
+function engine({ engine: running, choice, lanes, totals }) {
+  const where = choice.cards.length ? choice.cards.map(({ name }) => name).join(", ") : running && counted(running.threads, "thread");
+  set("engine", running ? `${`${running.name} ${running.version}`.trim()}, ${where}` : "none now");
+  set("rejected", choice.rejected.map(({ engine: name, reason }) => `${name}: ${reason}`).join("; ") || "–");
   const kinds = running?.lanes ?? [];
   const busy = lanes.map(({ tokens }, index) => `${kinds[index] ?? "lane"} ${tokens ? counted(tokens, "token") : "idle"}`);
   set("lanes", busy.join(", ") || "–");

@@ -18,8 +18,12 @@ from safetensors.numpy import save_file
 from export import inspect_cli, verify_cli
 from export.cli import main as export
 from serving.manifest import MANIFEST
+from tests.support.cards import environment as gpu_environment
 from tests.support.checkpoints import edit_json, write_checkpoint, write_task_checkpoint
+from tests.support.clients import get
 from tests.support.poison import add_engine, edit_manifest, keep_only_fp32, sign
+from tests.support.server import Server, environment
+from tests.support.simulated.simulated_trt import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,3 +270,21 @@ def test_the_bundle_carries_its_report(exported: Path) -> None:
     assert page.count("<svg") == 2 * len(manifest["artifacts"])
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_an_engine_is_proven_on_its_gpu_and_served_from_there(small: Path, tmp_path: Path) -> None:
+    """On a simulated T4: `verify` runs the engine, keeps the proof in the node's cache, and `serve` believes it."""
+    limit = json.loads((small / MANIFEST).read_text())["max_length"]
+    add_engine(small, plan((small / FP32).read_bytes(), "rtx", [limit]))
+    env = environment(gpu_environment())
+    command = [sys.executable, "bertserve.py", "verify", str(small), "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "model.sm75.fp16.engine was unproven, and is proven on this machine" in done.stdout
+    repository = small.parents[1]
+    with Server(repository, "--cache-dir", str(tmp_path / "cache"), env=gpu_environment()) as server:
+        status = get(server.http, "/status").json()
+        (model,) = status["models"]
+        assert (status["state"], status["choice"]["engine"]) == ("ready", "tensorrt")
+        assert (model["target"], model["batch_invariant"]) == ("sm75", True)
+        assert {cell["texts"] for cell in model["costs"]["table"]} > {1, 2}

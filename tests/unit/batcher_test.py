@@ -62,6 +62,15 @@ def test_nothing_starts_beside_a_busy_wide_lane(model: int) -> None:
     assert chosen(queue, [1, 0, 0], POLICY) is None
 
 
+@pytest.mark.parametrize(("load", "lane"), [([10, 0, 0], 2), ([0, 10, 0], 2), ([0, 0, 10], 1), ([10, 0, 10], None)])
+def test_cards_work_beside_the_first_one_under_its_other_name(load: list[int], lane: int | None) -> None:
+    """Where lanes are cards, a lone text on the wide lane keeps the first narrow one busy and no other."""
+    policy = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[True, True], apart=True)
+    queue, _ = queued(10, 10)
+    found = chosen(queue, load, policy)
+    assert (found[0] if found else None) == lane
+
+
 def test_choosing_changes_nothing() -> None:
     """The choice is pure: whoever acts on it takes the items out."""
     queue, _ = queued(4, 4)

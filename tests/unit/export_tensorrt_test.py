@@ -19,6 +19,7 @@ from export.source import find
 from export.tensorrt_builder import Build, BuilderError, Profile
 from serving.bundle import open_bundle
 from serving.cache import CacheWriter, open_entry
+from serving.engine import trt_library
 from serving.sealed import digest
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpus import without_gpu
@@ -203,7 +204,7 @@ def test_the_librarys_own_word_for_a_missing_driver_is_understood(fp16: Path, tm
     library = pytest.importorskip("tensorrt_rtx")
     tensorrt.build(fp16, tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
     with pytest.raises(BuilderError, match="no NVIDIA driver is in use here"):
-        tensorrt_builder._open(library, tensorrt_builder._logger(library), tmp_path / "engine")
+        tensorrt_builder._open(library, trt_library.logger(library), tmp_path / "engine")
 
 
 def test_a_timing_cache_is_written_and_read_again(fp16: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from serving.errors import InvalidRequest
-from serving.records import Token
+from serving.records import EngineChoice, Token
 
 if TYPE_CHECKING:
     from serving.records import TextInput, Truncate
@@ -152,6 +152,7 @@ class Info(msgspec.Struct):
         version: Of the server.
         sha: Always null, as the next.
         docker_label: Always null.
+        engine: What runs the models, and why it is not what would be faster.
     """
 
     model_id: str
@@ -169,6 +170,7 @@ class Info(msgspec.Struct):
     version: str
     sha: str | None = None
     docker_label: str | None = None
+    engine: EngineChoice | None = None
 
 
 Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serving.lifecycle import Lifecycle
     from serving.manifest import Task
     from serving.pipeline import Pipeline
+    from serving.records import EngineChoice
     from serving.repository import Repository, ServedModel
     from serving.settings import Settings
     from serving.tokenizer import TextTokenizer
@@ -65,7 +66,7 @@ def operations(pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle,
         return HttpReply(await pipeline.read(model, _BYTES_PER_ID * sum(map(len, rows)), read))
 
     async def info(http: HttpRequest) -> HttpReply:
-        return HttpReply(msgspec.json.encode(_info(_find(repository, http), settings)))
+        return HttpReply(msgspec.json.encode(_info(_find(repository, http), settings, repository.engine)))
 
     async def health(_: HttpRequest) -> HttpReply:
         if lifecycle.ready:
@@ -122,7 +123,7 @@ def _check_count(count: int, field: str, settings: Settings) -> None:
         raise InvalidRequest(f"{count} inputs in one request; at most {settings.max_client_batch_size} are taken")
 
 
-def _info(model: ServedModel, settings: Settings) -> Info:
+def _info(model: ServedModel, settings: Settings, engine: EngineChoice) -> Info:
     manifest = model.manifest
     labels = manifest.labels or ("score",)
     named: dict[str, Any] = {
@@ -146,4 +147,5 @@ def _info(model: ServedModel, settings: Settings) -> Info:
         auto_truncate=settings.auto_truncate,
         tokenization_workers=1,
         version=SERVER_VERSION,
+        engine=engine,
     )

@@ -247,7 +247,7 @@ class V2Service:
         Raises:
             ModelNotFound: Nothing of that name and version is served.
         """
-        return self.view(name, wanted).config(self._settings.max_v2_batch_size)
+        return self.view(name, wanted).config(self._settings.max_v2_batch_size, self._repository.engine)
 
     def statistics(self, name: str | None, wanted: str | None = None) -> StatisticsReply:
         """What a model, or each, has answered since the server started.

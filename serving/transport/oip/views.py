@@ -38,10 +38,11 @@ from serving.transport.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, 
 
 if TYPE_CHECKING:
     from serving.manifest import Manifest, Task
-    from serving.records import Row
+    from serving.records import EngineChoice, Row
     from serving.repository import Repository, ServedModel
 
-PLATFORM = "onnxruntime_onnx"
+_PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
+"""Triton's names for what runs an artifact, by its kind: platform and backend."""
 TOKENS = ".tokens"
 
 _FILLED = 5
@@ -99,6 +100,12 @@ class TransactionPolicy(msgspec.Struct):
     decoupled: bool = False
 
 
+class ConfigParameter(msgspec.Struct):
+    """A parameter of a model's configuration."""
+
+    string_value: str
+
+
 class ModelConfig(msgspec.Struct):
     """A model as Triton's clients want it described."""
 
@@ -110,6 +117,7 @@ class ModelConfig(msgspec.Struct):
     output: list[TensorConfig]
     dynamic_batching: DynamicBatching
     model_transaction_policy: TransactionPolicy
+    parameters: dict[str, ConfigParameter]
 
 
 class View(msgspec.Struct, frozen=True):
@@ -169,19 +177,22 @@ class View(msgspec.Struct, frozen=True):
 
     def metadata(self) -> ModelMetadata:
         """What clients are told of it."""
-        return ModelMetadata(self.name, [self.model.version], PLATFORM, list(self.inputs), list(self.outputs))
+        platform, _ = _PLATFORMS[self.model.artifact.kind]
+        return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 
-    def config(self, max_batch_size: int) -> ModelConfig:
-        """The same in the shape of Triton's model configuration."""
+    def config(self, max_batch_size: int, engine: EngineChoice) -> ModelConfig:
+        """The same in the shape of Triton's model configuration, with what runs it among the parameters."""
+        platform, backend = _PLATFORMS[self.model.artifact.kind]
         return ModelConfig(
             name=self.name,
-            platform=PLATFORM,
-            backend="onnxruntime",
+            platform=platform,
+            backend=backend,
             max_batch_size=max_batch_size,
             input=[_config(info) for info in self.inputs],
             output=[_config(info) for info in self.outputs],
             dynamic_batching=DynamicBatching(),
             model_transaction_policy=TransactionPolicy(),
+            parameters={name: ConfigParameter(value) for name, value in _parameters(engine).items()},
         )
 
 
@@ -189,6 +200,13 @@ def views(repository: Repository) -> dict[str, View]:
     """Every name of every model; of two that are alike, the one that a bundle gave itself wins."""
     tokens = [_tokens_view(model) for model in repository.models]
     return {view.name: view for view in (*tokens, *map(_text_view, repository.models))}
+
+
+def _parameters(engine: EngineChoice) -> dict[str, str]:
+    """What runs a model: its name, its cards, and why not what would be faster."""
+    cards = {"gpu": ", ".join(card.name for card in engine.cards)} if engine.cards else {}
+    rejected = {f"not_{rejected.engine}": rejected.reason for rejected in engine.rejected}
+    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **cards, **rejected}
 
 
 def _config(info: TensorMetadata) -> TensorConfig:

@@ -1,0 +1,252 @@
+"""The CUDA driver, as thin as it can be: one function a call, and every failure one exception.
+
+Nothing else imports NVIDIA's bindings. Addresses, streams, graphs and events are plain integers here, so that whatever
+lies above can be run against a driver that a test makes up, and this file against a module that answers as the
+bindings do: each of their functions returns a status first and then its results.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Native = Any
+"""A module or an object of the bindings, which have no types."""
+
+SUCCESS = 0
+INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
+NO_DEVICE = 100
+OLD_DRIVER = 35
+"""The runtime library's number for a driver older than itself."""
+NO_DRIVER = -1
+"""No number of CUDA's: the library of the driver, or its bindings, are not here."""
+
+NOTHING_HERE = frozenset({NO_DRIVER, NO_DEVICE})
+"""A machine without a GPU; every other failure to start is of one that should have one."""
+
+_THREAD_LOCAL_CAPTURE = "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
+_NON_BLOCKING = 1
+_NAME_BYTES = 256
+_MAJOR, _MINOR = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
+
+_GPU_IS_LOST = frozenset(
+    {
+        *(214, 220, 221),  # memory that could not be corrected, NVLink
+        *(700, 702, 709, 710),  # illegal address, launch timed out, context destroyed, device-side assert
+        *(714, 715, 716, 717, 718, 719),  # stack, instruction, alignment, address space, program counter, launch failed
+        *(721, 999),  # contained memory error, unknown
+    }
+)
+"""After these every later call of the process fails too ("sticky"), as the driver's manual says of each."""
+
+
+class CudaError(Exception):
+    """A call of the driver failed.
+
+    Attributes:
+        call: Which.
+        code: The driver's number; `NO_DRIVER` where there is none to ask.
+        name: The driver's name for it.
+    """
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call}: {name} (CUDA error {code})" if code != NO_DRIVER else f"{call}: {name}")
+        self.call, self.code, self.name = call, code, name
+
+    @property
+    def sticky(self) -> bool:
+        """Whether nothing works in this process any more."""
+        return self.code in _GPU_IS_LOST
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the card had no room."""
+        return self.code == OUT_OF_MEMORY
+
+
+class CardInfo(NamedTuple):
+    """What the driver says of a card.
+
+    Attributes:
+        ordinal: Its place among those that this process may use.
+        name: As its maker calls it.
+        uuid: What it is called everywhere: `GPU-` and 32 digits in groups.
+        compute_capability: Major and minor.
+        memory_bytes: All that it has.
+    """
+
+    ordinal: int
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+
+
+class Driver:
+    """The calls that the layer above is made of; each raises `CudaError`."""
+
+    def __init__(self, bindings: Native) -> None:
+        """Starts the driver.
+
+        Args:
+            bindings: `cuda.bindings.driver`, or what answers as it does.
+
+        Raises:
+            CudaError: There is no driver, no card that this process may use, or the driver does not start.
+        """
+        self._cuda = bindings
+        try:
+            self._call("cuInit", 0)
+        except RuntimeError as error:  # the bindings' word for a library that is not there
+            raise CudaError("cuInit", NO_DRIVER, f"no NVIDIA driver is in use here ({error})") from None
+
+    # What there is.
+
+    def version(self) -> tuple[int, int]:
+        """The newest CUDA that this driver runs, as (13, 0)."""
+        number = int(self._call("cuDriverGetVersion"))
+        return number // 1000, number % 1000 // 10
+
+    def cards(self) -> list[CardInfo]:
+        """Every card that this process may use, in CUDA's order."""
+        return [self.card(ordinal) for ordinal in range(int(self._call("cuDeviceGetCount")))]
+
+    def card(self, ordinal: int) -> CardInfo:
+        """One of them."""
+        device = self._call("cuDeviceGet", ordinal)
+        attributes = self._cuda.CUdevice_attribute
+        major, minor = (
+            int(self._call("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{which}"), device))
+            for which in (_MAJOR, _MINOR)
+        )
+        name = bytes(self._call("cuDeviceGetName", _NAME_BYTES, device)).split(b"\0")[0].decode("utf-8", "replace")
+        uuid = bytes(self._call("cuDeviceGetUuid", device).bytes).hex()
+        parts = (uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:])
+        memory = int(self._call("cuDeviceTotalMem", device))
+        return CardInfo(ordinal, name, f"GPU-{'-'.join(parts)}", (major, minor), memory)
+
+    # A card in use: the primary context, which libraries that use CUDA's runtime share.
+
+    def use(self, ordinal: int) -> None:
+        """Makes a card this thread's own; other threads call it for themselves."""
+        context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", ordinal))
+        self._call("cuCtxSetCurrent", context)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free on the card, and all that it has."""
+        free, total = self._call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def finish(self) -> None:
+        """Waits for everything on the card, and so finds out whether it still works."""
+        self._call("cuCtxSynchronize")
+
+    # Memory.
+
+    def allocate(self, size: int) -> int:
+        """The address of so many bytes on the card, 256-byte aligned as CUDA's allocations are."""
+        return int(self._call("cuMemAlloc", size))
+
+    def free(self, address: int) -> None:
+        """Gives them back."""
+        self._call("cuMemFree", address)
+
+    def allocate_pinned(self, size: int) -> int:
+        """The address of so many bytes of this machine's memory that the card reads and writes by itself."""
+        return int(self._call("cuMemAllocHost", size))
+
+    def free_pinned(self, address: int) -> None:
+        """Gives them back."""
+        self._call("cuMemFreeHost", address)
+
+    def copy_in(self, card: int, host: int, size: int, stream: int) -> None:
+        """Queues a copy to the card; the host's bytes must be pinned and stay as they are until it is done."""
+        self._call("cuMemcpyHtoDAsync", card, host, size, stream)
+
+    def copy_out(self, host: int, card: int, size: int, stream: int) -> None:
+        """Queues a copy from the card."""
+        self._call("cuMemcpyDtoHAsync", host, card, size, stream)
+
+    # Streams.
+
+    def stream(self) -> int:
+        """A queue of work that waits for no other one."""
+        return int(self._call("cuStreamCreate", _NON_BLOCKING))
+
+    def wait(self, stream: int) -> None:
+        """Waits until all of a stream's work is done."""
+        self._call("cuStreamSynchronize", stream)
+
+    # Graphs: what was queued once, started again by a single call.
+
+    def begin_capture(self, stream: int) -> None:
+        """From now on the stream's work is written down and not done; other threads may go on using the card."""
+        mode = getattr(self._cuda.CUstreamCaptureMode, _THREAD_LOCAL_CAPTURE)
+        self._call("cuStreamBeginCapture", stream, mode)
+
+    def end_capture(self, stream: int) -> int:
+        """The executable graph of what was written down."""
+        graph = self._call("cuStreamEndCapture", stream)
+        try:
+            return int(self._call("cuGraphInstantiate", graph, 0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def launch(self, graph: int, stream: int) -> None:
+        """Queues all of a graph."""
+        self._call("cuGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: int) -> None:
+        """Gives an executable graph back."""
+        self._call("cuGraphExecDestroy", graph)
+
+    # Time, as the card measures it.
+
+    def event(self) -> int:
+        """A mark that can be queued."""
+        return int(self._call("cuEventCreate", 0))
+
+    def record(self, event: int, stream: int) -> None:
+        """Queues it."""
+        self._call("cuEventRecord", event, stream)
+
+    def elapsed_ms(self, first: int, last: int) -> float:
+        """Milliseconds from one to another, both of which the card has passed."""
+        return float(self._call("cuEventElapsedTime", first, last))
+
+    def _call(self, name: str, *arguments: Native) -> Native:
+        """One call; its result, or a tuple of several."""
+        status, *results = getattr(self._cuda, name)(*arguments)
+        if int(status) != SUCCESS:
+            raise CudaError(name, int(status), self._name(status))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _name(self, status: Native) -> str:
+        failed, name = self._cuda.cuGetErrorName(status)
+        return bytes(name).decode("ascii", "replace") if int(failed) == SUCCESS and name else "an unknown error"
+
+
+def explained(error: CudaError) -> str:
+    """What a failure to use a card means, and what to do."""
+    if error.code in {NO_DRIVER, OLD_DRIVER}:
+        return f"{error.name}; run this where the GPU is, in a container that is given it"
+    if error.code == NO_DEVICE:
+        return "the NVIDIA driver shows no GPU (CUDA error 100); is the container given one?"
+    if error.out_of_memory:
+        return (
+            f"the GPU's memory is full ({error}); serve fewer or smaller models on it, or set --max-batch-tokens lower"
+        )
+    return str(error)
+
+
+def load() -> Driver:
+    """The driver of this machine.
+
+    Raises:
+        CudaError: There is none, or its bindings are not installed; what is missing is named.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415  a machine without them runs everything else
+    except ImportError as error:
+        raise CudaError("import", NO_DRIVER, f"NVIDIA's bindings are not installed ({error})") from error
+    return Driver(driver)

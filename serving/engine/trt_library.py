@@ -1,0 +1,94 @@
+"""TensorRT's two flavours behind one door: the module, its version, its log, and what its messages mean.
+
+`tensorrt_rtx` and `tensorrt` have the same classes under another name; only this file imports them. A runtime never
+gets leave to run host code out of an engine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Native = Any
+"""A module or an object of TensorRT, which has no types."""
+
+Flavour = Literal["rtx", "enterprise"]
+
+PACKAGES: dict[Flavour, str] = {"rtx": "tensorrt-rtx-cu13", "enterprise": "tensorrt"}
+"""What pip calls them."""
+
+NO_DRIVER = (
+    "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is, in a container that is given it"
+)
+
+_LONGEST_MESSAGE = 300
+
+_REASONS = (
+    (r"cuda ?error:? ?(35|100)\b|error: 35\b|driver version is insufficient", NO_DRIVER),
+    (r"FP32 GEMM", "the graph multiplies in FP32, which TensorRT does not do on this GPU; give it the fp16 graph"),
+    (r"Plugin not found", "the graph holds operators fused for ONNX Runtime; give it the graph before the fusions"),
+    (
+        r"OutOfMemory|out of memory|bad_alloc",
+        "the memory does not suffice; free some, or build for shorter texts",
+    ),
+    (
+        r"version tag|not compatible|incompatible|magic tag|different (version|device)|serialization error",
+        "the file is no engine for this GPU and this version of TensorRT; build it again here",
+    ),
+)
+"""What TensorRT's messages mean to a person, and what to do."""
+
+
+class LibraryMissing(Exception):
+    """The flavour is not installed, or not whole; the message says what to install."""
+
+
+def load(flavour: Flavour) -> Native:
+    """The module of a flavour.
+
+    Raises:
+        LibraryMissing: It cannot be imported.
+    """
+    try:
+        if flavour == "rtx":
+            import tensorrt_rtx as library  # noqa: PLC0415  an optional library
+        else:
+            import tensorrt as library  # noqa: PLC0415  an optional library
+    except (ImportError, OSError) as error:
+        raise LibraryMissing(f"TensorRT is missing or incomplete ({error}); pip install {PACKAGES[flavour]}") from error
+    return library
+
+
+def logger(library: Native) -> Native:
+    """A logger of the library's own class that keeps the errors, in its list `errors`."""
+
+    class Errors(library.ILogger):  # type: ignore[misc]  # the class is known at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+
+        def log(self, severity: Native, message: str) -> None:
+            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
+                self.errors.append(message)
+
+    return Errors()
+
+
+def runtime(library: Native, log: Native) -> Native:
+    """What opens engines; with host code forbidden, whatever an engine brings."""
+    made = library.Runtime(log)
+    made.engine_host_code_allowed = False
+    return made
+
+
+def reason(messages: Sequence[str]) -> str:
+    """One sentence out of TensorRT's messages, the first of which is nearest to the cause."""
+    text = "\n".join(messages)
+    for pattern, sentence in _REASONS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return sentence
+    first = next((" ".join(message.split()) for message in messages if message.strip()), "TensorRT gave no reason")
+    return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE]} ..."

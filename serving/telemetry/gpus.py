@@ -1,0 +1,126 @@
+"""What NVIDIA's management library (NVML) tells of the cards in use, under the names that Triton's users know.
+
+A thread asks every other second and a scrape shows the last answer: asking takes milliseconds at times, and a driver
+in trouble does not answer at all. A card that cannot tell one of the numbers has no sample of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from serving.telemetry import catalogue
+from serving.telemetry.collectors import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from prometheus_client import CollectorRegistry
+
+    from serving.telemetry.catalogue import Metric
+
+    Handle = object
+
+log = logging.getLogger("bertserve")
+
+_PERIOD_S = 2.0
+_MILLI = 1e-3
+_PERCENT = 1e-2
+_MEGA = 1e6
+
+THROTTLES = {
+    "power_cap": 0x4,
+    "hardware": 0x8,
+    "software_thermal": 0x20,
+    "hardware_thermal": 0x40,
+    "power_brake": 0x80,
+}
+"""Reasons for slower clocks, as the bits of NVML's `nvmlClocksEventReasons`; idling is none."""
+
+Samples = dict[tuple[str, ...], float]
+
+
+class GpuWatch:
+    """The last answers."""
+
+    def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:  # noqa: ANN401  a module without types
+        """Finds the cards.
+
+        Args:
+            nvml: The module `pynvml`, or what answers as it does.
+            uuids: The cards' identities.
+
+        Raises:
+            nvml.NVMLError: There is no such library here, or no such card.
+        """
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._cards = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
+        self._samples: dict[str, Samples] = {}
+
+    @classmethod
+    def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> None:
+        """Shows what is told of these cards from now on; where nothing can be, the log says why."""
+        if not uuids:
+            return
+        try:
+            import pynvml  # noqa: PLC0415  an optional library
+        except ModuleNotFoundError:
+            log.warning("no metrics of the GPUs: pip install 'bertserve[gpu]' brings NVIDIA's management library")
+            return
+        try:
+            watch = cls(pynvml, uuids)
+        except pynvml.NVMLError as error:
+            log.warning("no metrics of the GPUs: %s", error)
+            return
+        for metric in catalogue.GPU:
+            Reading(metric, registry, watch.reader(metric))
+        threading.Thread(target=watch.run, name="gpus", daemon=True).start()
+
+    def run(self) -> None:
+        """Asks again and again; does not return."""
+        while True:
+            self.ask()
+            time.sleep(_PERIOD_S)
+
+    def reader(self, metric: Metric) -> Callable[[], Samples]:
+        """What shows a metric's last samples."""
+        return lambda: self._samples.get(metric.name, {})
+
+    def ask(self) -> None:
+        """Takes every number once."""
+        found: dict[str, Samples] = {metric.name: {} for metric in catalogue.GPU}
+        for uuid, handle in self._cards.items():
+            for metric, ask in self._questions(handle):
+                with contextlib.suppress(self._nvml.NVMLError):  # not every card tells everything
+                    answer = ask()
+                    values = answer if isinstance(answer, dict) else {(): answer}
+                    found[metric.name] |= {(uuid, *labels): float(value) for labels, value in values.items()}
+        self._samples = found
+
+    def _questions(self, handle: Handle) -> Sequence[tuple[Metric, Callable[[], float | Samples]]]:
+        nvml = self._nvml
+        return [
+            (catalogue.GPU_UTILIZATION, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu * _PERCENT),
+            (catalogue.GPU_MEMORY_TOTAL, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            (catalogue.GPU_MEMORY_USED, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            (catalogue.GPU_POWER, lambda: nvml.nvmlDeviceGetPowerUsage(handle) * _MILLI),
+            (catalogue.GPU_POWER_LIMIT, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * _MILLI),
+            (catalogue.GPU_ENERGY, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI),
+            (catalogue.GPU_TEMPERATURE, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            (
+                catalogue.GPU_CLOCK,
+                lambda: {
+                    ("sm",): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * _MEGA,
+                    ("memory",): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * _MEGA,
+                },
+            ),
+            (catalogue.GPU_THROTTLED, lambda: self._throttled(handle)),
+        ]
+
+    def _throttled(self, handle: Handle) -> Samples:
+        reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return {(name,): float(bool(reasons & bit)) for name, bit in THROTTLES.items()}

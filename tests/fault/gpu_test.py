@@ -1,0 +1,317 @@
+"""Rows 44, 46 to 51 and 66 of the failure modes on a GPU: real servers, whose driver is a simulated one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.cards import environment, write_gpu_bundle
+from tests.support.clients import get, metric, post_json
+from tests.support.gpus import without_gpu
+from tests.support.server import Server, is_running, refused_start
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clients import HttpReply
+
+T4 = {"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}
+TEXTS = ["What is a T4?", "the server answers", "a " * 40]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a form for every engine."""
+    root = tmp_path_factory.mktemp("models")
+    write_gpu_bundle(root, tmp_path_factory.mktemp("base"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(models: Path) -> np.ndarray[Any, Any]:
+    """What the CPU answers."""
+    with Server(models, "--engine", "ort-cpu") as server:
+        return vectors(server)
+
+
+def vectors(server: Server) -> np.ndarray[Any, Any]:
+    """The texts' vectors, asked for alone and together."""
+    alone = [embed(server, text).json()[0] for text in TEXTS]
+    together = embed(server, TEXTS).json()
+    assert np.allclose(alone, together, atol=1e-5)
+    return np.array(together)
+
+
+def embed(server: Server, inputs: str | list[str]) -> HttpReply:
+    """The reply to a request for vectors."""
+    return post_json(server.http, "/embed", json.dumps({"inputs": inputs}).encode())
+
+
+def machine(**said: Any) -> dict[str, str]:
+    """The environment of a server with a simulated T4; `said` changes the machine."""
+    return environment({"cards": [T4], **said})
+
+
+def choice(server: Server) -> dict[str, Any]:
+    """What `/status` says of engines."""
+    found: dict[str, Any] = get(server.http, "/status").json()["choice"]
+    return found
+
+
+def reasons(server: Server) -> dict[str, str]:
+    """Why faster engines were not taken."""
+    return {entry["engine"]: entry["reason"] for entry in choice(server)["rejected"]}
+
+
+@pytest.fixture(scope="module")
+def on_a_t4(models: Path) -> Iterator[Server]:
+    """A server that finds a T4."""
+    with Server(models, env=machine()) as server:
+        yield server
+
+
+def test_a_t4_runs_tensorrt_and_answers_as_the_cpu(on_a_t4: Server, expected: np.ndarray[Any, Any]) -> None:
+    """`auto` takes the best there is, and the very same numbers come out."""
+    assert np.allclose(vectors(on_a_t4), expected, atol=1e-5)
+    assert get(on_a_t4.metrics, "/readyz").status == 200
+    assert get(on_a_t4.http, "/status").json()["state"] == "ready"
+
+
+def test_the_engine_and_its_card_are_shown_everywhere(on_a_t4: Server) -> None:
+    """In `/status`, `/info`, v2's configuration, the log and the metrics."""
+    found = choice(on_a_t4)
+    assert (found["engine"], found["degraded"], found["rejected"]) == ("tensorrt", False, [])
+    (card,) = found["cards"]
+    assert (card["name"], card["compute_capability"], card["memory_bytes"]) == ("Tesla T4", "7.5", 16 << 30)
+    assert get(on_a_t4.http, "/info").json()["engine"] == found
+    config = get(on_a_t4.http, "/v2/models/embed/config").json()
+    assert (config["platform"], config["backend"]) == ("tensorrt_plan", "tensorrt")
+    parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+    assert parameters == {"engine": "tensorrt", "degraded": "false", "gpu": "Tesla T4"}
+    assert "engine: tensorrt on 1 x Tesla T4" in on_a_t4.log
+    assert "ready: embed version 1 (fp16) on 1 x Tesla T4" in on_a_t4.log
+    assert metric(on_a_t4, "bertserve_gpus", state="working") == 1
+    assert metric(on_a_t4, "bertserve_gpus", state="missing") == 0
+    status = get(on_a_t4.http, "/status").json()
+    assert status["engine"]["lanes"] == ["wide"]
+    assert "tensorrt-rtx-cu13 1.7.1.116" in status["engine"]["version"]
+
+
+def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
+    """What NVML says, and no sample of what it does not."""
+    uuid = choice(on_a_t4)["cards"][0]["uuid"]
+    wait_for(lambda: metric(on_a_t4, "nv_gpu_utilization", gpu_uuid=uuid) == 0.87, "the first answer")
+    assert metric(on_a_t4, "nv_gpu_power_usage", gpu_uuid=uuid) == 69.5
+    assert metric(on_a_t4, "nv_gpu_power_limit", gpu_uuid=uuid) == 70
+    assert metric(on_a_t4, "bertserve_gpu_throttled", gpu_uuid=uuid, reason="power_cap") == 1
+    assert metric(on_a_t4, "bertserve_gpu_throttled", gpu_uuid=uuid, reason="hardware_thermal") == 0
+    assert metric(on_a_t4, "bertserve_gpu_clock_hertz", clock="sm", gpu_uuid=uuid) == 900e6
+    assert "nv_energy_consumption{" not in get(on_a_t4.metrics, "/metrics").body.decode()
+
+
+@pytest.mark.parametrize(
+    ("said", "engine", "state", "words"),
+    [
+        pytest.param(
+            {"driver": 12040}, "ort-cpu", "degraded",
+            {"tensorrt": "the NVIDIA driver is too old: it runs CUDA up to 12.4, TensorRT 1.7.1.116 needs 13.0",
+             "ort-cuda": "the NVIDIA driver is too old: it runs CUDA up to 12.4, ONNX Runtime"},
+            id="old driver",
+        ),
+        pytest.param(
+            {"cards": [{**T4, "name": "H200", "capability": [9, 0]}]}, "ort-cuda", "ready",
+            {"tensorrt": "holds nothing that the engine tensorrt on sm90 runs (it is for cpu, cuda, sm75)"},
+            id="another compute capability",
+        ),
+        pytest.param(
+            {"cards": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
+            {"tensorrt": "Tesla T4 number 0 has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
+            id="too little memory",
+        ),
+        pytest.param(
+            {"init": 803}, "ort-cpu", "degraded",
+            {"tensorrt": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "ort-cuda": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+            id="a broken driver",
+        ),
+        pytest.param(
+            {"init": 100}, "ort-cpu", "ready",
+            {"tensorrt": "the NVIDIA driver shows no GPU", "ort-cuda": "the NVIDIA driver shows no GPU"},
+            id="no card",
+        ),
+        pytest.param(
+            {"ort_falls_back": True, "cards": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
+            {"ort-cuda": "ONNX Runtime runs it on CPUExecutionProvider and not on the GPU"},
+            id="a library that falls back in silence",
+        ),
+    ],
+)  # fmt: skip
+def test_auto_goes_on_to_what_can_run_and_says_why(
+    models: Path, said: dict[str, Any], engine: str, state: str, words: dict[str, str]
+) -> None:
+    """Each engine that was not taken has its reason; a CPU although there is a GPU is a degraded server."""
+    with Server(models, env=machine(**said)) as server:
+        assert choice(server)["engine"] == engine
+        assert get(server.http, "/status").json()["state"] == state
+        assert get(server.metrics, "/readyz").status == 200
+        found = reasons(server)
+        assert all(part in found[name] for name, part in words.items()), found
+        parameters = get(server.http, "/v2/models/embed/config").json()["parameters"]
+        assert {name for name in parameters if name.startswith("not_")} == {f"not_{name}" for name in found}
+        assert all(metric(server, "bertserve_engine_rejected", engine=name) == 1 for name in found)
+        assert embed(server, "a text").status == 200
+        if state == "degraded":
+            assert all(f"not the engine {name}: " in server.log for name in found)
+
+
+def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
+    """Nobody compared the TensorRT engine with PyTorch: the next one serves, and the reason says what to do."""
+    write_gpu_bundle(tmp_path / "models", tmp_path / "base", unproven=["sm75"])
+    with Server(tmp_path / "models", env=machine()) as server:
+        assert choice(server)["engine"] == "ort-cuda"
+        assert "nobody has compared model.sm75.fp16.engine with PyTorch; prove it here" in reasons(server)["tensorrt"]
+
+
+def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) -> None:
+    """Row 66: the manifest says this card, the library says no; what could not be seen before shows when it loads."""
+    write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
+    with Server(tmp_path / "models", env=machine()) as server:
+        assert choice(server)["engine"] == "ort-cuda"
+        assert "is no engine for this GPU and this version of TensorRT; build it again" in reasons(server)["tensorrt"]
+        assert get(server.http, "/status").json()["state"] == "ready"
+        assert embed(server, "a text").status == 200
+
+
+@without_gpu
+@pytest.mark.parametrize("engine", ["tensorrt", "ort-cuda"])
+def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine: str) -> None:
+    """Row 50, on this very machine with its real libraries: no fallback, one line, exit code 1."""
+    done = refused_start("--models", str(models), "--engine", engine)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"the engine {engine} cannot run here: no NVIDIA driver is in use here" in last
+    assert "run this where the GPU is" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
+    """Row 66, where the operator wants this engine and no other."""
+    write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
+    done = refused_start("--models", str(tmp_path / "models"), "--engine", "tensorrt", env=machine())
+    assert done.returncode == 1
+    assert "is no engine for this GPU" in done.stderr
+
+
+class Faulty:
+    """A server on a card that can be broken.
+
+    Attributes:
+        server: The server.
+    """
+
+    def __init__(self, server: Server, file: Path) -> None:
+        self.server = server
+        self._file = file
+
+    def provoke(self, fault: str) -> int:
+        """Lets the card fail at the next batch, and sends one; returns its status."""
+        self._file.write_text(fault)
+        status = embed(self.server, "a text").status
+        self._file.unlink(missing_ok=True)
+        return status
+
+    def wait_again(self, before: int | None) -> None:
+        """Waits for another engine process than the one before, and for its answer."""
+        wait_for(lambda: self.server.engine_pid() not in {None, before}, "another engine process", 30)
+        wait_for(lambda: embed(self.server, "b").status == 200, "an answer", 30)
+
+
+@pytest.fixture(scope="module")
+def faulty(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    """One that soon takes a batch for a hang."""
+    file = tmp_path_factory.mktemp("fault") / "fault"
+    options = ("--engine-hang-s", "1", "--engine-crash-limit", "100")
+    with Server(models, *options, env=machine(fault=str(file))) as server:
+        yield Faulty(server, file)
+
+
+def test_an_error_that_passes_costs_one_batch(faulty: Faulty) -> None:
+    """Row 44: 500, the engine lives on and the server stays ready."""
+    before = faulty.server.engine_pid()
+    assert faulty.provoke("1") == 500
+    assert embed(faulty.server, "b").status == 200
+    assert faulty.server.engine_pid() == before
+    assert get(faulty.server.metrics, "/readyz").status == 200
+
+
+@pytest.mark.parametrize(("fault", "row"), [("700", 47), ("2", 48)])
+def test_an_error_that_stays_ends_the_engine_process(faulty: Faulty, fault: str, row: int) -> None:
+    """A sticky error, and memory that is full: 503, and a process that has forgotten it takes over."""
+    before = faulty.server.engine_pid()
+    assert before is not None, row
+    assert faulty.provoke(fault) == 503
+    wait_for(lambda: not is_running(before), "the process to end")
+    faulty.wait_again(before)
+    assert f"the device is lost: cuStreamSynchronize: {'CUDA_ERROR_' if fault else ''}" in faulty.server.log
+    assert "ended with status 70" in faulty.server.log
+
+
+def test_a_card_that_hangs_is_left(faulty: Faulty) -> None:
+    """Row 46: the watchdog kills the process, and another one takes over."""
+    before = faulty.server.engine_pid()
+    assert faulty.provoke("hang") in {503, 504}
+    faulty.wait_again(before)
+    assert "it hangs" in faulty.server.log
+
+
+def kill_engines(server: Server, times: int) -> None:
+    """Kills the engine process as soon as there is one, again and again."""
+    killed: set[int] = set()
+    for _ in range(times):
+        pid = wait_for(lambda: server.engine_pid() if server.engine_pid() not in killed else None, "an engine", 30)
+        killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_crash_loop_falls_back_to_the_cpu_where_that_is_allowed(models: Path, expected: np.ndarray[Any, Any]) -> None:
+    """Row 49: after three deaths it serves on, says so everywhere, and answers the same."""
+    with Server(models, "--cpu-fallback", "true", env=machine()) as server:
+        kill_engines(server, 3)
+        server.wait_state("degraded")
+        assert np.allclose(vectors(server), expected, atol=1e-5)
+        assert choice(server)["engine"] == "ort-cpu"
+        assert "the engine process died 3 times in 60 s" in reasons(server)["tensorrt"]
+        assert get(server.http, "/status").json()["models"][0]["precision"] == "fp32"
+        assert metric(server, "bertserve_state", state="degraded") == 1
+        assert get(server.metrics, "/livez").status == 200
+
+
+def test_a_crash_loop_ends_the_server_where_it_is_not(models: Path) -> None:
+    """Row 49: FAILED, exit code 1, and the reason in the last line."""
+    with Server(models, env=machine()) as server:
+        kill_engines(server, 3)
+        assert server.wait() == 1
+        assert "the engine process died 3 times in 60 s" in server.log_tail
+
+
+def test_two_cards_have_an_engine_each_and_one_queue(models: Path, expected: np.ndarray[Any, Any]) -> None:
+    """Both work; while one's engine is being started the other answers everything, and the metric tells."""
+    with Server(models, env=machine(cards=[T4, T4])) as server:
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards")
+        assert np.allclose(vectors(server), expected, atol=1e-5)
+        status = get(server.http, "/status").json()
+        assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
+        assert [card["name"] for card in status["choice"]["cards"]] == ["Tesla T4", "Tesla T4"]
+        before = server.engine_pid()
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        server.wait_logged("has no engine, 1 of 2 work")
+        assert np.allclose(vectors(server), expected, atol=1e-5)
+        assert get(server.metrics, "/readyz").status == 200
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards again", 30)

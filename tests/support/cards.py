@@ -1,0 +1,137 @@
+"""Engines on a simulated card, in this process; and how a server finds one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import onnxruntime
+
+from serving.bundle import BundleWriter, file_entry, open_bundle
+from serving.engine import ort_cuda, trt, trt_library
+from serving.engine.cuda import Device
+from serving.engine.cuda_driver import Driver
+from serving.manifest import EngineBuild, ShapeProfile
+from serving.sealed import digest
+from tests.support.models import ROOT
+from tests.support.simulated import simulated_ort, simulated_trt
+from tests.support.simulated.cuda.bindings import driver as simulated_driver
+from tests.support.tasks import tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import SimpleNamespace
+
+    import pytest
+
+    from serving.engine.base import Backend, KernelFiles, ModelSpec
+    from tests.support.simulated.cuda.bindings.driver import Machine
+
+SIMULATED = ROOT / "tests" / "support" / "simulated"
+ENGINES = ("ort-cuda", "rtx", "enterprise")
+LARGEST_BATCH_TOKENS = 512
+
+
+def environment(described: dict[str, Any] | None = None) -> dict[str, str]:
+    """Variables with which a process finds a simulated card, and the libraries for it."""
+    places = os.pathsep.join(filter(None, [str(SIMULATED), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": places, "SIMULATED_GPU": json.dumps(described or {})}
+
+
+class Bench:
+    """A simulated machine with a card that engines are loaded on.
+
+    Attributes:
+        machine: The machine.
+        device: The card, in use.
+        ort: What stands for ONNX Runtime.
+        libraries: What stands for each flavour of TensorRT.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, described: dict[str, Any] | None = None) -> None:
+        """Puts the simulated libraries where the engines look."""
+        self._patch = patch
+        self.machine: Machine = simulated_driver.reset(json.dumps(described or {}))
+        self.device = Device(Driver(simulated_driver), 0)
+        self.libraries: dict[str, SimpleNamespace] = {}
+        self.use_ort()
+        patch.setattr(trt_library, "load", self.library)
+
+    def use_ort(self, **options: bool) -> None:
+        """Takes the place of ONNX Runtime."""
+        self.ort = simulated_ort.simulate(onnxruntime, simulated_driver, **options)
+        self._patch.setattr(ort_cuda, "ort", self.ort)
+
+    def library(self, flavour: str) -> SimpleNamespace:
+        """What stands for a flavour of TensorRT."""
+        return self.libraries.setdefault(flavour, simulated_trt.simulate(flavour, onnxruntime, simulated_driver))
+
+    def load(self, engine: str, specs: Sequence[ModelSpec], kernels: Sequence[KernelFiles] = ()) -> Backend:
+        """Models on an engine of `ENGINES`; those of TensorRT are made of the graphs first."""
+        if engine == "ort-cuda":
+            return ort_cuda.OrtCudaBackend(specs, self.device, LARGEST_BATCH_TOKENS)
+        return trt.TensorRtBackend(
+            [as_plan(spec, engine) for spec in specs], self.device, LARGEST_BATCH_TOKENS, kernels
+        )
+
+
+def as_plan(spec: ModelSpec, flavour: str, **changes: Any) -> ModelSpec:
+    """The same model as an engine of a simulated TensorRT, beside its graph; `changes` go to its `EngineBuild`."""
+    graph = Path(spec.path)
+    lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < spec.max_length] + [spec.max_length]
+    file = graph.with_name(f"model.{flavour}.engine")
+    file.write_bytes(simulated_trt.plan(graph.read_bytes(), flavour, lengths))
+    said = {
+        "flavour": flavour,
+        "version": simulated_trt.VERSIONS[flavour],
+        "compute_capability": "7.5",
+        "profiles": tuple(ShapeProfile((1, length), (4, length), (32, length)) for length in lengths),
+    }
+    build = EngineBuild(**{**said, **changes})
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return type(spec)(**{**fields, "path": str(file), "sha256": digest(file), "build": build})
+
+
+def write_gpu_bundle(
+    root: Path, scratch: Path, *, capability: str = "7.5", inside: str = "7.5", unproven: Sequence[str] = ()
+) -> Path:
+    """A bundle of a tiny embedding model with a form for every engine, as simulated libraries run them.
+
+    Args:
+        root: The model repository.
+        scratch: Where a bundle is made that it begins with.
+        capability: What its TensorRT engine is for.
+        inside: What the engine's file says of that.
+        unproven: Targets that nobody has compared with PyTorch.
+    """
+    base = open_bundle(write_bundle(scratch, tiny_model("embed")))
+    (cpu,) = base.manifest.artifacts
+    graph = (base.path / cpu.file).read_bytes()
+    target = f"sm{capability.replace('.', '')}"
+    lengths = [16, 32, base.manifest.max_length]
+    build = EngineBuild(
+        flavour="rtx",
+        version=simulated_trt.VERSIONS["rtx"],
+        compute_capability=capability,
+        profiles=tuple(ShapeProfile((1, length), (4, length), (32, length)) for length in lengths),
+    )
+    plan = simulated_trt.plan(graph, "rtx", lengths, [int(part) for part in inside.split(".")])
+    with BundleWriter(root, "embed") as writer:
+        for name in (cpu.file, "tokenizer.json"):
+            (writer.path / name).write_bytes((base.path / name).read_bytes())
+        made = [cpu]
+        for file, kind, where, content, extra in (
+            ("model.cuda.fp16.onnx", "onnx", "cuda", graph, {}),
+            (f"model.{target}.fp16.engine", "tensorrt", target, plan, {"engine": build}),
+        ):
+            (writer.path / file).write_bytes(content)
+            entry = msgspec.structs.asdict(file_entry(writer.path / file))
+            proof = {} if where not in unproven else {"parity": None, "invariance": None, "batch_invariant": False}
+            made.append(
+                msgspec.structs.replace(cpu, **entry, kind=kind, precision="fp16", target=where, **extra, **proof)
+            )
+        manifest = msgspec.structs.replace(base.manifest, version=writer.version, artifacts=tuple(made))
+        return writer.publish(manifest).path
