@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling bench-swap protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -144,6 +144,9 @@ bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside 
 
 bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
 	@$(BIN)/python -m loadtest.scheduling --models models
+
+bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
+	@$(BIN)/python -m loadtest.swap --models models
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)

@@ -65,18 +65,38 @@ def open_bundle(path: Path) -> Bundle:
     return _verify(path, path.parent.name, path.name)
 
 
-def _verify(path: Path, model: str, version: str) -> Bundle:
+def read_bundle(path: Path) -> Bundle:
+    """Reads a bundle's manifest and looks at nothing else of it, for whoever lets it be verified afterwards.
+
+    Args:
+        path: `<repository>/<model>/<version>`.
+
+    Raises:
+        BundleError: The manifest is none, or not of this model and version.
+    """
+    return _read(path, path.parent.name, path.name)
+
+
+def _read(path: Path, model: str, version: str) -> Bundle:
     try:
         manifest, sha256 = sealed.read(path, MANIFEST, Manifest)
-        _check(path, manifest, problem(manifest, model, version))
     except SealError as error:
         raise BundleError(f"bundle {path}: {error}") from error
+    if (wrong := problem(manifest, model, version)) is not None:
+        raise BundleError(f"bundle {path}: {MANIFEST}: {wrong}")
     return Bundle(path, manifest, sha256)
 
 
-def _check(path: Path, manifest: Manifest, wrong: str | None) -> None:
-    if wrong is not None:
-        raise SealError(f"{MANIFEST}: {wrong}")
+def _verify(path: Path, model: str, version: str) -> Bundle:
+    bundle = _read(path, model, version)
+    try:
+        _check(path, bundle.manifest)
+    except SealError as error:
+        raise BundleError(f"bundle {path}: {error}") from error
+    return bundle
+
+
+def _check(path: Path, manifest: Manifest) -> None:
     sealed.check(path, MANIFEST, manifest.entries())
     for artifact in manifest.artifacts:
         try:

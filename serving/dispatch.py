@@ -2,6 +2,10 @@
 
 A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
 gets exactly one outcome: all of its texts' rows, or one error.
+
+Each model has its place on an engine. Mostly there is one engine. While another takes over, what was queued for a
+model that goes runs where that model is, and what comes for the one that follows it runs on the new engine; the
+scheduler sees one device, whose lanes are never given to both at once.
 """
 
 from __future__ import annotations
@@ -9,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from serving.alarms import Alarms
-from serving.errors import BertserveError, DeadlineExceeded, EngineFault, NonFiniteOutput, NotReady
-from serving.records import DEFAULT_PRIORITY, Batch
+from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
+from serving.records import DEFAULT_PRIORITY, Batch, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
     from serving.alarms import Alarm
     from serving.engine.base import Engine
-    from serving.records import BatchOutput, EncodedText, ModelIndex, Row
+    from serving.records import BatchOutput, EncodedText, Row
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import ModelCosts
 
@@ -37,6 +41,13 @@ class BatchObserver(Protocol):
         """It has ended, and held its lane for so many microseconds; 0 where its engine has gone."""
 
 
+class _Place(NamedTuple):
+    """Where a model runs: on which engine, and under which number there."""
+
+    engine: Engine
+    number: ModelIndex
+
+
 _TOO_LATE = "the deadline passed before the answer was there"
 
 
@@ -44,12 +55,14 @@ class Ticket:
     """A request's place in the queue; awaiting `wait` gives its rows.
 
     Attributes:
+        model: Which model it is for.
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has been given any of it.
     """
 
     def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], now: float) -> None:
+        self.model = model
         self.items = [WorkItem(model, text, self, index) for index, text in enumerate(texts)]
         self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
@@ -70,6 +83,7 @@ class Dispatcher:
 
     Attributes:
         scheduler: What decides.
+        observer: Told of each batch.
         misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
         non_finite: Texts whose answers were not finite.
     """
@@ -94,9 +108,10 @@ class Dispatcher:
         self.scheduler = scheduler(policy, max_queue_tokens, self._drop)
         self.misses = {"queue": 0, "engine": 0}
         self.non_finite = 0
-        self._observer = observer
+        self.observer = observer
         self._clock = clock
-        self._engine: Engine | None = None
+        self._places: dict[ModelIndex, _Place] = {}
+        self._generation = 0
         self._pumping = False
         self._tickets: set[Ticket] = set()
         self._alarms = Alarms()
@@ -124,8 +139,7 @@ class Dispatcher:
             EngineFault: The engine failed on one of the texts.
             NonFiniteOutput: It answered NaN or infinity.
         """
-        engine = self._engine
-        if engine is None:
+        if model not in self._places:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
         now = self._clock()
         if deadline <= now:
@@ -136,7 +150,7 @@ class Dispatcher:
             self._tickets.add(ticket)
             ticket.alarm = self._alarms.at(deadline, lambda: self._miss(ticket))
             if assignment is not None:
-                self._run(engine, assignment, now)
+                self._run(assignment, now)
             else:
                 self._pump()
             await ticket.future
@@ -145,16 +159,48 @@ class Dispatcher:
             ticket.items.clear()  # item and ticket hold one another: without this only a collection frees them
         return ticket
 
-    def engine_up(self, engine: Engine, costs: Sequence[ModelCosts]) -> None:
-        """An engine takes batches from now on; what they cost on it is known for each model."""
-        self._engine = engine
-        self.scheduler.engine_up(len(engine.lanes), costs)
+    def engine_up(
+        self, engine: Engine, costs: Sequence[ModelCosts], models: Sequence[ModelIndex] | None = None
+    ) -> None:
+        """An engine takes batches from now on; a model that had its place on another has it here now.
+
+        Args:
+            engine: The engine.
+            costs: Of each model, of whichever engine.
+            models: Those that it holds, in its own order; None for all, in their order.
+        """
+        if self._places:
+            self.scheduler.engine_joins(len(engine.lanes), costs)
+        else:
+            self._generation += 1
+            self.scheduler.engine_up(len(engine.lanes), costs)
+        held = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
+        self._places |= {model: _Place(engine, ModelIndex(number)) for number, model in enumerate(held)}
         self._pump()
 
-    def engine_down(self, error: BertserveError) -> None:
-        """The engine has gone: everything that waits for it fails with `error`."""
-        self._engine = None
-        self.fail_all(error)
+    def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
+        """An engine has gone: everything that waits for it fails with `error`.
+
+        Args:
+            error: For the clients.
+            engine: Which one; None for all that there are.
+        """
+        if engine is None:
+            self._places.clear()
+            self.fail_all(error)
+            return
+        self._forget_places(engine)
+        for ticket in list(self._tickets):
+            if ticket.model not in self._places:
+                self._fail(ticket, error)
+
+    def engine_leaves(self, engine: Engine) -> None:
+        """An engine that nothing waits for any more takes no batches from now on."""
+        self._forget_places(engine)
+        self.scheduler.resize(max((len(place.engine.lanes) for place in self._places.values()), default=0))
+
+    def _forget_places(self, engine: Engine) -> None:
+        self._places = {model: place for model, place in self._places.items() if place.engine is not engine}
 
     def fail_all(self, error: BertserveError) -> None:
         """Answers every request that is still here with an error."""
@@ -168,7 +214,7 @@ class Dispatcher:
 
     def waiting(self) -> Counter[ModelIndex]:
         """Requests of each model of which no text has reached the engine yet."""
-        return Counter(ticket.items[0].model for ticket in self._tickets if not ticket.started)
+        return Counter(ticket.model for ticket in self._tickets if not ticket.started)
 
     def predicted_wait_s(self) -> float:
         """Predicted seconds until all that is here now is answered."""
@@ -180,8 +226,8 @@ class Dispatcher:
             return
         self._pumping = True
         try:
-            while self._engine is not None and (assignment := self.scheduler.next(now := self._clock())):
-                self._run(self._engine, assignment, now)
+            while self._places and (assignment := self.scheduler.next(now := self._clock())):
+                self._run(assignment, now)
         finally:
             self._pumping = False
         self._set_wake(self.scheduler.wake_at)
@@ -193,21 +239,24 @@ class Dispatcher:
         if when is not None:
             self._wake = self._alarms.at(when, self._pump)
 
-    def _run(self, engine: Engine, assignment: Assignment, now: float) -> None:
+    def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items
         for item in items:
             ticket = _ticket(item)
             ticket.started = True
             ticket.queue_us = max(ticket.queue_us, (now - ticket.submitted) * 1e6)
-        batch = Batch(items[0].model, [item.text for item in items])
-        self._observer.batch_started(assignment)
-        engine.submit(assignment.lane, batch, lambda outcome: self._done(engine, assignment, outcome))
+        engine, number = self._places[items[0].model]
+        batch = Batch(number, [item.text for item in items])
+        generation = self._generation
+        self.observer.batch_started(assignment)
+        engine.submit(assignment.lane, batch, lambda outcome: self._done(generation, assignment, outcome))
 
-    def _done(self, engine: Engine, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
+    def _done(self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
         occupied_us = 0.0
-        if engine is self._engine:
+        if generation == self._generation:
             compute_us = None if isinstance(outcome, BertserveError) else outcome.compute_us
-            occupied_us = self.scheduler.done(assignment, compute_us, self._clock())
+            held_us = self.scheduler.done(assignment, compute_us, self._clock())
+            occupied_us = 0.0 if isinstance(outcome, EngineLost) else held_us
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
@@ -217,7 +266,7 @@ class Dispatcher:
             for item in assignment.items:
                 self._fail(_ticket(item), outcome)
         self._pump()
-        self._observer.batch_ended(assignment, occupied_us)
+        self.observer.batch_ended(assignment, occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
         for place, item in enumerate(items):

@@ -3,7 +3,7 @@
     BertserveError
     ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, ModelNotNamed, RouteNotFound, MethodNotAllowed,
     │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
-    │                     ServiceNotFound, Unauthenticated, Forbidden, Unsupported, ClientGone
+    │                     ServiceNotFound, VersionRefused, Unauthenticated, Forbidden, Unsupported, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost
@@ -105,6 +105,14 @@ class ServiceNotFound(InvalidRequest):
     reason = "service_not_found"
     http_status = 404
     grpc_code = "NOT_FOUND"
+
+
+class VersionRefused(InvalidRequest):
+    """A version was asked for that must not or cannot be served; what is there serves on."""
+
+    reason = "version_refused"
+    http_status = 400
+    grpc_code = "FAILED_PRECONDITION"
 
 
 class Unauthenticated(InvalidRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from serving.errors import EmptyInput, InvalidRequest
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from serving.dispatch import Dispatcher
     from serving.lifecycle import Lifecycle
-    from serving.records import A, EncodedText, InferRequest, TextInput, Totals
+    from serving.records import A, EncodedText, InferRequest, ModelIndex, TextInput, Totals
     from serving.repository import Repository, ServedModel
     from serving.settings import Settings
     from serving.tasks.base import Task
@@ -54,6 +55,7 @@ class Pipeline:
         self._scheduler = dispatcher.scheduler
         self._metrics = metrics
         self._tokenizers = asyncio.Semaphore(1)
+        self._users: Counter[ModelIndex] = Counter()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         """Answers a request, or raises the one error that its client gets.
@@ -68,22 +70,26 @@ class Pipeline:
         task.check(request.options, model.manifest)
         inputs = request.inputs if request.prompt_name is None else model.prompted(request.inputs, request.prompt_name)
         size = task.size_bytes(model.tokenizer, inputs)
-        with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
-            if self._scheduler.crowded:
-                self._check_estimate(request, model, _cautious_lengths(task, model, size, len(inputs)))
-            started = time.perf_counter()
-            texts = await self._encode(task, request, model, inputs, size)
-            tokenize_us = (time.perf_counter() - started) * 1e6
-            lengths = [len(text.ids) for text in texts]
-            tokens = sum(lengths)
-            permit.resize(tokens)
-            deadline = self._deadline(request, model, lengths)
-            ticket = await self._dispatcher.run(model.index, texts, deadline, request.priority)
-            work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
-            if task.token_outputs and tokens > _INLINE_TOKENS:
-                answer = await asyncio.to_thread(task.finish, work)
-            else:
-                answer = task.finish(work)
+        self._users[model.index] += 1
+        try:
+            with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
+                if self._scheduler.crowded:
+                    self._check_estimate(request, model, _cautious_lengths(task, model, size, len(inputs)))
+                started = time.perf_counter()
+                texts = await self._encode(task, request, model, inputs, size)
+                tokenize_us = (time.perf_counter() - started) * 1e6
+                lengths = [len(text.ids) for text in texts]
+                tokens = sum(lengths)
+                permit.resize(tokens)
+                deadline = self._deadline(request, model, lengths)
+                ticket = await self._dispatcher.run(model.index, texts, deadline, request.priority)
+                work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
+                if task.token_outputs and tokens > _INLINE_TOKENS:
+                    answer = await asyncio.to_thread(task.finish, work)
+                else:
+                    answer = task.finish(work)
+        finally:
+            self._users[model.index] -= 1
         total_us = (time.perf_counter() - request.arrival) * 1e6
         outcome = Outcome(
             answer=answer,
@@ -97,13 +103,17 @@ class Pipeline:
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
 
-    def totals(self, name: str) -> Totals:
-        """What a model has answered since the server started."""
-        return self._metrics.totals[name]
+    def users(self, model: ModelIndex) -> int:
+        """Requests under way that have found this model."""
+        return self._users[model]
+
+    def totals(self, model: ServedModel) -> Totals:
+        """What a version of a model has answered since the server started."""
+        return self._metrics.totals[model.name, model.version]
 
     def batches(self, model: ServedModel) -> int:
         """Batches of a model that engines were given since the server started."""
-        return self._metrics.batches[model.index]
+        return self._metrics.batches(model)
 
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
         """Lets something read texts with a model's tokenizer: at once if short, else in its turn in a thread.

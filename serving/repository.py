@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from serving.bundle import BundleError, open_bundle
+from serving.bundle import BundleError, open_bundle, read_bundle
 from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
@@ -17,7 +17,7 @@ from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from serving.bundle import Bundle
@@ -41,7 +41,7 @@ class ServedModel:
     """A model that requests can name.
 
     Attributes:
-        index: Its position in the engine's list.
+        index: What dispatching knows it by, as long as it is there; another version of it has another.
         path: Its bundle.
         bundle_sha256: Of the bundle's manifest.
         manifest: What the bundle says.
@@ -89,22 +89,31 @@ class ServedModel:
 
     def spec(self) -> ModelSpec:
         """The model as an engine loads it."""
-        return ModelSpec(
-            name=self.name,
-            path=str(self.path / self.artifact.file),
-            sha256=self.artifact.sha256,
-            batch_invariant=self.artifact.batch_invariant,
-            vocab_size=self.manifest.vocab_size,
-            max_length=self.manifest.max_length,
-            special_ids=self.manifest.special_ids,
-            inputs=tuple(tensor.name for tensor in self.manifest.inputs),
-            outputs=self.manifest.outputs,
-            copied=self.artifact.size_bytes <= COPIED_BYTES,
-        )
+        return spec_of(self.path, self.manifest, self.artifact)
+
+
+def spec_of(path: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
+    """A form of a bundle's model as an engine loads it."""
+    return ModelSpec(
+        name=manifest.model,
+        path=str(path / artifact.file),
+        sha256=artifact.sha256,
+        batch_invariant=artifact.batch_invariant,
+        vocab_size=manifest.vocab_size,
+        max_length=manifest.max_length,
+        special_ids=manifest.special_ids,
+        inputs=tuple(tensor.name for tensor in manifest.inputs),
+        outputs=manifest.outputs,
+        copied=artifact.size_bytes <= COPIED_BYTES,
+    )
 
 
 class Repository:
-    """The models being served, by exact name; a name from a request never becomes a path."""
+    """The models being served, by exact name; a name from a request never becomes a path.
+
+    Attributes:
+        models: One version of each, in service or not.
+    """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
         """Serves all of them.
@@ -120,6 +129,7 @@ class Repository:
         self._by_name = {model.name: model for model in models}
         self._defaults = defaults or {}
         self._alone: dict[Task | None, ServedModel] = {}
+        self._listeners: list[Callable[[], None]] = []
         for task, name in self._defaults.items():
             if name not in self._by_name or self._by_name[name].manifest.task != task:
                 raise StartupError(f"--default {task}={name}: the repository holds no model of that name and task")
@@ -171,9 +181,25 @@ class Repository:
         except OSError as error:
             raise StartupError(f"model repository {root}: {error}") from error
 
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever other versions have taken the place of models."""
+        self._listeners.append(listener)
+
+    def replace(self, models: Sequence[ServedModel]) -> None:
+        """Puts other versions in the places of the models of the same names; what was out of service stays so."""
+        self.models = list(models)
+        self._by_name = {model.name: model for model in models if model.name in self._by_name}
+        self._alone.clear()
+        for listener in self._listeners:
+            listener()
+
     def of_task(self, task: Task) -> Sequence[ServedModel]:
         """The models of a task that are in service."""
         return [model for model in self._by_name.values() if model.manifest.task == task]
+
+    def named(self, name: str) -> ServedModel:
+        """The model of a name that there is, in service or not."""
+        return next(model for model in self.models if model.name == name)
 
     def serves(self, name: str) -> bool:
         """Whether a model of that name is in service."""
@@ -262,3 +288,24 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool) ->
 def _served(index: ModelIndex, bundle: Bundle, artifact: Artifact) -> ServedModel:
     tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
     return ServedModel(index, bundle.path, bundle.sha256, bundle.manifest, artifact, tokenizer)
+
+
+def choose(
+    path: Path, precision: str, *, engine: str, allow_unproven: bool = False, cache: Path | None = None
+) -> tuple[Bundle, Artifact]:
+    """A version that shall take the place of another, and the form of it that an engine shall run; not verified yet.
+
+    Args:
+        path: `<root>/<model>/<version>`.
+        precision: As `Repository.open`, like the others.
+        engine: What will run it.
+        allow_unproven: Also what nobody compared with PyTorch.
+        cache: What this node made of bundles.
+
+    Raises:
+        BundleError: It must not or cannot be served.
+    """
+    bundle = read_bundle(path)
+    if cache is not None:
+        bundle = with_proofs(cache, bundle)
+    return bundle, _artifact(bundle, precision, engine, unproven=allow_unproven)

@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -22,14 +23,18 @@ from serving.errors import EngineLost, NotReady, StartupError
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
 from serving.pipeline import Pipeline
+from serving.repository import choose
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.scheduling.cost import ModelCosts
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
 from serving.security.tls import Tls
 from serving.security.watch import FileWatch
 from serving.status import Status
+from serving.swap.exchange import Exchange
+from serving.swap.placing import place
+from serving.swap.versions import Versions
+from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
@@ -143,13 +148,16 @@ class Server:
             if settings.cache_dir and settings.backend != "fake"
             else None
         )
-        self._known_costs = [self._cost_cache.read(model) if self._cost_cache else [] for model in repository.models]
+        known_costs = [self._cost_cache.read(model) if self._cost_cache else [] for model in repository.models]
+        self._unmeasured = {
+            model.bundle_sha256 for model, known in zip(repository.models, known_costs, strict=True) if not known
+        }
         self._supervisor = Supervisor(
             Load(
                 engine=settings.backend,
                 models=specs,
                 threads=threads,
-                costs=self._known_costs,
+                costs=known_costs,
                 fake_ms=settings.fake_ms,
                 fake_faults=settings.faults(),
                 max_batch_tokens=settings.max_batch_tokens,
@@ -160,12 +168,34 @@ class Server:
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
         )
+        self._versions = Versions(
+            settings.models,
+            repository,
+            Exchange(
+                supervisor=self._supervisor,
+                dispatcher=dispatcher,
+                pipeline=pipeline,
+                repository=repository,
+                lifecycle=lifecycle,
+                hang_s=settings.engine_hang_s,
+                keep_s=settings.keep_version_s,
+            ),
+            partial(
+                choose,
+                precision=settings.precision,
+                engine=settings.backend,
+                allow_unproven=settings.allow_unproven,
+                cache=settings.cache_dir,
+            ),
+        )
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
         self._recent = Recent(metrics)
-        status = Status(repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready)
+        status = Status(
+            repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready, self._versions
+        )
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
-        v2_service = V2Service(pipeline, repository, lifecycle, settings)
+        v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
         api = [
             *tei.operations(pipeline, repository, settings),
             *tei_tokens.operations(pipeline, repository, settings),
@@ -218,6 +248,7 @@ class Server:
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
         metrics.follow_engine(self._supervisor)
+        metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
         metrics.read(catalogue.SPANS_DROPPED, lambda: {(reason,): count for reason, count in spans.dropped.items()})
@@ -262,7 +293,9 @@ class Server:
         self._lifecycle.to(State.WARMING)
         engine = asyncio.create_task(self._supervisor.run())
         engine.add_done_callback(self._supervisor_ended)
-        files = asyncio.create_task(self._files.run())
+        watching = [asyncio.create_task(self._files.run())]
+        if every_s := self._settings.watch_models_s:
+            watching.append(asyncio.create_task(RepositoryWatch(self._settings.models, self._versions, every_s).run()))
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -272,9 +305,9 @@ class Server:
         else:
             signalled.cancel()
             await self._end(0)
-        engine.cancel()
-        files.cancel()
-        await asyncio.gather(engine, files, return_exceptions=True)
+        for task in (engine, *watching):
+            task.cancel()
+        await asyncio.gather(self._versions.close(), engine, *watching, return_exceptions=True)
         if self._exporter:
             await asyncio.to_thread(self._exporter.close, TRACES_GRACE_S)
         self._probes.close()
@@ -286,7 +319,7 @@ class Server:
 
     def engine_up(self, engine: RemoteEngine) -> None:
         """A warm engine is there: take requests."""
-        self._dispatcher.engine_up(engine, self._costs(engine))
+        place(self._dispatcher, engine, self._repository.models)
         self._keep_costs(engine)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
@@ -296,32 +329,23 @@ class Server:
         if self._lifecycle.to(State.READY if proven else State.DEGRADED):
             self._announce(engine)
 
-    def _costs(self, engine: RemoteEngine) -> list[ModelCosts]:
-        policy = self._dispatcher.scheduler.policy
-        return [
-            ModelCosts(
-                points,
-                narrow_lanes=len(engine.lanes) - 1,
-                batched=policy.batch_invariant[index],
-                max_batch_tokens=policy.max_batch_tokens,
-                group_tokens=policy.group_tokens,
-                min_batch_gain=policy.min_batch_gain,
-            )
-            for index, points in enumerate(engine.costs)
-        ]
-
     def _keep_costs(self, engine: RemoteEngine) -> None:
         """Writes what was measured into the node's cache, beside the loop: digests and `fsync` take their time."""
         if self._cost_cache is None:
             return
         for model, points in zip(self._repository.models, engine.costs, strict=True):
-            if not self._known_costs[model.index]:
-                self._known_costs[model.index] = list(points)
+            if model.bundle_sha256 in self._unmeasured:
+                self._unmeasured.remove(model.bundle_sha256)
                 threading.Thread(target=self._cost_cache.write, args=(model, list(points))).start()
 
     def engine_down(self) -> None:
-        """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile."""
+        """The engine died: whatever waits for it fails at once, and new requests are refused meanwhile.
+
+        Where the version before is still there, that serves instead, and nothing new is refused.
+        """
         self._metrics.engine_died()
+        if self._versions.fall_back():
+            return
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 

@@ -130,7 +130,23 @@ class Settings(BaseModel):
         description="Of several models of a task, the one that answers a request that names none: `TASK=NAME,...`.",
     )
     model_control: bool = Field(
-        False, description="Let requests on `/v2` and gRPC take models of the repository out of service and back."
+        False,
+        description="Let requests on `/v2` and gRPC load versions of the repository's models and take models out of "
+        "service and back.",
+    )
+    watch_models_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Look for newer versions of the models so often and swap to them while serving; 0: what is there "
+        "at the start is served until a request loads another.",
+    )
+    keep_version_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="After a swap the version before stays in memory for so long, for the way back: asked for, or by "
+        "itself when the engine of the new one ends. Its memory is needed beside the new one's.",
     )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."

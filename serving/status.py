@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from serving.manifest import Artifact
     from serving.repository import Repository, ServedModel
     from serving.scheduling.cost import ModelCosts
+    from serving.swap.versions import Versions
     from serving.telemetry.metrics import BatchSeen, Metrics
     from serving.telemetry.recent import Recent
 
@@ -36,6 +37,7 @@ class Status:
         metrics: Metrics,
         recent: Recent,
         engine: Callable[[], Ready | None],
+        versions: Versions,
     ) -> None:
         """Names what it looks at.
 
@@ -46,6 +48,7 @@ class Status:
             metrics: The last batches.
             recent: Rates and latencies.
             engine: What the engine said of itself; None while there is none.
+            versions: Those that are not served.
         """
         self._repository = repository
         self._lifecycle = lifecycle
@@ -53,6 +56,7 @@ class Status:
         self._metrics = metrics
         self._recent = recent
         self._engine = engine
+        self._versions = versions
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """All of it, ready for JSON; times in milliseconds or microseconds as their names say.
@@ -62,6 +66,7 @@ class Status:
         """
         scheduler = self._dispatcher.scheduler
         queue, admission = scheduler.queue, scheduler.admission
+        others = self._versions.others()
         return {
             "state": self._lifecycle.state,
             "engine": _engine(self._engine()),
@@ -81,11 +86,17 @@ class Status:
                 "deadline_misses": self._dispatcher.misses,
             },
             "lanes": [{"tokens": tokens} for tokens in scheduler.lanes.load],
+            "swaps": self._versions.outcomes,
             "batches": _batches(list(self._metrics.recent)),
             "models": [
                 {
                     **_model(model),
                     "in_service": self._repository.serves(model.name),
+                    "other_versions": [
+                        {"version": other.version, "state": other.state, "reason": other.reason}
+                        for other in others
+                        if other.name == model.name
+                    ],
                     "costs": _costs(scheduler.costs[model.index]) if costs and scheduler.costs else None,
                 }
                 for model in self._repository.models

@@ -1,7 +1,8 @@
 """The server's side of an engine process: starts it, speaks to it, notices its end and starts it again.
 
 `RemoteEngine` is one life of an engine process. `Supervisor` gives it another: at once, unless it died
-`crash_limit` times within `crash_window_s`; then the slot has failed.
+`crash_limit` times within `crash_window_s`; then the slot has failed. It can be given another engine to look after,
+which somebody else has started beside.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from serving.engine.base import Done, LaneKind
     from serving.records import Batch, BatchOutput
@@ -36,6 +37,10 @@ _LOOK_S = 0.25
 """How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
 
 _HANG_FACTOR = 10.0
+
+
+def _ignore(_: int) -> None:
+    """Is told of a process that nobody has to know of."""
 
 
 class EngineFailed(Exception):
@@ -69,6 +74,10 @@ class _Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.WriteTransport", transport)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending)
 
     def submit(self, batch: Batch, done: Done) -> None:
         self._number += 1
@@ -115,21 +124,29 @@ def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
 
 
 class _Control(asyncio.Protocol):
-    """The control socket: one answer to LOAD, then silence until the end."""
+    """The control socket: what LOAD is answered with, then silence until the end."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[tuple[Kind, bytes]] = asyncio.get_running_loop().create_future()
+        self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
         self._frames = FrameReader()
+
+    async def answer(self) -> tuple[Kind, bytes]:
+        """The next frame.
+
+        Raises:
+            EngineLost: The process ended first.
+        """
+        answer = await self._answers.get()
+        if answer is None:
+            raise EngineLost("the engine process ended while it was loading")
+        return answer
 
     def data_received(self, data: bytes) -> None:
         for kind, _, payload in self._frames.feed(data):
-            if not self.answer.done():
-                self.answer.set_result((kind, payload))
+            self._answers.put_nowait((kind, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        if not self.answer.done():
-            self.answer.set_exception(EngineLost("the engine process ended while it was loading"))
-            self.answer.exception()
+        self._answers.put_nowait(None)
 
 
 class RemoteEngine:
@@ -148,12 +165,21 @@ class RemoteEngine:
         self.ready: Ready | None = None
 
     @classmethod
-    async def start(cls, load: Load, hang_s: float = 2.0) -> RemoteEngine:
+    async def start(
+        cls,
+        load: Load,
+        hang_s: float = 2.0,
+        *,
+        started: Callable[[int], None] = _ignore,
+        verified: Callable[[], Awaitable[None]] | None = None,
+    ) -> RemoteEngine:
         """Starts a process and waits until its models are warm.
 
         Args:
             load: What it loads.
             hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
+            started: Told the process's id once it can be paused; it has done nothing yet.
+            verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
 
         Raises:
             EngineFailed: It refused to load; the message is for the operator.
@@ -166,7 +192,7 @@ class RemoteEngine:
                 unused.callback(pair[1].close)
             theirs = [pair[1].fileno() for pair in pairs]
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-            command = [sys.executable, "-P", "-m", "serving.engine.worker", *map(str, theirs)]
+            command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
@@ -174,15 +200,23 @@ class RemoteEngine:
             ends = [pair[0].dup() for pair in pairs]
         engine = cls(process, hang_s)
         try:
-            await engine._connect(ends, load)
-        except BaseException:
+            await engine._connect(ends, load, started, verified)
+        except BaseException as error:
+            if not isinstance(error, EngineFailed):
+                process.kill()  # it may be paused, and then it would not see that its sockets close
             await engine.close()
             for end in ends[len(engine._transports) :]:
                 end.close()
             raise
         return engine
 
-    async def _connect(self, ends: list[socket.socket], load: Load) -> None:
+    async def _connect(
+        self,
+        ends: list[socket.socket],
+        load: Load,
+        started: Callable[[int], None],
+        verified: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         for end in ends:
             end.setblocking(False)
@@ -193,7 +227,14 @@ class RemoteEngine:
             self._transports.append(transport)
             self._lanes.append(lane)
         self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
-        kind, payload = await control.answer
+        await control.answer()  # STARTED
+        started(self.pid)
+        kind, payload = await control.answer()
+        if kind is Kind.VERIFIED:
+            if verified is not None:
+                await verified()
+            self._control.write(pack(Kind.PROCEED, b""))
+            kind, payload = await control.answer()
         if kind is Kind.REFUSED:
             raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
         self.ready = msgspec.json.decode(payload, type=Ready)
@@ -205,6 +246,11 @@ class RemoteEngine:
     def costs(self) -> Sequence[Sequence[CostPoint]]:
         """What each model's texts were measured to cost; empty until it is ready."""
         return self.ready.costs if self.ready else ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to it that it has not answered."""
+        return any(lane.busy for lane in self._lanes)
 
     @property
     def gone(self) -> bool:
@@ -269,15 +315,18 @@ class Supervisor:
     """Keeps one engine process alive.
 
     Attributes:
+        load: What it loads.
+        engine: The process that runs; None while there is none.
         restarts: How often a new process was started after the first.
     """
 
     def __init__(
         self, load: Load, slot: Slot, *, crash_limit: int = 3, crash_window_s: float = 60.0, hang_s: float = 2.0
     ) -> None:
-        self._load = load
+        self.load = load
         self._hang_s = hang_s
         self._slot = slot
+        self._changed = asyncio.Event()
         self._crash_limit = crash_limit
         self._crash_window_s = crash_window_s
         self._crashes: deque[float] = deque()
@@ -293,7 +342,7 @@ class Supervisor:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
         while True:
             try:
-                self.engine = await RemoteEngine.start(self._load, self._hang_s)
+                engine = await RemoteEngine.start(self.load, self._hang_s)
             except EngineFailed as refused:
                 self._slot.engine_failed(str(refused))
                 return
@@ -301,8 +350,8 @@ class Supervisor:
                 log.warning("%s", lost.message)
             else:
                 # What the first life has measured holds for the next, which is wanted soon.
-                self._load = msgspec.structs.replace(self._load, costs=list(map(list, self.engine.costs)))
-                await self._watch(self.engine)
+                self._look_after(engine, self.load)
+                await self._watch(engine)
             if self._too_many_crashes():
                 self._slot.engine_failed(
                     f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s"
@@ -310,13 +359,40 @@ class Supervisor:
                 return
             self.restarts += 1
 
+    def exchange(self, engine: RemoteEngine, load: Load) -> None:
+        """Looks after another engine from now on, in place of the one that there is, which is the caller's then.
+
+        Args:
+            engine: Ready.
+            load: What it has loaded, and what those that follow it shall load.
+        """
+        if self.engine is not None:
+            self.engine.on_end = lambda: None
+        self._look_after(engine, load)
+        self._changed.set()
+
+    def _look_after(self, engine: RemoteEngine, load: Load) -> None:
+        self.engine = engine
+        # What the first life has measured holds for the next, which is wanted soon; and it was verified.
+        self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[])
+        engine.on_end = self._ended
+
+    def _ended(self) -> None:
+        self._slot.engine_down()
+        self._changed.set()
+
     async def _watch(self, engine: RemoteEngine) -> None:
-        engine.on_end = self._slot.engine_down
+        """Waits until an engine has ended and no other has taken its place."""
         if not engine.gone:
             self._slot.engine_up(engine)
         try:
+            while not engine.gone:
+                self._changed.clear()
+                await self._changed.wait()
+                engine = self.engine or engine
             status = await engine.wait()
         except asyncio.CancelledError:
+            engine = self.engine or engine
             engine.on_end = lambda: None
             await engine.close()
             raise

@@ -3,7 +3,8 @@
 A lane's first runs of a length allocate and choose kernels; a client shall not wait for that. The same runs measure
 the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. A narrow
 lane is measured with all of its siblings at the same work, since that is when it is used: they share caches and
-memory. All of it ends in time: what was not measured is extended from what was.
+memory. All of it ends in time: what was not measured is extended from what was. A model that answers one of these
+texts with NaN or infinity is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def warm_up(
         max_batch_tokens: Padded tokens of the largest batch.
 
     Raises:
-        BundleError: A model cannot answer.
+        BundleError: A model cannot answer, or answers what is not finite.
     """
     found = []
     for index, model in enumerate(models):
@@ -111,7 +112,7 @@ class _Model:
 
     def _cell(self, kind: LaneKind, tokens: int, size: int, runs: int) -> CostPoint:
         batch = Batch(self._index, [self._text(tokens)] * size)
-        times = _side_by_side(self._groups[kind], batch, runs)
+        times = _side_by_side(self._spec.name, self._groups[kind], batch, runs)
         quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [0.0, times[0], 0.0]
         return CostPoint(kind.value, tokens, size, statistics.median(times), quarters[2] - quarters[0])
 
@@ -121,8 +122,8 @@ class _Model:
         return EncodedText(array("i", [spec.special_ids.get("cls", 0), *middle, spec.special_ids.get("sep", 0)]))
 
 
-def _side_by_side(runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
-    """The times of a batch on each of the runners while all of them work, in microseconds."""
+def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
+    """The times of a model's batch on each of the runners while all of them work, in microseconds."""
     times: list[float] = []
     faults: list[EngineFault] = []
     start = threading.Barrier(len(runners))
@@ -133,7 +134,11 @@ def _side_by_side(runners: Sequence[Runner], batch: Batch, runs: int) -> list[fl
         started = time.perf_counter()
         try:
             for _ in range(runs):
-                own.append(runner.run(batch).compute_us)
+                output = runner.run(batch)
+                if not all(output.finite):
+                    faults.append(EngineFault(f"the answer to {batch.padded_length} tokens is not finite"))
+                    break
+                own.append(output.compute_us)
                 if _enough(len(own), time.perf_counter() - started):
                     break
         except EngineFault as fault:
@@ -147,7 +152,7 @@ def _side_by_side(runners: Sequence[Runner], batch: Batch, runs: int) -> list[fl
     for thread in threads:
         thread.join()
     if faults:
-        raise BundleError(f"warm-up failed: {faults[0].message}") from faults[0]
+        raise BundleError(f"warm-up of {name} failed: {faults[0].message}") from faults[0]
     return times
 
 

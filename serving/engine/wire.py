@@ -5,7 +5,9 @@
     RESULT  := compute_us f64 | texts u32 | arrays u32 | finite u8[texts], padded to 8
                | for each array: dtype u32 (0 f32, 1 i32), ndim u32, dims u32[ndim], data[product]
     FAULT   := message, UTF-8, for the log
-    LOAD, READY, REFUSED := JSON, once each, on the control socket
+    STARTED := nothing, the first frame on the control socket
+    LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, where bundles are to be
+               verified first, VERIFIED from the engine and PROCEED from the server, without payload
 
 Both ends are one machine and one build, so numbers are in its own byte order. A RUN answers with exactly
 one RESULT or FAULT that repeats its batch number.
@@ -48,6 +50,9 @@ class Kind(IntEnum):
     LOAD = 4
     READY = 5
     REFUSED = 6
+    VERIFIED = 7
+    PROCEED = 8
+    STARTED = 9
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -64,6 +69,7 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
+        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 
     engine: Literal["ort-cpu", "openvino", "fake"]
@@ -74,6 +80,7 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
+    bundles: list[tuple[str, str]] = []
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
 
 Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
-It ends when the server's end of any of them closes, so no orphan ever holds the device. Signals that a
-terminal or a service manager sends to the whole group are ignored: the server decides when it ends.
+It ends when the server's end of any of them closes, so no orphan ever holds the device (and `process` sees to it that
+one which is paused ends too). Signals that a terminal or a service manager sends to the whole group are ignored: the
+server decides when it ends.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from serving import logs
-from serving.bundle import BundleError
+from serving.bundle import BundleError, open_bundle
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.one_by_one import OneByOne
 from serving.engine.warm_up import warm_up
@@ -58,6 +59,11 @@ def main(descriptors: list[int]) -> None:
     load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
     writer = logs.start(load.log_format, "info")
     try:
+        if load.bundles:
+            verify(load)
+            # Only now may it take memory for a model.
+            _until_the_end(lambda: control.send(pack(Kind.VERIFIED, b"")))
+            _until_the_end(control.receive)
         backend, ready = prepare(load)
     except BundleError as error:
         refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error))))
@@ -81,11 +87,23 @@ def _until_the_end(speak: Callable[[], T]) -> T:
         os._exit(0)
 
 
+def verify(load: Load) -> None:
+    """Verifies the bundles that the server has not verified itself.
+
+    Raises:
+        BundleError: One of them is not what its manifest says, or holds what must not be served.
+    """
+    for path, sha256 in load.bundles:
+        if open_bundle(Path(path)).sha256 != sha256:
+            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
+
+
 def prepare(load: Load) -> tuple[Backend, Ready]:
     """Loads and warms every model.
 
     Raises:
-        BundleError: An artifact is not what its manifest says or cannot be loaded.
+        BundleError: An artifact is not what its manifest says or cannot be loaded, or a model's answers are not
+            finite.
     """
     backend: Backend
     if load.engine == "fake":
@@ -129,7 +147,3 @@ def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
         log.exception("a batch failed")
         message = "unexpected error in the engine process; its log has the details"
     return pack(Kind.FAULT, message.encode(), batch=number)
-
-
-if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])

@@ -260,6 +260,12 @@ class ModelCosts:
         """How many such texts a lane is given at once while enough of them wait."""
         return self._share(tokens)[1]
 
+    def inherit(self, before: ModelCosts) -> None:
+        """Starts from what another model's batches have taught, for one that takes its place on the same device."""
+        for own, other in zip(self.corrections, before.corrections, strict=True):
+            own.factor, own.shapes = other.factor, list(other.shapes)
+            own.overhead_us, own.batches = other.overhead_us, other.batches
+
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
         """Learns of a batch that was computed; see `Correction.observe`."""
         table = self.narrow if lane and self.narrow else self.wide

@@ -116,6 +116,25 @@ class Scheduler:
         self._freed = [0.0] * lanes
         self.costs = costs
 
+    def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
+        """An engine takes batches beside one that still works; lanes of one number are the same part of the device.
+
+        Args:
+            lanes: Of the engine that joins.
+            costs: Of each model, of whichever engine.
+        """
+        self.resize(max(lanes, len(self.lanes.load)))
+        self.costs = costs
+
+    def resize(self, lanes: int) -> None:
+        """There are so many lanes from now on; those that go are idle."""
+        load = self.lanes.load
+        del load[lanes:]
+        load.extend([0] * (lanes - len(load)))
+        for times in (self.lanes.free_at, self._held, self._freed):
+            del times[lanes:]
+            times.extend([0.0] * (lanes - len(times)))
+
     # Admission.
 
     @property

@@ -107,6 +107,15 @@ UNPROVEN = Metric(
     "1 for a model whose artifact nobody compared with PyTorch, else 0.",
     _MODEL,
 )
+VERSION = Metric(
+    "bertserve_model_version", "gauge", "The version of a model that is served.", {"model": "a model of the repository"}
+)
+SWAPS = Metric(
+    "bertserve_swaps_total",
+    "counter",
+    "Versions of models that were to take the place of others while serving.",
+    {"outcome": "`switched`, `refused`, or `rolled_back` because the engine of the new one ended"},
+)
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
 CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})
 
@@ -130,7 +139,8 @@ SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
-    *(STATE, ENGINE, ENGINE_RESTARTS, NON_FINITE, MODEL, UNPROVEN, BUILD, CONNECTIONS, LOG_LOST, LOG_HIDDEN),
+    *(STATE, ENGINE, ENGINE_RESTARTS, NON_FINITE, MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS),
+    *(LOG_LOST, LOG_HIDDEN),
     *(SPANS_EXPORTED, SPANS_DROPPED),
 )
 """What is the server's own."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import Supervisor
     from serving.records import ModelIndex, Outcome
-    from serving.repository import Repository
+    from serving.repository import Repository, ServedModel
     from serving.scheduling.batcher import Assignment
     from serving.telemetry.catalogue import Metric
     from serving.telemetry.collectors import Values
@@ -85,8 +85,7 @@ class Metrics:
 
     Attributes:
         registry: Where they are scraped.
-        batches: Batches of each model that started.
-        totals: What each model has answered, by its name.
+        totals: What each model has answered, by its name and version.
         recent: The last batches.
     """
 
@@ -113,8 +112,10 @@ class Metrics:
         self._restarts = Total(catalogue.ENGINE_RESTARTS, registry)
         self._state = State.STARTING
         self.read(catalogue.STATE, lambda: {(state,): float(state is self._state) for state in State})
-        self.batches: defaultdict[ModelIndex, int] = defaultdict(int)
-        self.totals: defaultdict[str, Totals] = defaultdict(Totals)
+        self._batches_of: defaultdict[ModelIndex, int] = defaultdict(int)
+        self._batches_before: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._names: dict[ModelIndex, tuple[str, str]] = {}
+        self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
         self._triton: TritonMetrics | None = None
         ProcessCollector(registry=registry)
 
@@ -130,7 +131,7 @@ class Metrics:
         self._texts.value += texts
         self._tokens.value += outcome.tokens
         self._truncated.value += outcome.truncated_tokens
-        totals = self.totals[outcome.model]
+        totals = self.totals[outcome.model, outcome.version]
         totals.requests += 1
         totals.texts += texts
         totals.tokenize_us += timings.tokenize_us
@@ -147,7 +148,7 @@ class Metrics:
         """Records a batch that has been given to its lane."""
         self._batches.observe(len(assignment.items))
         self._padding.value += assignment.padding
-        self.batches[assignment.items[0].model] += 1
+        self._batches_of[assignment.items[0].model] += 1
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
         """Records for how long it held its lane."""
@@ -215,7 +216,32 @@ class Metrics:
             catalogue.UNPROVEN,
             lambda: {(model.name, model.version): float(not model.artifact.proven) for model in repository.models},
         )
+        repository.subscribe(lambda: self._name(repository))
+        self._name(repository)
+        self.read(
+            catalogue.VERSION, lambda: {(model.name,): float(model.manifest.version) for model in repository.models}
+        )
         self._triton = TritonMetrics(repository, statistics, waiting)
+
+    def _name(self, repository: Repository) -> None:
+        """Learns which version has which index now; one that is used again counts from nothing."""
+        for model in repository.models:
+            name, before = (model.name, model.version), self._names.get(model.index)
+            if before is not None and before != name:
+                self._batches_before[before] += self._batches_of.pop(model.index, 0)
+            self._names[model.index] = name
+
+    def batches(self, model: ServedModel) -> int:
+        """Batches of a version of a model that engines were given so far."""
+        return self._batches_of[model.index] + self._batches_before[model.name, model.version]
+
+    def follow_swaps(self, outcomes: dict[str, int]) -> None:
+        """Shows what became of versions that were to take the place of others.
+
+        Args:
+            outcomes: How many, by what became of them; somebody else counts.
+        """
+        Tally(catalogue.SWAPS, self.registry, outcomes)
 
     def follow_engine(self, supervisor: Supervisor) -> None:
         """Shows which engine runs, and what its process takes."""

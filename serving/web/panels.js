@@ -147,7 +147,14 @@ function models(served) {
 function row(model) {
   const { name, version, task, source, architecture, in_service: serving } = model;
   return [
-    pair(node("strong", {}, name), `version ${version}${serving ? "" : ", out of service"}`),
+    node(
+      "span",
+      {},
+      pair(node("strong", {}, name), `version ${version}${serving ? "" : ", out of service"}`),
+      ...model.other_versions.map((other) =>
+        node("span", { class: "second faint" }, `version ${other.version} ${other.state.toLowerCase()}: ${other.reason}`),
+      ),
+    ),
     pair(TASKS[task]?.name ?? task, architecture),
     pair(`${model.precision}, ${bytes(model.size_bytes)}`, `${model.batch_invariant ? "batched" : "one text at a time"}; from ${source}`),
     `${count(model.max_length)} tokens`,

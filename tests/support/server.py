@@ -162,7 +162,11 @@ class Server:
 
     def engine_pid(self) -> int | None:
         """The engine process's id, or None while there is none."""
-        return next((pid for pid in _children(self.pid) if "serving.engine.worker" in _command_line(pid)), None)
+        return next(iter(self.engine_pids()), None)
+
+    def engine_pids(self) -> list[int]:
+        """The ids of all engine processes: during a swap, and after it, there are two."""
+        return [pid for pid in _children(self.pid) if "serving.engine.process" in _command_line(pid)]
 
     def wait_announced(self) -> None:
         """Waits for the announcement on standard output and reads the ports from it.

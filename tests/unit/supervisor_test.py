@@ -307,7 +307,7 @@ async def test_an_engine_that_dies_while_loading_is_lost() -> None:
 async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
     """A model that cannot answer the simplest text is not served."""
     fail_on_warm_up = dict.fromkeys(range(1000), "raise")
-    with pytest.raises(EngineFailed, match="warm-up failed"):
+    with pytest.raises(EngineFailed, match="warm-up of batched failed"):
         await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=fail_on_warm_up)))
 
 

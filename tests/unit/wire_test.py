@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.engine.process import STARTED
 from serving.engine.wire import (
     FRAME_LIMIT_BYTES,
     HEADER,
@@ -199,3 +200,8 @@ def test_channel_refuses_a_frame_that_is_too_long(ends: tuple[Channel, socket.so
     other.sendall(HEADER.pack(FRAME_LIMIT_BYTES + 1, Kind.RUN, 0, 0))
     with pytest.raises(WireError):
         channel.receive()
+
+
+def test_an_engine_process_says_that_it_has_started() -> None:
+    """In a frame that is written down where nothing may be imported that makes frames."""
+    assert pack(Kind.STARTED, b"") == STARTED

@@ -85,7 +85,7 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
 
 def test_a_model_that_cannot_answer_is_refused() -> None:
     """With the engine's own words."""
-    with pytest.raises(BundleError, match=r"warm-up failed: .*told to fail"):
+    with pytest.raises(BundleError, match=r"warm-up of one failed: .*told to fail"):
         prepare(Load("fake", [spec("one", batch_invariant=True)], threads=1, fake_faults={1: "raise"}))
 
 

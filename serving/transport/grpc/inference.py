@@ -105,8 +105,12 @@ class InferenceService:
         return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
 
     async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
-        """Takes a model into service again."""
-        self._service.load(request.model_name, parameters=bool(request.parameters))
+        """Serves a version of a model."""
+        values = {
+            name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+            for name, value in request.parameters.items()
+        }
+        await self._service.load(request.model_name, values)
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, _: object) -> pb.RepositoryModelUnloadResponse:

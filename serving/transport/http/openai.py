@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import orjson
 
-from serving.errors import ModelNotFound
 from serving.records import EmbedOptions, InferRequest
 from serving.transport.http.decoding import JsonDecoder
 from serving.transport.http.documentation import UNLISTED
@@ -98,7 +97,6 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
     """The routes of this protocol."""
     decoder = JsonDecoder(EmbeddingsRequest)
     names = [model.name for model in repository.models if model.manifest.task == "embed"]
-    cards = {model.name: _card(model) for model in repository.models}
 
     async def embeddings(http: HttpRequest) -> HttpReply:
         http.require_json()
@@ -119,19 +117,18 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
         return HttpReply(body, head=outcome_head(outcome))
 
     async def models(_: HttpRequest) -> HttpReply:
-        served = [card for card in cards.values() if repository.serves(card.id)]
+        served = [_card(model) for model in repository.models if repository.serves(model.name)]
         return HttpReply(msgspec.json.encode(ModelList("list", served)))
 
     async def model(http: HttpRequest) -> HttpReply:
-        name = http.parameters["model"]
-        if name not in cards or not repository.serves(name):
-            raise ModelNotFound("no model of that name is served")
-        return HttpReply(msgspec.json.encode(cards[name]))
+        return HttpReply(msgspec.json.encode(_card(repository.find(http.parameters["model"]))))
 
     return [
         Operation("GET", "/v1/models", models, "The models of this server.", TAG, reply=ModelList),
         Operation(
-            "GET", "/v1/models/{model}", model, "One of them.", TAG, reply=ModelCard, values={"model": list(cards)}
+            *("GET", "/v1/models/{model}", model, "One of them.", TAG),
+            reply=ModelCard,
+            values={"model": [model.name for model in repository.models]},
         ),
         Operation(
             "POST",

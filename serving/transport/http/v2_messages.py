@@ -78,6 +78,6 @@ class IndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Nothing, or parameters: of them only `unload_dependents` is taken, and does nothing."""
+    """Nothing, or parameters: `version` of a model to be loaded; `unload_dependents` does nothing."""
 
     parameters: dict[str, Any] = {}

@@ -102,7 +102,7 @@ def _repository(service: V2Service) -> list[Operation]:
 
     async def load(http: HttpRequest) -> HttpReply:
         message = control_decoder.decode(http.body) if http.body else ControlRequest()
-        service.load(http.parameters["model"], parameters=bool(message.parameters))
+        await service.load(http.parameters["model"], message.parameters)
         return HttpReply(b"{}")
 
     async def unload(http: HttpRequest) -> HttpReply:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from serving.pipeline import Pipeline
     from serving.repository import Repository
     from serving.settings import Settings
+    from serving.swap.versions import VersionState
     from serving.transport.oip.tensors import Tensor
     from serving.transport.oip.views import ModelConfig, View
 
@@ -34,6 +36,7 @@ SETTINGS = "the settings of traces and logs are not changed by requests"
 _NS_PER_US = 1000
 _MS_PER_S = 1000
 _SHARED = "shared_memory_region"
+_VERSION = "version"
 
 
 class ServerMetadata(msgspec.Struct):
@@ -100,16 +103,47 @@ class ModelState(msgspec.Struct):
     reason: str
 
 
+class ModelVersions(Protocol):
+    """Who changes what is served."""
+
+    async def load(self, name: str, version: int | None = None) -> None:
+        """Serves a version, None for the newest, and takes its model into service.
+
+        Raises:
+            ModelNotFound: There is no such model or version.
+            VersionRefused: It must not or cannot be served.
+        """
+
+    def unload(self, name: str) -> None:
+        """Takes a model out of service."""
+
+    def others(self) -> Sequence[VersionState]:
+        """The versions that are not served, and why."""
+
+
 class V2Service:
     """The models under their names on v2."""
 
-    def __init__(self, pipeline: Pipeline, repository: Repository, lifecycle: Lifecycle, settings: Settings) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        settings: Settings,
+        versions: ModelVersions,
+    ) -> None:
         self._pipeline = pipeline
         self._repository = repository
         self._lifecycle = lifecycle
         self._settings = settings
+        self._versions = versions
         self._views = views(repository)
-        self._failures = {name: Duration() for name in self._views}
+        self._failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
+        repository.subscribe(self._look_again)
+
+    def _look_again(self) -> None:
+        """Other versions may take and give something else."""
+        self._views = views(self._repository)
 
     @property
     def names(self) -> list[str]:
@@ -203,7 +237,7 @@ class V2Service:
 
     def failed(self, view: View, arrival: float) -> None:
         """Counts a request that got an error."""
-        failures = self._failures[view.name]
+        failures = self._failures[view.name, view.model.version]
         failures.count += 1
         failures.ns += round((time.perf_counter() - arrival) * 1e9)
 
@@ -225,36 +259,42 @@ class V2Service:
         return StatisticsReply([self._statistics(view) for view in found])
 
     def index(self, *, ready: bool) -> list[ModelState]:
-        """The models of the repository.
+        """The models of the repository: the version of each that is served, and what is known of others.
 
         Args:
             ready: Only those that take requests.
         """
         states = []
+        others = [] if ready else self._versions.others()
         for view in map(self._views.__getitem__, self.names):
             loaded = self._repository.serves(view.served)
             state = "READY" if loaded and self._lifecycle.ready else "UNAVAILABLE"
             if state == "READY" or not ready:
                 reason = "" if state == "READY" else "unloaded" if not loaded else str(self._lifecycle.state)
                 states.append(ModelState(view.name, view.model.version, state, reason))
+            states += [ModelState(view.name, *said) for model, *said in others if model == view.served]
         return states
 
-    def load(self, name: str, *, parameters: bool) -> None:
-        """Takes a model of the repository into service again; one that is in service stays as it is.
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Serves a version of a model of the repository, the newest if the request names none.
+
+        Where another version is served, that serves on until this one is warm; one that is served already is taken
+        into service again if it was out of it.
 
         Args:
             name: Its name.
-            parameters: Whether the request brings a configuration or files.
+            parameters: Of the request; `version` alone is taken.
 
         Raises:
             Forbidden: `model_control` is off.
-            InvalidRequest: It brings something.
-            ModelNotFound: The repository had no such model when the server started.
+            InvalidRequest: It brings something else, or a version that is no number.
+            ModelNotFound: The repository had no such model when the server started, or has no such version.
+            VersionRefused: The version must not or cannot be served; what is served serves on.
         """
         self._check_control(name)
-        if parameters:
-            raise InvalidRequest("a model is loaded as its bundle has it; the request cannot bring parameters")
-        self._repository.load(self._views[name].model)
+        if parameters.keys() - {_VERSION}:
+            raise InvalidRequest(f"a model is loaded as its bundle has it; of parameters only `{_VERSION}` is taken")
+        await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
 
     def unload(self, name: str) -> None:
         """Takes a model out of service; its memory stays with the engine until the server ends.
@@ -264,7 +304,7 @@ class V2Service:
             ModelNotFound: The repository had no such model when the server started.
         """
         self._check_control(name)
-        self._repository.unload(self._views[name].model)
+        self._versions.unload(self._views[name].served)
 
     def _check_control(self, name: str) -> None:
         if not self._settings.model_control:
@@ -273,7 +313,7 @@ class V2Service:
             raise ModelNotFound("the repository holds no model of that name")
 
     def _statistics(self, view: View) -> ModelStatistics:
-        totals = self._pipeline.totals(view.served)
+        totals = self._pipeline.totals(view.model)
         requests = totals.requests
         output_us = totals.total_us - totals.tokenize_us - totals.queue_us - totals.compute_us
         success, queue, tokenize, compute, output = (
@@ -288,7 +328,7 @@ class V2Service:
             execution_count=self._pipeline.batches(view.model),
             inference_stats=InferStatistics(
                 success=success,
-                fail=self._failures[view.name],
+                fail=self._failures[view.name, view.model.version],
                 queue=queue,
                 compute_input=tokenize,
                 compute_infer=compute,
@@ -297,6 +337,16 @@ class V2Service:
                 cache_miss=Duration(),
             ),
         )
+
+
+def _version(wanted: object) -> int | None:
+    """The number of a version as requests write it; None where they name none."""
+    if wanted is None:
+        return None
+    words = str(wanted)
+    if isinstance(wanted, bool) or not (words.isascii() and words.isdigit() and str(int(words)) == words):
+        raise InvalidRequest(f"the parameter `{_VERSION}` must be the number of a version, such as 2")
+    return int(words)
 
 
 def refuse_unsupported(parameters: Mapping[str, object]) -> None:

@@ -1,0 +1,1 @@
+"""What a swap of versions costs the requests that arrive meanwhile."""

@@ -1,0 +1,264 @@
+"""Which version of each model is served, and how another takes its place.
+
+A version is read, verified, loaded and warmed in an engine process of its own, beside the one that serves; only then
+is it switched to. One that fails on the way never serves: what is there serves on, and the reason is kept for
+whoever asks. One whose engine process ends while the engine before is still there gives way to that at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from serving import sealed
+from serving.bundle import BundleError
+from serving.engine.supervisor import EngineFailed
+from serving.errors import EngineLost, ModelNotFound, VersionRefused
+from serving.manifest import TOKENIZER
+from serving.repository import ServedModel, spec_of
+from serving.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serving.bundle import Bundle
+    from serving.manifest import Artifact, Manifest
+    from serving.repository import Repository
+    from serving.swap.exchange import Exchange
+
+log = logging.getLogger("bertserve.swap")
+
+
+class VersionState(NamedTuple):
+    """A version that is not served, and why.
+
+    Attributes:
+        name: Its model.
+        version: Its number.
+        state: `LOADING` or `UNAVAILABLE`, as v2's index has it.
+        reason: A sentence.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Versions:
+    """The versions of the models that the repository held when the server started.
+
+    Attributes:
+        outcomes: Swaps so far: `switched`, `refused`, or `rolled_back` because the engine of the new one ended.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        repository: Repository,
+        exchange: Exchange,
+        choose: Callable[[Path], tuple[Bundle, Artifact]],
+    ) -> None:
+        """Takes what it works with.
+
+        Args:
+            root: The model repository's directory.
+            repository: The models that are served.
+            exchange: Brings up engines and switches.
+            choose: Reads a version, and says which form of it an engine shall run.
+        """
+        self._root = root
+        self._repository = repository
+        self._exchange = exchange
+        self._choose = choose
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: tuple[str, int] | None = None
+        self._left_out: dict[tuple[str, int], str] = {}
+        self._incomplete: dict[tuple[str, int], str] = {}
+        self.outcomes = {"switched": 0, "refused": 0, "rolled_back": 0}
+
+    def served(self) -> dict[str, int]:
+        """The version of each model."""
+        return {model.name: model.manifest.version for model in self._repository.models}
+
+    def others(self) -> list[VersionState]:
+        """What is known of the versions that are not served."""
+        served = self.served()
+        reasons = {key: f"incomplete: {missing}" for key, missing in self._incomplete.copy().items()} | self._left_out
+        found = {key: ("UNAVAILABLE", reason) for key, reason in reasons.items()}
+        if kept := self._exchange.leaving or self._exchange.kept:
+            for name, version in {(model.name, model.manifest.version) for model in kept.models} - set(served.items()):
+                found[name, version] = ("UNAVAILABLE", "kept for the way back")
+        if self._loading:
+            found[self._loading] = ("LOADING", "being verified, loaded and warmed beside the version that serves")
+        return [VersionState(name, str(version), *said) for (name, version), said in sorted(found.items())]
+
+    def is_left_out(self, name: str, version: int) -> bool:
+        """Whether a version was refused, or passed over by whoever asked for an older one."""
+        return (name, version) in self._left_out
+
+    def note_missing(self, name: str, version: int, missing: str | None) -> None:
+        """Says what a version that is being copied still lacks; None for nothing any more."""
+        if missing is None:
+            self._incomplete.pop((name, version), None)
+        else:
+            self._incomplete[name, version] = self._without_root(missing)
+
+    def _without_root(self, words: str) -> str:
+        """What clients may see too: no path of this machine."""
+        return words.replace(f"{self._root}/", "")
+
+    def leave_out(self, name: str, version: int, reason: str) -> None:
+        """Says why a version is not served."""
+        self._left_out[name, version] = reason
+
+    async def load(self, name: str, version: int | None = None) -> None:
+        """Serves a version, and takes its model into service if it was out of it.
+
+        Args:
+            name: The model.
+            version: Which; None for the newest that the repository holds.
+
+        Raises:
+            ModelNotFound: The repository had no such model when the server started, or has no such version.
+            VersionRefused: It must not or cannot be served; the message says why.
+        """
+        served = self.served()
+        if name not in served:
+            raise ModelNotFound("the repository held no model of that name when the server started")
+        there = await asyncio.to_thread(_versions, self._root / name)
+        wanted = max(there, default=served[name]) if version is None else version
+        if wanted not in {*there, served[name]} and not self._keeps(name, wanted):
+            raise ModelNotFound(f"the repository holds no version {wanted} of the model {name!r}")
+        await self.swap(name, wanted)
+        for newer in there:
+            if newer > wanted:
+                self.leave_out(name, newer, f"passed over: version {wanted} was asked for")
+        self._repository.load(self._repository.named(name))
+
+    async def swap(self, name: str, version: int) -> None:
+        """Serves a version of a model; goes on if the caller leaves. Swaps follow one another.
+
+        Raises:
+            VersionRefused: It must not or cannot be served; the message says why.
+        """
+        task = asyncio.create_task(self._swap(name, version))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    def unload(self, name: str) -> None:
+        """Takes a model out of service; its memory stays with the engine.
+
+        Raises:
+            ModelNotFound: The repository had no such model when the server started.
+        """
+        if name not in self.served():
+            raise ModelNotFound("the repository held no model of that name when the server started")
+        self._repository.unload(self._repository.named(name))
+
+    def fall_back(self) -> bool:
+        """Serves what was served before, because the engine has ended; False where nothing is kept."""
+        ended = self.served()
+        if not self._exchange.fall_back():
+            return False
+        for name, version in self.served().items():
+            if ended[name] != version:
+                self.outcomes["rolled_back"] += 1
+                self.leave_out(name, ended[name], f"rolled back to version {version}: its engine process ended")
+                log.error("%s: the engine of version %d ended, version %d serves again", name, ended[name], version)
+        return True
+
+    async def close(self) -> None:
+        """Gives up what is under way and ends what is kept."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._exchange.close()
+
+    async def _swap(self, name: str, version: int) -> None:
+        async with self._lock:
+            before = self._repository.named(name)
+            if before.manifest.version == version:
+                return
+            self._loading = (name, version)
+            started = time.perf_counter()
+            log.info("%s: version %d is to take the place of version %d", name, version, before.manifest.version)
+            try:
+                await self._take_turns(before, version)
+            except (BundleError, EngineFailed, EngineLost, OSError) as error:
+                reason = self._without_root(str(error)) or "it took too long to load"
+                self.outcomes["refused"] += 1
+                self.leave_out(name, version, reason)
+                log.error("%s: version %d is not served: %s", name, version, str(error) or reason)  # noqa: TRY400  says it all
+                raise VersionRefused(f"version {version} of the model {name!r} is not served: {reason}") from None
+            finally:
+                self._loading = None
+            self._left_out.pop((name, version), None)
+            self.outcomes["switched"] += 1
+            passed = time.perf_counter() - started
+            log.info("%s: version %d serves after %.2f s", name, version, passed)
+
+    async def _take_turns(self, before: ServedModel, version: int) -> None:
+        exchange = self._exchange
+        await exchange.drained()
+        if self._keeps(before.name, version):
+            await exchange.serving()
+            exchange.back()
+            return
+        path = self._root / before.name / str(version)
+        bundle, artifact = await asyncio.to_thread(self._choose, path)
+        if bundle.manifest.task != before.manifest.task:
+            raise BundleError(
+                f"bundle {path}: it is for the task {bundle.manifest.task}, and the version that serves is for"
+                f" {before.manifest.task}; give it a name of its own"
+            )
+        models = list(self._repository.models)
+        place = models.index(before)
+        specs = [model.spec() for model in models]
+        specs[place] = spec_of(path, bundle.manifest, artifact)
+        # The costs are those of the models that serve, so that of the old version is the new one's own.
+        load = msgspec.structs.replace(exchange.load, models=specs, bundles=[(str(path), bundle.sha256)])
+        async with exchange.beside(load) as engine:
+            tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
+            await exchange.serving()
+            models[place] = ServedModel(exchange.new_index(), path, bundle.sha256, bundle.manifest, artifact, tokenizer)
+            exchange.switch(engine, load, models)
+
+    def _keeps(self, name: str, version: int) -> bool:
+        """Whether the engine before is there and differs in nothing but this version of this model."""
+        kept = self._exchange.kept or self._exchange.leaving
+        if kept is None:
+            return False
+        return {(model.name, model.manifest.version) for model in kept.models} == {
+            *(self.served() | {name: version}).items()
+        }
+
+
+def _versions(place: Path) -> list[int]:
+    try:
+        return sealed.versions(place)
+    except OSError:
+        return []
+
+
+def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
+    """The tokenizer of a version, which mostly is that of the one before: then its table of words stays warm."""
+    if _reading(before.manifest) == _reading(bundle.manifest):
+        return before.tokenizer
+    sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)
+    if sealed.digest(bundle.path / TOKENIZER) != sha256:
+        raise BundleError(f"bundle {bundle.path}: {TOKENIZER} has changed while it was being loaded")
+    return TextTokenizer.open(bundle.path, bundle.manifest)
+
+
+def _reading(manifest: Manifest) -> tuple[Any, ...]:
+    """All that decides how a model's texts are read."""
+    files = [entry.sha256 for entry in manifest.files if entry.file == TOKENIZER]
+    return files, manifest.max_length, manifest.vocab_size, manifest.special_ids

@@ -1,0 +1,400 @@
+"""Another version of a model in place of the one that serves: nothing is lost or mixed, and there is a way back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.support.certificates import open_channel
+from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
+from tests.support.models import NAME
+from tests.support.poison import FP32, edit_manifest, sign
+from tests.support.server import Server, is_running
+from tests.support.versions import SWAPPED, Readers, Shelf, index, load, served, unload, wait_served
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ORT = ("--engine", "ort-cpu", "--precision", "fp32", "--default-timeout-ms", "30000")
+FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
+CONTROLLED = ("--model-control", "true")
+WATCHED = ("--watch-models-s", "0.1")
+BODY = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}'
+CLIENTS = (Tei, V2Json, Grpc, Grpc)
+
+
+@pytest.fixture(scope="module")
+def shelf(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """The repository of the shared server; each test adds versions."""
+    return Shelf(models, tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def server(shelf: Shelf) -> Iterator[Server]:
+    """A server that loads versions when it is asked to, with a real engine."""
+    with Server(shelf.root, *ORT, *CONTROLLED) as running:
+        yield running
+
+
+@pytest.fixture
+def own_shelf(models: Path, tmp_path: Path) -> Shelf:
+    """A repository for one test."""
+    return Shelf(models, tmp_path)
+
+
+def engines(server: Server) -> set[int]:
+    """The ids of the server's engine processes."""
+    return set(server.engine_pids())
+
+
+@pytest.mark.parametrize("swaps", [2, pytest.param(40, marks=pytest.mark.long)])
+def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Shelf, swaps: int) -> None:
+    """Each request is answered by one version whole; what is sent after the load call's reply, by the new one."""
+    times: list[tuple[float, float, int]] = []
+    before = served(server)
+    with Readers(server, shelf, *CLIENTS, OpenAiFloat) as readers:
+        for _ in range(swaps):
+            version = shelf.add()
+            started = time.monotonic()
+            assert load(server).status == 200
+            times.append((started, time.monotonic(), version))
+            readers.wait_for_more()
+    readers.assert_nothing_was_lost()
+    for started, ended, version in times:
+        assert all(before <= one.version < version for one in readers.asked if one.ended < started)
+        assert all(one.version >= version for one in readers.asked if one.started > ended)
+    assert {version for _, _, version in times} <= {one.version for one in readers.asked}
+    wait_for(lambda: len(engines(server)) == 2, "the engine before alone beside the one that serves")
+    assert metric(server, "bertserve_model_version", model=NAME) == version
+
+
+def test_a_version_that_appears_is_served(own_shelf: Shelf) -> None:
+    """Where the repository is watched, over every protocol, and two in a row."""
+    with Server(own_shelf.root, *ORT, *WATCHED) as watching:
+        with Readers(watching, own_shelf, *CLIENTS) as readers:
+            for _ in range(2):
+                wait_served(watching, own_shelf.add())
+                readers.wait_for_more()
+        readers.assert_nothing_was_lost()
+        assert sorted({one.version for one in readers.asked}) == [1, 2, 3]
+        assert metric(watching, "bertserve_swaps_total", outcome="switched") == 2
+        assert index(watching)[3] == ("READY", "")
+        assert load(watching).status == 403
+
+
+def test_nothing_is_watched_by_default(server: Server, shelf: Shelf) -> None:
+    """What is there at the start is served until a request loads another; the newest, if it names none."""
+    before = served(server)
+    newer = shelf.add()
+    newest = shelf.add()
+    assert served(server) == before
+    assert load(server).status == 200
+    assert served(server) == newest > newer
+
+
+def test_a_version_that_is_being_copied_is_left_alone(own_shelf: Shelf) -> None:
+    """It is taken when its last file is whole, and nothing is refused meanwhile; the index says what it lacks."""
+    version, place = own_shelf.make()
+    target = own_shelf.path(version)
+    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
+        target.mkdir()
+        names = ["manifest.json", *sorted(file.name for file in place.iterdir() if file.name != "manifest.json")]
+        for name in names:
+            content = (place / name).read_bytes()
+            for part in (content[: len(content) // 2], content):
+                (target / name).write_bytes(part)
+                wait_for(lambda: index(watching).get(version), "the version in the index")
+                if name != names[-1] or part is not content:
+                    wait_for(lambda: "incomplete" in index(watching)[version][1], "what it lacks")
+                    assert served(watching) == 1
+        wait_served(watching, version)
+        assert metric(watching, "bertserve_swaps_total", outcome="refused") == 0
+
+
+def flip(place: Path) -> None:
+    """Changes a byte of the model's weights."""
+    data = bytearray((place / FP32).read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / FP32).write_bytes(data)
+
+
+def cut(place: Path) -> None:
+    """Cuts the model's file."""
+    (place / FP32).write_bytes((place / FP32).read_bytes()[:-7])
+
+
+def other_task(place: Path) -> None:
+    """Makes it a model of another task, honestly."""
+    edit_manifest(place, lambda manifest: manifest.update(task="classify", labels=["a", "b", "c", "d"], pooling=None))
+    edit_manifest(place, lambda manifest: manifest["outputs"][0].update(name="logits"))
+
+
+def nonsense(place: Path) -> None:
+    """Puts bytes in the model's place that are no graph, with the right digests."""
+    (place / FP32).write_bytes(b"\x08\x08" * 999)
+    sign(place)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a byte changed": (flip, "does not match its SHA-256"),
+    "a file cut": (cut, "bytes, the manifest says"),
+    "a file missing": (lambda place: (place / "tokenizer.json").unlink(), "tokenizer.json is listed .* and missing"),
+    "a file too many": (lambda place: (place / "extra").write_bytes(b"x"), "'extra' is not listed"),
+    "no manifest": (lambda place: (place / "manifest.json").unlink(), "manifest.json is missing"),
+    "another version's manifest": (
+        lambda place: edit_manifest(place, lambda manifest: manifest.update(version=1)),
+        "manifest.json: ",
+    ),
+    "no graph": (nonsense, FP32),
+    "another task": (other_task, "task"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_version_that_fails_verification_never_serves(server: Server, shelf: Shelf, name: str) -> None:
+    """The call, the index, the log and a counter say so, with the reason and no path; what serves serves on."""
+    spoil, reason = BROKEN[name]
+    before, refused = served(server), metric(server, "bertserve_swaps_total", outcome="refused")
+    with Readers(server, shelf, Tei, Grpc) as readers:
+        version = shelf.add(spoil)
+        reply = load(server)
+        readers.wait_for_more()
+    readers.assert_nothing_was_lost()
+    assert {one.version for one in readers.asked} == {before} == {served(server)}
+    assert reply.status == 400
+    said = reply.json()["error"]
+    assert_reason(said, reason)
+    state, told = index(server)[version]
+    assert state == "UNAVAILABLE"
+    assert_reason(told, reason)
+    assert str(shelf.root) not in said + told
+    server.wait_logged(f"version {version} is not served")
+    assert metric(server, "bertserve_swaps_total", outcome="refused") == refused + 1
+    shutil.rmtree(shelf.path(version))
+
+
+def assert_reason(said: str, pattern: str) -> None:
+    """What is said names what is wrong."""
+    with pytest.raises(ValueError, match=pattern):
+        raise ValueError(said)
+
+
+def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf) -> None:
+    """Everything about it is in order but its answers, which are not finite; over gRPC, FAILED_PRECONDITION."""
+    before = served(server)
+    version = shelf.add(number=float("nan"))
+    with open_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "not finite" in refused.value.details()
+    assert "not finite" in index(server)[version][1]
+    assert served(server) == before
+    shutil.rmtree(shelf.path(version))
+
+
+def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
+    """And not before: a watching server does not load the same damage over and over."""
+    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
+        version, place = own_shelf.make()
+        good = (place / FP32).read_bytes()
+        flip(place)
+        place.rename(own_shelf.path(version))
+        watching.wait_logged(f"version {version} is not served", 60)
+        time.sleep(1)  # ten looks
+        assert metric(watching, "bertserve_swaps_total", outcome="refused") == 1
+        (own_shelf.path(version) / FP32).write_bytes(good)
+        wait_served(watching, version)
+
+
+def test_the_way_back_is_one_step(server: Server, shelf: Shelf) -> None:
+    """The version before comes back from memory: no process is started, and nothing is lost; and forward again."""
+    before = served(server)
+    version = shelf.add()
+    assert load(server).status == 200
+    wait_for(lambda: "kept" in index(server)[before][1], "the version before, kept")
+    running = engines(server)
+    with Readers(server, shelf, *CLIENTS) as readers:
+        shutil.move(shelf.path(before), shelf.path(before).with_name("elsewhere"))  # it needs no file either
+        for wanted in (before, version, before):
+            assert load(server, wanted).status == 200
+            ended = time.monotonic()
+            readers.wait_for_more()
+            assert {one.version for one in readers.asked if one.started > ended} == {wanted}
+            wait_for(lambda: "kept" in str(index(server)), "the other one, kept again")
+    readers.assert_nothing_was_lost()
+    assert engines(server) == running
+    assert "passed over" in index(server)[version][1] or "kept" in index(server)[version][1]
+    shutil.move(shelf.path(before).with_name("elsewhere"), shelf.path(before))
+    assert load(server, str(version)).status == 200
+
+
+def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shelf) -> None:
+    """At once: requests that were in it fail with 503, none is refused afterwards, and it is not tried again."""
+    with Server(own_shelf.root, *ORT, *WATCHED) as watching:
+        first = engines(watching)
+        version = own_shelf.add()
+        wait_served(watching, version)
+        wait_for(lambda: "kept" in index(watching)[1][1], "the version before, kept")
+        (second,) = engines(watching) - first
+        with Readers(watching, own_shelf, *CLIENTS) as readers:
+            os.kill(second, signal.SIGKILL)
+            wait_served(watching, 1)
+            assert get(watching.metrics, "/readyz").status == 200
+            readers.wait_for_more()
+        readers.assert_each_answer_was_right()
+        assert len(readers.refused) <= len(CLIENTS)
+        assert {error.status for error in readers.refused} <= {503, "UNAVAILABLE"}
+        assert engines(watching) == first
+        state, reason = index(watching)[version]
+        assert (state, "rolled back to version 1" in reason) == ("UNAVAILABLE", True)
+        assert metric(watching, "bertserve_swaps_total", outcome="rolled_back") == 1
+        third = own_shelf.add()
+        wait_served(watching, third)  # and not the second
+
+
+def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
+    """What was queued for the version before is answered by it, and the next swap waits for that."""
+    with (
+        Server(own_shelf.root, *FAKE, *CONTROLLED, "--fake-ms", "300", "--max-batch-tokens", "16") as slow,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        body = b'{"inputs": "server server server server server server"}'
+        queued = [pool.submit(post_json, slow.http, "/embed", body) for _ in range(8)]
+        wait_for(lambda: get(slow.http, "/status").json()["queue"]["requests"] >= 4, "a queue")
+        for _ in range(2):
+            version = own_shelf.add()
+            assert load(slow).status == 200
+            assert served(slow) == version
+            queued += [pool.submit(post_json, slow.http, "/embed", body) for _ in range(4)]
+        assert [request.result().status for request in queued] == [200] * 16
+        assert len({request.result().body for request in queued}) == 2  # two ways to read the text
+        assert "is drained after" in slow.log
+
+
+def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
+    """Swaps follow one another, and who asks for what is served already is answered at once."""
+    versions = [shelf.add(), shelf.add()]
+    with Readers(server, shelf, Tei, Grpc) as readers, ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda version: load(server, version), versions * 3))
+    readers.assert_nothing_was_lost()
+    assert [reply.status for reply in replies] == [200] * 6
+    assert served(server) in versions
+    assert load(server).status == 200
+    assert served(server) == versions[-1]
+
+
+def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: Shelf) -> None:
+    """A swap changes what would be served; only a load call takes the model into service again."""
+    with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
+        assert unload(watching).status == 200
+        version = own_shelf.add()
+        watching.wait_logged(f"version {version} serves", 60)
+        assert post_json(watching.http, "/v2/models/minilm/infer", BODY).status == 404
+        assert index(watching)[version] == ("UNAVAILABLE", "unloaded")
+        assert load(watching).status == 200
+        assert post_json(watching.http, "/v2/models/minilm/infer", BODY).status == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "words"),
+    [(99, 404, "holds no version 99"), ("01", 400, "number of a version"), ([1], 400, "number of a version")],
+)
+def test_a_version_that_there_is_not(server: Server, version: object, status: int, words: str) -> None:
+    """It is looked for among the numbers that there are, and never becomes a path."""
+    reply = load(server, version)
+    assert reply.status == status
+    assert words in reply.json()["error"]
+
+
+def candidate(server: Server, before: set[int]) -> int:
+    """The engine process that has come up beside the others."""
+    return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
+
+
+def test_an_engine_that_dies_while_it_warms_up_is_refused(own_shelf: Shelf) -> None:
+    """And what serves does not notice."""
+    with Server(own_shelf.root, *ORT, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
+        first = engines(running)
+        version = own_shelf.add()
+        with Readers(running, own_shelf, *CLIENTS) as readers:
+            call = pool.submit(load, running)
+            os.kill(candidate(running, first), signal.SIGKILL)
+            assert call.result().status == 400
+            readers.wait_for_more()
+        readers.assert_nothing_was_lost()
+        assert "ended while it was loading" in index(running)[version][1]
+        assert load(running).status == 200
+
+
+def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
+    """The swap waits until requests are served again, and then goes on."""
+    with Server(own_shelf.root, *ORT, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
+        first = running.engine_pid()
+        assert first is not None
+        version = own_shelf.add()
+        call = pool.submit(load, running)
+        candidate(running, {first})
+        os.kill(first, signal.SIGKILL)
+        assert call.result().status == 200
+        assert served(running) == version
+        with Readers(running, own_shelf, *CLIENTS) as readers:
+            pass
+        readers.assert_nothing_was_lost()
+        assert {one.version for one in readers.asked} == {version}
+
+
+@pytest.fixture
+def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
+    """A server whose engine is busy for long and whose next version has begun to come up; with both engines' ids."""
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    with Server(own_shelf.root, *options, "--drain-s", "0.5") as busy, ThreadPoolExecutor(2) as pool:
+        first = busy.engine_pid() or 0
+        pool.submit(post_json, busy.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())
+        wait_for(lambda: get(busy.http, "/status").json()["queue"]["requests"], "a request")
+        own_shelf.add()
+        pool.submit(load, busy)
+        yield busy, first, candidate(busy, {first})
+        busy.process.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return status.rpartition(")")[2].split()[0] == "T"
+
+
+def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple[Server, int, int]) -> None:
+    """And has a turn now and then whatever happens, so that it comes to an end."""
+    server, _, second = warming
+    wait_for(lambda: is_stopped(second), "a pause")
+    wait_for(lambda: not is_stopped(second), "a turn")
+    wait_served(server, 2)
+    wait_for(lambda: not is_stopped(second), "the end of the pauses")
+
+
+def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Server, int, int]) -> None:
+    """Not even one that is stopped when the server is killed."""
+    server, *pids = warming
+    wait_for(lambda: is_stopped(pids[1]), "a pause")
+    server.signal(signal.SIGKILL)
+    wait_for(lambda: not any(map(is_running, pids)), "the end of both engines")
+
+
+def test_row_58_sigterm_during_a_swap(warming: tuple[Server, int, int]) -> None:
+    """The version that was to come is given up, and the exit code is 0."""
+    server, *pids = warming
+    assert server.stop() == 0
+    wait_for(lambda: not any(map(is_running, pids)), "the end of both engines")

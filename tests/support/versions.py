@@ -1,0 +1,290 @@
+"""Versions of one model whose answers tell them apart, and clients that check every answer for it.
+
+Each version has another graph and another tokenizer: its answer to a text is the sum of the text's token ids and the
+version's own number, and two words have one another's ids in every second version. So a text that one version reads
+and another computes is seen, as is a request of which each has answered a part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from tokenizers import Tokenizer
+
+from tests.support.clients import Refused, get, post_json
+from tests.support.models import NAME
+from tests.support.poison import edit_manifest, sign, tiny_bundle
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tests.support.clients import Answer, HttpReply, Transport
+    from tests.support.server import Server
+
+SWAPPED = ("server", "request")
+_SCALE = 1e-4
+_SWAP_LIMIT_S = 60.0
+
+
+def graph(number: float) -> onnx.ModelProto:
+    """A model that answers (sum of the ids x 0.0001, a number, 1, 0) for each text, padded or not."""
+    make = helper.make_node
+    constants = {"axes": np.array([1], np.int64)} | {
+        name: np.array([[value]], np.float32)
+        for name, value in {"scale": _SCALE, "nothing": 0, "number": number, "unit": 1}.items()
+    }
+    nodes = [
+        make("Mul", ["input_ids", "attention_mask"], ["kept"]),
+        make("Add", ["kept", "token_type_ids"], ["ids"]),
+        make("Cast", ["ids"], ["numbers"], to=TensorProto.FLOAT),
+        make("ReduceSum", ["numbers", "axes"], ["sum"], keepdims=1),
+        make("Mul", ["sum", "scale"], ["scaled"]),
+        make("Mul", ["sum", "nothing"], ["zero"]),
+        make("Add", ["zero", "number"], ["version"]),
+        make("Add", ["zero", "unit"], ["one"]),
+        make("Concat", ["scaled", "version", "one", "zero"], ["pooled"], axis=1),
+    ]
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "version",
+            [helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "S"]) for name in inputs],
+            [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["B", 4])],
+            [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+class Shelf:
+    """A repository that versions are put into.
+
+    Attributes:
+        root: Its directory.
+    """
+
+    def __init__(self, models: Path, root: Path) -> None:
+        """Starts with version 1.
+
+        Args:
+            models: A repository with the demo model, whose tokenizer is used.
+            root: An empty directory.
+        """
+        self.root = root / "models"
+        self._models = models
+        self._making = root / "making"
+        self._numbers = itertools.count(1)
+        self._tokenizers: dict[int, Tokenizer] = {}
+        self.add()
+
+    def make(self, spoil: Callable[[Path], object] | None = None, number: float | None = None) -> tuple[int, Path]:
+        """Makes the next version aside; returns its number and where it lies.
+
+        Args:
+            spoil: What to do to the bundle when it is complete.
+            number: What it answers in place of its own number.
+        """
+        version = next(self._numbers)
+        place = tiny_bundle(self._models, self._making / str(version), graph(version if number is None else number))
+        edit_manifest(place, lambda manifest: manifest.update(version=version))
+        if version % 2 == 0:
+            _swap_words(place / "tokenizer.json")
+        sign(place)
+        self._tokenizers[version] = Tokenizer.from_file(str(place / "tokenizer.json"))
+        if spoil is not None:
+            spoil(place)
+        return version, place
+
+    def add(self, spoil: Callable[[Path], object] | None = None, number: float | None = None) -> int:
+        """Puts the next version into the repository, in one step, made as `make` does it; returns its number."""
+        version, place = self.make(spoil, number)
+        target = self.path(version)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place.rename(target)
+        return version
+
+    def path(self, version: int) -> Path:
+        """Where a version lies, or will."""
+        return self.root / NAME / str(version)
+
+    def token(self, word: str) -> int:
+        """The id that the first version's tokenizer gives to a word."""
+        identity: int = self._tokenizers[1].token_to_id(word)
+        return identity
+
+    def version_of(self, texts: Sequence[str], vectors: NDArray[np.float32]) -> int:
+        """The version that gave all of these answers.
+
+        Raises:
+            AssertionError: They are not all one version's, or not right.
+        """
+        found = {round(float(vector[1] / vector[2])) for vector in vectors}
+        assert len(found) == 1, f"one request was answered by the versions {found}"
+        (version,) = found
+        for text, vector in zip(texts, vectors, strict=True):
+            total = sum(self._tokenizers[version].encode(text).ids)
+            assert abs(vector[0] / vector[2] / _SCALE - total) < 2, f"not version {version}'s answer to {text!r}"
+        return version
+
+
+def _swap_words(file: Path) -> None:
+    content = json.loads(file.read_bytes())
+    vocabulary, (one, other) = content["model"]["vocab"], SWAPPED
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+@dataclass
+class Asked:
+    """A request that was answered.
+
+    Attributes:
+        started: When it was sent, by `time.monotonic`.
+        ended: When its answer was there.
+        version: Which version answered all of it.
+    """
+
+    started: float
+    ended: float
+    version: int
+
+
+class Reader(threading.Thread):
+    """A client that asks one request after another, of one to four texts, and checks each answer.
+
+    Attributes:
+        asked: What was answered.
+        refused: What was refused, and how.
+        wrong: Answers that are no version's, or failures of any other kind.
+    """
+
+    def __init__(self, transport: type[Transport], server: Server, shelf: Shelf, stop: threading.Event) -> None:
+        super().__init__()
+        self._transport, self._server, self._shelf, self._stop_asking = transport, server, shelf, stop
+        self.asked: list[Asked] = []
+        self.refused: list[Refused] = []
+        self.wrong: list[Exception | AssertionError] = []
+
+    def run(self) -> None:
+        """Asks until told to stop."""
+        with self._transport(self._server) as client:
+            for number in itertools.count():
+                if self._stop_asking.is_set():
+                    return
+                texts = [" ".join([SWAPPED[0]] * (1 + (number + place) % 7)) for place in range(1 + number % 4)]
+                started = time.monotonic()
+                try:
+                    answer = client.embed(texts)
+                    version = self._shelf.version_of(texts, answer.vectors)
+                    assert _said(answer) in {None, str(version)}, f"{version} answered and {_said(answer)} is said"
+                except Refused as error:
+                    self.refused.append(error)
+                except Exception as error:  # noqa: BLE001  every failure counts
+                    self.wrong.append(error)
+                    return
+                else:
+                    self.asked.append(Asked(started, time.monotonic(), version))
+
+
+def _said(answer: Answer) -> str | None:
+    """The version that a reply names; None where its protocol has no place for it."""
+    message = answer.message
+    if isinstance(message, dict):
+        return message.get("model_version")
+    return getattr(message, "model_version", None)
+
+
+class Readers:
+    """Several of them for the length of a `with` block."""
+
+    def __init__(self, server: Server, shelf: Shelf, *transports: type[Transport]) -> None:
+        """One client for each of the transports."""
+        self._stop = threading.Event()
+        self._readers = [Reader(transport, server, shelf, self._stop) for transport in transports]
+
+    def __enter__(self) -> Self:
+        for reader in self._readers:
+            reader.start()
+        self.wait_for_more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for reader in self._readers:
+            reader.join()
+
+    def wait_for_more(self) -> None:
+        """Waits until each of them has some more answers; one that has ended has said why."""
+        before = [len(reader.asked) for reader in self._readers]
+        wait_for(
+            lambda: all(
+                len(reader.asked) > count + 2 or not reader.is_alive()
+                for reader, count in zip(self._readers, before, strict=True)
+            ),
+            "more answers of every client",
+            _SWAP_LIMIT_S,
+        )
+
+    @property
+    def asked(self) -> list[Asked]:
+        """What was answered, of all of them, in the order in which it was sent."""
+        return sorted((one for reader in self._readers for one in reader.asked), key=lambda one: one.started)
+
+    @property
+    def refused(self) -> list[Refused]:
+        """What was refused."""
+        return [error for reader in self._readers for error in reader.refused]
+
+    def assert_each_answer_was_right(self) -> None:
+        """No answer was wrong or mixed, and no connection broke."""
+        assert [error for reader in self._readers for error in reader.wrong] == []
+        assert all(reader.asked for reader in self._readers)
+
+    def assert_nothing_was_lost(self) -> None:
+        """And nothing was refused either."""
+        self.assert_each_answer_was_right()
+        assert self.refused == []
+
+
+def load(server: Server, version: int | str | None = None) -> HttpReply:
+    """Asks for a version, or for the newest."""
+    parameters: dict[str, Any] = {} if version is None else {"version": version}
+    return post_json(server.http, f"/v2/repository/models/{NAME}/load", json.dumps({"parameters": parameters}).encode())
+
+
+def unload(server: Server) -> HttpReply:
+    """Takes the model out of service."""
+    return post_json(server.http, f"/v2/repository/models/{NAME}/unload", b"")
+
+
+def served(server: Server) -> int:
+    """The version that is served, by the model's metadata."""
+    (version,) = get(server.http, f"/v2/models/{NAME}").json()["versions"]
+    return int(version)
+
+
+def wait_served(server: Server, version: int) -> None:
+    """Waits until a version is served."""
+    wait_for(lambda: served(server) == version, f"version {version}", _SWAP_LIMIT_S)
+
+
+def index(server: Server) -> dict[int, tuple[str, str]]:
+    """State and reason of each version that the server knows of."""
+    states = post_json(server.http, "/v2/repository/index", b"{}").json()
+    return {int(one["version"]): (one["state"], one["reason"]) for one in states if one["name"] == NAME}
