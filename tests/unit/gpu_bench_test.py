@@ -29,8 +29,9 @@ def test_without_a_card_it_says_what_it_would_run_and_why_not(
 
 
 @pytest.mark.parametrize(
-    ("encoder", "tokens", "gflop"), [(roofline.BASE, 128, 22.35), (roofline.BASE, 384, 70.67), (roofline.LARGE, 128, 78.9)]
-)  # fmt: skip
+    ("encoder", "tokens", "gflop"),
+    [(roofline.BASE, 128, 22.35), (roofline.BASE, 384, 70.67), (roofline.LARGE, 128, 78.9)],
+)
 def test_the_operations_of_a_bert(encoder: roofline.Encoder, tokens: int, gflop: float) -> None:
     """Those of its products and its attention, as they are counted by hand."""
     operations = sum(kernel.operations for kernel in roofline.kernels(encoder, 1, tokens))
