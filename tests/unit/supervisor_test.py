@@ -325,8 +325,9 @@ class Slot:
         """There is none."""
         self.news.put_nowait(("down", None))
 
-    def engine_failed(self, reason: str) -> None:
+    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """There will be none."""
+        self.crashed = crashed
         self.news.put_nowait(("failed", reason))
 
     async def next(self, expected: str) -> Any:

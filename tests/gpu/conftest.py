@@ -1,0 +1,61 @@
+"""What only a card can show: `make test-gpu`. Where there is none each test is skipped, and says why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.bundle import open_bundle
+from serving.engine import cuda_driver, gpu
+from serving.engine.cuda import Device
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.bundle import Bundle
+    from serving.engine.gpu import Machine
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """A machine with a card."""
+    found = gpu.look()
+    if found.problem:
+        pytest.skip(f"needs an NVIDIA card: {found.problem}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def device(machine: Machine) -> Device:
+    """The first card, in use by this process."""
+    return Device(cuda_driver.load(), machine.cards[0].ordinal)
+
+
+@pytest.fixture(scope="session")
+def bundle(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The demo model for this card: fp32, fp16 for ONNX Runtime, and an engine where TensorRT builds for it."""
+    root = tmp_path_factory.mktemp("models")
+    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm"]
+    words = ["--precision", "fp32", "--precision", "fp16"]
+    target = machine.cards[0].target
+    if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
+        words += ["--tensorrt", target]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    return open_bundle(root / "minilm" / "1")
+
+
+@pytest.fixture(scope="session")
+def proven(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node's cache with the proofs of what this card ran, beside PyTorch's answers on at least 256 texts."""
+    cache = tmp_path_factory.mktemp("cache")
+    command = [sys.executable, "bertserve.py", "verify", str(bundle.path), "--cache-dir", str(cache)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(next(cache.rglob("derived.json")).read_text())["proofs"] or "keeps its limits" in done.stdout
+    return cache

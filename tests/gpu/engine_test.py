@@ -1,0 +1,189 @@
+"""The CUDA layer and the engines on a real card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from serving.engine.cuda import Buffer
+from serving.engine.ort import OrtCpuBackend
+from serving.records import Batch, EncodedText, ModelIndex
+from serving.repository import Repository
+from tests.support.expected import cosines
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from serving.bundle import Bundle
+    from serving.engine.base import Backend
+    from serving.engine.cuda import Device
+    from serving.engine.gpu import Machine
+
+pytestmark = pytest.mark.gpu
+
+TEXTS = 1000
+MOST_TOKENS = 4096
+COSINE = 0.9999
+ALONE = 0.999
+
+ADD_ONE = b"""
+.version 6.4
+.target sm_75
+.address_size 64
+.visible .entry add_one(.param .u64 values)
+{
+    .reg .b64 %address, %offset;
+    .reg .b32 %lane;
+    .reg .f32 %value;
+    ld.param.u64 %address, [values];
+    mov.u32 %lane, %tid.x;
+    mul.wide.u32 %offset, %lane, 4;
+    add.u64 %address, %address, %offset;
+    ld.global.f32 %value, [%address];
+    add.f32 %value, %value, 0f3F800000;
+    st.global.f32 [%address], %value;
+    ret;
+}
+\0"""
+"""A kernel that stands in for a model: the driver compiles it for whatever card there is."""
+
+FAULT = """
+import ctypes
+from serving.engine import cuda_driver
+from serving.engine.base import DeviceLost
+from serving.engine.cuda import Device
+from tests.gpu.engine_test import kernel
+device = Device(cuda_driver.load(), 0)
+kernel(device)(16)
+try:
+    device.wait()
+except cuda_driver.CudaError as error:
+    assert error.sticky, error
+    try:
+        device.check(str(error), lost=False)
+    except DeviceLost:
+        print("lost")
+"""
+
+
+def kernel(device: Device) -> Any:
+    """What queues the kernel over 32 numbers at an address."""
+    from cuda.bindings import driver  # noqa: PLC0415  only where there is a card
+
+    _, module = driver.cuModuleLoadData(ADD_ONE)
+    status, function = driver.cuModuleGetFunction(module, b"add_one")
+    assert int(status) == 0
+
+    def queue(address: int) -> None:
+        values = np.array([address], np.uint64)
+        pointers = np.array([values.ctypes.data], np.uint64)
+        (status,) = driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, device.stream, pointers.ctypes.data, 0)
+        assert int(status) == 0
+
+    return queue
+
+
+def test_a_graph_replays_what_was_captured(device: Device) -> None:
+    """Copies and a kernel, written down once: each launch reads what lies at the addresses by then."""
+    add_one = kernel(device)
+    buffer = Buffer(device, "float32", 32)
+
+    def work() -> None:
+        buffer.send((32,))
+        add_one(buffer.address)
+        buffer.fetch((32,))
+
+    buffer.view((32,))[...] = 5
+    graph = device.capture(work)
+    device.wait()
+    assert buffer.view((32,)).tolist() == [5] * 32
+    for expected in (6, 7, 8):
+        device.launch(graph)
+        device.wait()
+        assert buffer.view((32,)).tolist() == [expected] * 32
+
+
+def test_a_sticky_error_is_known_as_one(machine: Machine) -> None:
+    """A kernel that writes nowhere: in a process of its own, which is of no use afterwards."""
+    assert machine.cards
+    done = subprocess.run(
+        [sys.executable, "-c", FAULT], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "lost", done.stderr
+
+
+@pytest.fixture(scope="session", params=["ort-cuda", "tensorrt"])
+def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bundle: Bundle, proven: Path) -> Backend:
+    """The demo model on each engine that this card has."""
+    name: str = request.param
+    target = machine.cards[0].target
+    if name == "tensorrt" and all(artifact.target != target for artifact in bundle.manifest.artifacts):
+        pytest.skip(f"TensorRT builds nothing for {target} here")
+    repository = Repository.open(bundle.path.parents[1], "fp16", engine=name, cache=proven)
+    specs = [model.spec() for model in repository.models]
+    assert all(spec.batch_invariant for spec in specs)
+    if name == "tensorrt":
+        from serving.engine.trt import TensorRtBackend  # noqa: PLC0415  only where there is a card
+
+        return TensorRtBackend(specs, device, MOST_TOKENS)
+    from serving.engine.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
+
+    return OrtCudaBackend(specs, device, MOST_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[EncodedText]:
+    """Texts of every length."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(3, 200, TEXTS)
+    return [EncodedText(array("i", [101, *rng.integers(1000, 20000, length - 2).tolist(), 102])) for length in lengths]
+
+
+def answers(backend: Backend, texts: Sequence[EncodedText], size: int) -> np.ndarray[Any, Any]:
+    """Each text's vector, in batches of a size; none of them may be other than finite."""
+    runner = backend.runner(0)
+    rows = []
+    for at in range(0, len(texts), size):
+        output = runner.run(Batch(ModelIndex(0), list(texts[at : at + size])))
+        assert all(output.finite)
+        rows.append(output.arrays[0])
+    return np.concatenate(rows)
+
+
+def test_the_answers_are_those_of_fp32_on_the_cpu(backend: Backend, bundle: Bundle, texts: list[EncodedText]) -> None:
+    """A thousand texts, alone: cosine at least 0.9999."""
+    fp32 = [model.spec() for model in Repository.open(bundle.path.parents[1], "fp32").models]
+    expected = answers(OrtCpuBackend(fp32, 8), texts, 1)
+    assert cosines(answers(backend, texts, 1), expected).min() >= COSINE
+
+
+@pytest.mark.parametrize("size", [2, 5, 16, 32])
+def test_company_changes_no_answer(backend: Backend, texts: list[EncodedText], size: int) -> None:
+    """The same text alone and in any batch, padded and not."""
+    assert cosines(answers(backend, texts, 1), answers(backend, texts, size)).min() >= ALONE
+
+
+def test_a_graph_answers_as_the_work_that_it_was_made_of(backend: Backend, texts: list[EncodedText]) -> None:
+    """Replay and piece by piece, to the last bit."""
+    runner: Any = backend.runner(0)
+    for size in (1, 2, 4):
+        batch = Batch(ModelIndex(0), texts[:size])
+        replayed, eager = (runner.models[0].replay(batch, eager=eager) for eager in (False, True))
+        assert all(np.array_equal(left, right) for left, right in zip(replayed, eager, strict=True))
+
+
+def test_memory_does_not_grow(backend: Backend, device: Device, texts: list[EncodedText]) -> None:
+    """Ten thousand batches of every shape leave the card's free memory where it was."""
+    answers(backend, texts, 7)
+    free, _ = device.driver.memory()
+    for _ in range(10):
+        for size in (1, 3, 8, 32):
+            answers(backend, texts[:250], size)
+    assert free - device.driver.memory()[0] == 0

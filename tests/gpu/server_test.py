@@ -1,0 +1,98 @@
+"""A server on a real card."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.clients import get, metric, post_json
+from tests.support.server import Server
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from serving.bundle import Bundle
+    from serving.engine.gpu import Machine
+
+pytestmark = pytest.mark.gpu
+
+KILLS = 50
+READY_AGAIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(machine: Machine, bundle: Bundle, proven: Path) -> Iterator[Server]:
+    """One that takes the best engine that this card has."""
+    assert machine.cards
+    options = ("--cache-dir", str(proven), "--engine-crash-limit", "1000")
+    with Server(bundle.path.parents[1], *options) as running:
+        yield running
+
+
+def embed(server: Server) -> int:
+    """The status of a request."""
+    return post_json(server.http, "/embed", json.dumps({"inputs": "What is a T4?"}).encode()).status
+
+
+def test_it_runs_on_the_card_and_says_so(server: Server, machine: Machine) -> None:
+    """Not on the CPU, and not in silence."""
+    status = get(server.http, "/status").json()
+    assert status["state"] == "ready"
+    assert status["choice"]["engine"] in {"tensorrt", "ort-cuda"}
+    assert status["choice"]["cards"][0]["name"] == machine.cards[0].name
+    assert embed(server) == 200
+
+
+def test_the_card_tells_of_itself(server: Server, machine: Machine) -> None:
+    """By NVIDIA's management library."""
+    uuid = machine.cards[0].uuid
+    wait_for(lambda: metric(server, "nv_gpu_memory_total_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
+    assert metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0
+    assert metric(server, "nv_gpu_power_usage", gpu_uuid=uuid) > 0
+    assert metric(server, "bertserve_gpu_clock_hertz", clock="sm", gpu_uuid=uuid) > 1e8
+
+
+def test_fifty_kills_in_a_row(server: Server, machine: Machine) -> None:
+    """Each time another process serves, and the card's memory is where it was."""
+    uuid = machine.cards[0].uuid
+    wait_for(lambda: metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
+    used = metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid)
+    for _ in range(KILLS):
+        before = wait_for(server.engine_pid, "an engine process", READY_AGAIN_S)
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda before=before: server.engine_pid() not in {None, before}, "another one", READY_AGAIN_S)
+        wait_for(lambda: embed(server) == 200, "an answer", READY_AGAIN_S)
+    limit = used * 1.02 + (64 << 20)
+    wait_for(lambda: metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) < limit, "the memory given back", 30)
+
+
+def test_a_crash_loop_falls_back_to_the_cpu(machine: Machine, bundle: Bundle, proven: Path) -> None:
+    """Where that is allowed; degraded, and answering."""
+    assert machine.cards
+    with Server(bundle.path.parents[1], "--cache-dir", str(proven), "--cpu-fallback", "true") as server:
+        killed: set[int | None] = {None}
+        for _ in range(3):
+            wait_for(lambda: server.engine_pid() not in killed, "an engine process", READY_AGAIN_S)
+            pid = server.engine_pid()
+            killed.add(pid)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        server.wait_state("degraded")
+        assert embed(server) == 200
+        assert get(server.http, "/status").json()["choice"]["engine"] == "ort-cpu"
+
+
+def test_a_server_without_a_card_to_see_takes_the_cpu(machine: Machine, bundle: Bundle) -> None:
+    """Row 50: the card is there and hidden from it."""
+    assert machine.cards
+    with Server(bundle.path.parents[1], env={"CUDA_VISIBLE_DEVICES": ""}) as server:
+        choice = get(server.http, "/status").json()["choice"]
+        assert choice["engine"] == "ort-cpu"
+        assert any("no GPU" in entry["reason"] for entry in choice["rejected"])
+        assert embed(server) == 200
