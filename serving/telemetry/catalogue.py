@@ -99,7 +99,7 @@ ENGINE = Metric(
 ENGINE_REJECTED = Metric(
     "bertserve_engine_rejected",
     "gauge",
-    "1 for each engine that would be faster and was not taken; `/status`, `/info` and the log say why.",
+    "1 for an engine that would be faster and was not taken, else 0; `/status`, `/info` and the log say why.",
     {"engine": "its name"},
 )
 GPUS = Metric(

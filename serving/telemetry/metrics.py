@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from serving.errors import reasons
 from serving.lifecycle import State
-from serving.records import Totals
+from serving.records import ON_A_GPU, Totals
 from serving.telemetry import catalogue
 from serving.telemetry.collectors import Histogram, Reading, Tally, Total
 from serving.telemetry.triton import TritonMetrics
@@ -259,7 +259,8 @@ class Metrics:
             return {("working",): float(working), ("missing",): float(cards - working)}
 
         def rejected() -> Values:
-            return {(choice.engine,): 1.0 for choice in repository.engine.rejected}
+            names = {choice.engine for choice in repository.engine.rejected}
+            return {(name,): float(name in names) for name in sorted(ON_A_GPU | names)}
 
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)
