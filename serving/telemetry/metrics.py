@@ -258,12 +258,14 @@ class Metrics:
             working = supervisor.engine.devices if supervisor.engine and cards else 0
             return {("working",): float(working), ("missing",): float(cards - working)}
 
-        def rejected() -> Values:
-            return {(choice.engine,): 1.0 for choice in repository.engine.rejected}
+        def not_taken() -> Values:
+            taken = dict.fromkeys(catalogue.GPU_ENGINES, 0.0)
+            rejected = taken | {choice.engine: 1.0 for choice in repository.engine.rejected}
+            return {(name,): value for name, value in rejected.items()}
 
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)
-        self.read(catalogue.ENGINE_REJECTED, rejected)
+        self.read(catalogue.ENGINE_REJECTED, not_taken)
         ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
     def counts(self) -> Counts:
