@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from serving.engine import gpu
 from serving.errors import StartupError
-from serving.records import EngineChoice, RejectedEngine, UsedCard
+from serving.records import ON_A_GPU, EngineChoice, RejectedEngine, UsedCard
 from serving.repository import Repository, runs_on_a_gpu, verified
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
 AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
 """What is tried, in this order."""
 
-ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """What libraries built for a CUDA still have kernels for, by its major version."""

@@ -364,6 +364,10 @@ class UsedCard(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
+"""Engines that run models on a GPU, by name."""
+
+
 class RejectedEngine(msgspec.Struct, frozen=True):
     """An engine that was not taken, and why."""
 

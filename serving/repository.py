@@ -12,7 +12,7 @@ from serving.engine.base import ModelSpec
 from serving.engine.lanes import COPIED_BYTES
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.manifest import GPUS, MODEL_NAME, Target
-from serving.records import EngineChoice, ModelIndex
+from serving.records import ON_A_GPU, EngineChoice, ModelIndex
 from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
@@ -33,8 +33,6 @@ _TARGETS: Mapping[str, frozenset[Target]] = {
     "fake": frozenset(get_args(Target)),
 }
 """The artifacts that an engine can run, by what they were made for."""
-
-_GPU_ENGINES = frozenset({"ort-cuda", "tensorrt"})
 
 _FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
 """What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
@@ -321,7 +319,7 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool, ca
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {card}" if card and engine == "tensorrt" else engine
         raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
-    fastest = _FASTEST_ON_A_GPU if engine in _GPU_ENGINES else _FASTEST_FIRST
+    fastest = _FASTEST_ON_A_GPU if engine in ON_A_GPU else _FASTEST_FIRST
     wanted = fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class Found:
         faults: Failed requests, by reason.
         unaccounted: Ids that no replica's log has answered, or some twice; there should be none.
         proxy: HAProxy's counts.
-        errors: Lines of replicas' logs that should not be there.
+        errors: What else went wrong, such as errors in the replicas' logs.
         times: When each request should have been sent, seconds from the load's start.
         latencies: Until its answer, in seconds; NaN where there was none.
     """
@@ -130,7 +131,7 @@ class Found:
         for name in ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx"):
             if self.proxy.get(name):
                 wrong.append(f"HAProxy counted {self.proxy[name]} {name}")
-        return wrong + [f"a replica logged: {line}" for line in self.errors]
+        return wrong + self.errors
 
     def figures(self) -> dict[str, Any]:
         """All but the single requests, as JSON can hold it."""
@@ -216,11 +217,11 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
     with contextlib.ExitStack() as stack:
         options = ("--lame-duck-s", str(plan.lame_duck_s), *plan.options)
         replicas = [Replica(name, plan.models, plan.folder, options) for name in NAMES]
-        start_s = 0.0
+        say("starting the replicas")
         for replica in replicas:
-            say(f"starting replica {replica.name}")
             stack.callback(replica.close)
-            start_s = max(start_s, replica.start())
+        pool = stack.enter_context(ThreadPoolExecutor(len(replicas)))
+        start_s = max(pool.map(Replica.start, replicas))
         proxy = stack.enter_context(Proxy(replicas, plan.folder))
         for replica in replicas:
             proxy.wait_for(replica.name, up=True, limit_s=_SEEN_S)
@@ -229,8 +230,8 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
             say("measuring what they carry")
             capacity = _capacity(proxy, bundle.model, bundle.hidden_size, texts)
         rate = plan.rate or _SHARE * (capacity or 0.0)
-        # A start takes longer under load, and the proxy looks once a second.
-        cycle_s = plan.lame_duck_s + 1.5 * start_s + 2.5
+        # Three started at once; a start takes about as long under load. The proxy looks once a second.
+        cycle_s = plan.lame_duck_s + start_s + 3.0
         seconds = max(plan.requests / rate * 1.02, 2 * _CALM_S + plan.restarts * cycle_s)
         before = proxy.counts()
         load = _Load(proxy, bundle.model, texts, rate, seconds)
@@ -241,8 +242,8 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
         load.join()
         after = proxy.counts()
         found.proxy = {name: count - before[name] for name, count in after.items()}
-        for replica in replicas:
-            replica.stop(_END_S)
+        codes = pool.map(lambda replica: replica.stop(_END_S), replicas)
+        found.errors += [f"at the end a replica's exit code was {code}" for code in codes if code]
         _account(found, load, replicas)
     return found
 
@@ -296,7 +297,7 @@ def _account(found: Found, load: _Load, replicas: Sequence[Replica]) -> None:
     answered: Counter[str] = Counter()
     for replica in replicas:
         answered += replica.answered()
-        found.errors += replica.faults()
+        found.errors += [f"replica {replica.name} logged: {line}" for line in replica.faults()]
     times, latencies = [], []
     for protocol, result in load.results.items():
         found.offered[protocol] = result.offered

@@ -96,12 +96,11 @@ ENGINE = Metric(
     "1 for the engine that runs; none while it is being started.",
     {"engine": "its name", "version": "of its library"},
 )
-GPU_ENGINES = ("tensorrt", "ort-cuda")
 ENGINE_REJECTED = Metric(
     "bertserve_engine_rejected",
     "gauge",
-    "1 for each engine that would be faster and was not taken; `/status`, `/info` and the log say why.",
-    {"engine": "`tensorrt`, `ort-cuda`"},
+    "1 for an engine that would be faster and was not taken, else 0; `/status`, `/info` and the log say why.",
+    {"engine": "its name"},
 )
 GPUS = Metric(
     "bertserve_gpus",

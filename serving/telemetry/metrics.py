@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from serving.errors import reasons
 from serving.lifecycle import State
-from serving.records import Totals
+from serving.records import ON_A_GPU, Totals
 from serving.telemetry import catalogue
 from serving.telemetry.collectors import Histogram, Reading, Tally, Total
 from serving.telemetry.triton import TritonMetrics
@@ -258,14 +258,13 @@ class Metrics:
             working = supervisor.engine.devices if supervisor.engine and cards else 0
             return {("working",): float(working), ("missing",): float(cards - working)}
 
-        def not_taken() -> Values:
-            taken = dict.fromkeys(catalogue.GPU_ENGINES, 0.0)
-            rejected = taken | {choice.engine: 1.0 for choice in repository.engine.rejected}
-            return {(name,): value for name, value in rejected.items()}
+        def rejected() -> Values:
+            names = {choice.engine for choice in repository.engine.rejected}
+            return {(name,): float(name in names) for name in sorted(ON_A_GPU | names)}
 
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)
-        self.read(catalogue.ENGINE_REJECTED, not_taken)
+        self.read(catalogue.ENGINE_REJECTED, rejected)
         ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
     def counts(self) -> Counts:
