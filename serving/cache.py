@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -26,6 +27,7 @@ from serving.sealed import SealError, Staging, versions
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from serving.bundle import Bundle
 
@@ -36,6 +38,9 @@ _KEPT = 2
 """Entries of a bundle that stay: a running server may still read the one before the newest."""
 
 _SHOWN_DIGITS = 12
+
+_WRITING = threading.Lock()
+"""Of two threads that write, the second takes over what the first has published."""
 
 log = logging.getLogger("bertserve")
 
@@ -195,6 +200,24 @@ class CacheWriter(Staging):
             raise CacheError(f"cache {place}: {error}") from error
         super().__init__(place)
         self._root = root
+
+    def __enter__(self) -> Self:
+        """Waits for other threads that write into the cache, then makes the hidden directory."""
+        _WRITING.acquire()
+        try:
+            return super().__enter__()
+        except BaseException:
+            _WRITING.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes what was not published, and lets the next thread write."""
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            _WRITING.release()
 
     def publish(
         self,

@@ -81,7 +81,7 @@ class CostCache:
     def read(self, model: ServedModel) -> list[CostPoint]:
         """What was measured of a model on this very node; empty where nothing was, or nothing that counts."""
         try:
-            entry = open_entry(self._root, _bundle(model))
+            entry = open_entry(self._root, bundle_of(model))
             if entry is None or all(file.file != self._name(model) for file in entry.derived.files):
                 return []
             path = entry.path / self._name(model)
@@ -100,7 +100,7 @@ class CostCache:
             with CacheWriter(self._root, model.manifest.model, model.manifest.version) as writer:
                 content = msgspec.json.encode(Costs(self._fingerprint(model), list(points)))
                 (writer.path / self._name(model)).write_bytes(content)
-                writer.publish(_bundle(model), files=[self._name(model)])
+                writer.publish(bundle_of(model), files=[self._name(model)])
         except (CacheError, OSError) as error:
             log.warning("the costs of %s were not kept: %s", model.name, error)
 
@@ -166,5 +166,6 @@ def _check(points: Sequence[CostPoint]) -> None:
         CostTable.of(narrow)
 
 
-def _bundle(model: ServedModel) -> Bundle:
+def bundle_of(model: ServedModel) -> Bundle:
+    """The bundle that a model is of."""
     return Bundle(model.path, model.manifest, model.bundle_sha256)

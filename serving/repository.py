@@ -186,7 +186,11 @@ class Repository:
         try:
             return cls(
                 [
-                    _served(ModelIndex(index), bundle, _artifact(bundle, precision, engine, card, allow_unproven))
+                    _served(
+                        ModelIndex(index),
+                        bundle,
+                        _artifact(bundle, precision, engine, unproven=allow_unproven, card=card),
+                    )
                     for index, bundle in enumerate(bundles)
                 ],
                 defaults,
@@ -307,7 +311,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle]) -> bool:
     return all(any(artifact.target in targets for artifact in bundle.artifacts) for bundle in bundles)
 
 
-def _artifact(bundle: Bundle, precision: str, engine: str, card: str, unproven: bool) -> Artifact:  # noqa: FBT001
+def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
     """The form of a model that an engine shall run: proven before unproven, then the fastest first."""
     targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
     runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
@@ -365,4 +369,4 @@ def choose(
     bundle = read_bundle(path)
     if cache is not None:
         bundle = with_proofs(cache, bundle)
-    return bundle, _artifact(bundle, precision, engine, card, allow_unproven)
+    return bundle, _artifact(bundle, precision, engine, unproven=allow_unproven, card=card)

@@ -19,6 +19,7 @@ from serving.engine.fleet import start_engine
 from serving.engine.supervisor import Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
+from serving.kernel_cache import KernelCache
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
 from serving.pipeline import Pipeline
@@ -148,7 +149,7 @@ class Server:
             dispatcher=dispatcher,
             metrics=metrics,
         )
-        self._kept = KeptCosts(settings)
+        self._kept, self._kernels = KeptCosts(settings), KernelCache(settings.cache_dir)
         self._supervisor = Supervisor(
             self._load(choice),
             self,
@@ -304,6 +305,7 @@ class Server:
         """A warm engine is there: take requests."""
         place(self._dispatcher, engine, self._repository.models)
         self._kept.write(self._choice, self._repository.models, engine.costs)
+        self._kernels.keep(self._choice.repository.models)
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
@@ -338,6 +340,7 @@ class Server:
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
             cards=[card.ordinal for card in choice.cards],
+            kernels=self._kernels.files(choice),
         )
 
     def _run_engine(self) -> None:

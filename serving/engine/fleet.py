@@ -80,8 +80,7 @@ class RemoteFleet:
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisors = [
-            Supervisor(msgspec.structs.replace(load, cards=[card]), _Member(self, place), hang_s=hang_s)
-            for place, card in enumerate(cards)
+            Supervisor(_on_card(load, place), _Member(self, place), hang_s=hang_s) for place in range(len(cards))
         ]
         self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
 
@@ -201,6 +200,12 @@ class _Member:
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:  # noqa: ARG002  given up either way
         self._fleet.member_failed(self._place, reason)
+
+
+def _on_card(load: Load, place: int) -> Load:
+    """What one of the processes loads; the first alone writes what it compiled, which is the same on each card."""
+    kernels = [msgspec.structs.replace(files, write=files.write if place == 0 else "") for files in load.kernels]
+    return msgspec.structs.replace(load, cards=[load.cards[place]], kernels=kernels)
 
 
 def _narrow(point: CostPoint) -> CostPoint:

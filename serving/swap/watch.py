@@ -8,7 +8,6 @@ what was refused is tried again when it has changed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -54,10 +53,17 @@ class RepositoryWatch:
         while True:
             await asyncio.sleep(self._every_s)
             for name, served in self._versions.served().items():
-                version = await asyncio.to_thread(self.look, name, served)
-                if version is not None:
-                    with contextlib.suppress(VersionRefused):  # the log has it
-                        await self._versions.swap(name, version)
+                try:
+                    await self._follow(name, served)
+                except VersionRefused:  # the log has it
+                    pass
+                except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
+                    log.exception("%s: looking for versions failed; it goes on", name)
+
+    async def _follow(self, name: str, served: int) -> None:
+        version = await asyncio.to_thread(self.look, name, served)
+        if version is not None:
+            await self._versions.swap(name, version)
 
     def look(self, name: str, served: int) -> int | None:
         """The newest version above the one that serves that shall be taken now; None where there is none."""

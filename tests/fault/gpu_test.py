@@ -208,6 +208,18 @@ def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     assert "is no engine for this GPU" in done.stderr
 
 
+def test_compiled_kernels_are_kept_for_the_next_start(models: Path, tmp_path: Path) -> None:
+    """In the node's cache, under its rules; the second start finds them, and leaves nothing beside them."""
+    for _ in range(2):
+        with Server(models, "--cache-dir", str(tmp_path), env=machine()) as server:
+            assert choice(server)["engine"] == "tensorrt"
+            found = wait_for(lambda: list(tmp_path.glob("embed/1/[0-9]*/kernels.*.bin")), "the kernels")
+            wait_for(lambda: not list(tmp_path.glob(".kernels-*")), "nothing left beside them")
+            assert found[-1].read_bytes() == b"kernels for driver 13000"
+            assert "compiling anew" not in server.log
+            assert "cannot be read" not in server.log
+
+
 class Faulty:
     """A server on a card that can be broken.
 
