@@ -67,6 +67,13 @@ class Choice:
         ]
         return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected)
 
+    def tell(self) -> None:
+        """Writes into the log what was taken, and why not the others."""
+        where = f" on {len(self.cards)} x {self.cards[0].name}" if self.cards else ""
+        log.info("engine: %s%s", self.engine, where)
+        for rejected in self.rejected if self.degraded or self.cards else ():
+            log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
+
     def where(self, threads: int) -> str:
         """On what it computes, for a line of the log."""
         return f"{len(self.cards)} x {self.cards[0].name}" if self.cards else f"{threads} threads"
@@ -114,10 +121,12 @@ class Chooser:
         if not self._left:
             return None
         try:
-            return self._next()
+            choice = self._next()
         except StartupError as error:
             log.warning("nothing can take the place of the engine %s: %s", engine, error)
             return None
+        choice.tell()
+        return choice
 
     def _next(self) -> Choice:
         while self._left:
@@ -129,7 +138,6 @@ class Chooser:
                     raise
                 self._rejected.append(RejectedEngine(engine, str(error)))
             else:
-                self._tell(choice)
                 return choice
         raise StartupError("no engine is left")
 
@@ -193,13 +201,6 @@ class Chooser:
             if free < wanted:
                 has = f"{free:,} MiB of {total:,} free"
                 yield f"{card.name} number {card.ordinal} has {has}, about {wanted:,.0f} are needed"
-
-    def _tell(self, choice: Choice) -> None:
-        """What was taken, and why not the others, for the log."""
-        where = f" on {len(choice.cards)} x {choice.cards[0].name}" if choice.cards else ""
-        log.info("engine: %s%s", choice.engine, where)
-        for rejected in choice.rejected if choice.degraded or choice.cards else ():
-            log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
 
 
 def _library_problems(machine: Machine, name: str, library: Library | None, card: Card) -> Iterator[str]:

@@ -42,15 +42,16 @@ class Tables:
 
 def read_tables(models: Path) -> Tables:
     """Builds a server, starts nothing, and reads its tables."""
-    from serving.logs import LogWriter  # noqa: PLC0415  not beside tritonclient, as above
-    from serving.repository import Repository  # noqa: PLC0415
+    from serving.choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
+    from serving.logs import LogWriter  # noqa: PLC0415
     from serving.server import Server  # noqa: PLC0415
     from serving.settings import Settings  # noqa: PLC0415
     from serving.transport.ports import Ports  # noqa: PLC0415
 
     settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
     ports = Ports(*(socket.socket() for _ in range(3)))
-    server = Server(settings, Repository.open(models, engine=settings.backend), ports, LogWriter("text"))
+    chooser = Chooser(settings)
+    server = Server(settings, chooser.first(), chooser, ports, LogWriter("text"))
     http, probes = (_routes(listener._port.routes) for listener in (server._http, server._probes))
     return Tables(http, probes, list(server._grpc._port.methods))
 
