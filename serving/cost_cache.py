@@ -125,22 +125,25 @@ class KeptCosts:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._known: set[str] = set()
+        self._measured: set[str] = set()
 
     def read(self, choice: Choice) -> list[list[CostPoint]]:
         """For each model what was measured on this very node, with this very engine."""
         cache = self._cache(choice)
         found = [cache.read(model) if cache else [] for model in choice.repository.models]
         models = zip(choice.repository.models, found, strict=True)
-        self._known |= {model.artifact.sha256 for model, points in models if points}
+        self._measured = {model.artifact.sha256 for model, points in models if not points}
         return found
 
     def write(self, choice: Choice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
-        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time."""
+        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time.
+
+        A version that came by a swap has the costs of the one before it, which are no measurement of its own.
+        """
         cache = self._cache(choice)
         for model, points in zip(models, costs, strict=True):
-            if cache is not None and model.artifact.sha256 not in self._known:
-                self._known.add(model.artifact.sha256)
+            if cache is not None and model.artifact.sha256 in self._measured:
+                self._measured.discard(model.artifact.sha256)
                 threading.Thread(target=cache.write, args=(model, list(points))).start()
 
     def _cache(self, choice: Choice) -> CostCache | None:

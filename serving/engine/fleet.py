@@ -80,9 +80,9 @@ class RemoteFleet:
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisors = [
-            Supervisor(_on_card(load, place), _Member(self, place), hang_s=hang_s) for place in range(len(cards))
+            Supervisor(on_card(load, place), _Member(self, place), hang_s=hang_s) for place in range(len(cards))
         ]
-        self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in range(len(cards))]
 
     @classmethod
     async def start(cls, load: Load, hang_s: float = 2.0) -> RemoteFleet:
@@ -160,12 +160,19 @@ class RemoteFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _keep(self, place: int) -> None:
+        """Keeps a card's engine alive; a card whose process cannot be started at all is given up too."""
+        try:
+            await self._supervisors[place].run()
+        except OSError as error:
+            self.member_failed(place, f"its engine process cannot be started: {error.strerror or error}")
+
     def member_up(self, place: int, engine: EngineLife) -> None:
         """A card's engine is warm."""
         self._engines[place] = engine
         log.info("GPU %d works, %d of %d do", self._cards[place], self.devices, len(self._cards))
         if not self._first.done() and engine.ready is not None:
-            costs = [[*points, *(_narrow(point) for point in points)] for points in engine.ready.costs]
+            costs = [[*points, *map(_narrow, points)] for points in engine.ready.costs]
             self.ready = msgspec.structs.replace(engine.ready, lanes=list(self.lanes), costs=costs)
             self._first.set_result(None)
 
@@ -202,10 +209,14 @@ class _Member:
         self._fleet.member_failed(self._place, reason)
 
 
-def _on_card(load: Load, place: int) -> Load:
-    """What one of the processes loads; the first alone writes what it compiled, which is the same on each card."""
+def on_card(load: Load, place: int) -> Load:
+    """What one of the processes loads; the first alone writes what it compiled, which is the same on each card.
+
+    A card has one lane: of costs that a fleet was known to have, those of its narrow lanes are the fleet's own words.
+    """
+    costs = [[point for point in points if point.kind == "wide"] for points in load.costs]
     kernels = [msgspec.structs.replace(files, write=files.write if place == 0 else "") for files in load.kernels]
-    return msgspec.structs.replace(load, cards=[load.cards[place]], kernels=kernels)
+    return msgspec.structs.replace(load, cards=[load.cards[place]], kernels=kernels, costs=costs)
 
 
 def _narrow(point: CostPoint) -> CostPoint:

@@ -6,6 +6,7 @@ would take memory of each card. `python -m serving.engine.gpu` is that process: 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -18,6 +19,9 @@ from serving.engine import cuda_driver, trt_library
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
+
+_KILL_S = 1.0
+"""More than a process that can be killed takes to end."""
 
 Runtime = Literal["ort-cuda", "rtx", "enterprise"]
 """ONNX Runtime's CUDA provider, and the flavours of TensorRT."""
@@ -86,14 +90,19 @@ def look(limit_s: float = LIMIT_S) -> Machine:
     """What this machine has; never fails, and takes at most so long."""
     # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
     command = [sys.executable, "-P", "-m", "serving.engine.gpu"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False)
+        answer, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
+        process.kill()
+        # Not `subprocess.run`, which waits for the end: whoever hangs inside the kernel does not even hear SIGKILL.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILL_S)
         return Machine(problem=f"the NVIDIA driver does not answer within {limit_s:g} s", broken=True)
     try:
-        return msgspec.json.decode(done.stdout, type=Machine)
+        return msgspec.json.decode(answer, type=Machine)
     except msgspec.DecodeError:
-        return Machine(problem=f"looking for GPUs ended with status {done.returncode}", broken=True)
+        return Machine(problem=f"looking for GPUs ended with status {process.returncode}", broken=True)
 
 
 def found() -> Machine:

@@ -302,8 +302,8 @@ class GpuModel:
         """What a shape needs before it runs: libraries allocate and choose kernels at the first sight of one."""
         if shape in self._prepared:
             return
-        self._prepared.add(shape)
         self._program.prepare(shape, graph=graph)
+        self._prepared.add(shape)
         if not graph:
             return
         self._write_nothing(shape)

@@ -433,8 +433,10 @@ class Supervisor:
 
     def _look_after(self, engine: EngineLife, load: Load) -> None:
         self.engine = engine
-        # What the first life has measured holds for the next, which is wanted soon; and it was verified.
-        self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[])
+        # What the first life has measured holds for the next, which is wanted soon; and it was verified. What it
+        # compiled has been written, and nobody would take what the next one writes.
+        kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
+        self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
         engine.on_end = self._ended
 
     def _ended(self) -> None:

@@ -236,6 +236,7 @@ class _TrtProgram:
     def enqueue(self, shape: Shape, *, eager: bool) -> None:  # noqa: ARG002  RTX replays as it sees fit
         context = self._contexts[shape.length]
         if self._set.get(shape.length) != shape:
+            self._set.pop(shape.length, None)  # if one of them fails, the context is between two shapes
             for name in self._inputs:
                 if not context.set_input_shape(name, shape.input(name)):
                     raise ProgramError(f"TensorRT: {self._library.reason()}")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from serving import node
-from serving.cost_cache import CostCache
+from serving.choice import Choice
+from serving.cost_cache import CostCache, KeptCosts
 from serving.repository import Repository, ServedModel
 from serving.scheduling.cost import CostPoint
+from serving.settings import Settings
 from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,3 +100,16 @@ def test_a_cache_that_cannot_be_written_costs_a_line(
     (tmp_path / "cache").write_text("a file")
     cache(tmp_path / "cache").write(model, POINTS)
     assert "were not kept" in caplog.text
+
+
+def test_costs_taken_over_from_another_version_are_not_kept(model: ServedModel, tmp_path: Path) -> None:
+    """A version that came by a swap was not measured; kept, the old one's costs would count as its own for ever."""
+    settings = Settings(models=tmp_path, cache_dir=tmp_path / "cache", threads=2)
+    choice = Choice("ort-cpu", Repository([model]))
+    kept = KeptCosts(settings)
+    assert kept.read(choice) == [[]]
+    other = replace(model, artifact=msgspec.structs.replace(model.artifact, sha256="0" * 64))
+    kept.write(choice, [other], [POINTS])
+    kept.write(choice, [model], [POINTS])
+    wait_for(lambda: KeptCosts(settings).read(choice) == [POINTS], "what was measured")
+    assert KeptCosts(settings).read(Choice("ort-cpu", Repository([other]))) == [[]]
