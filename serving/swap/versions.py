@@ -184,6 +184,10 @@ class Versions:
 
     async def _swap(self, name: str, version: int) -> None:
         async with self._lock:
+            # Until the one before is drained its models may come back, and before the first is warm there are no costs
+            # to take over: what is served is known only then.
+            await self._exchange.drained()
+            await self._exchange.serving()
             before = self._repository.named(name)
             if before.manifest.version == version:
                 return
@@ -207,9 +211,7 @@ class Versions:
 
     async def _take_turns(self, before: ServedModel, version: int) -> None:
         exchange = self._exchange
-        await exchange.drained()
         if self._keeps(before.name, version):
-            await exchange.serving()
             exchange.back()
             return
         path = self._root / before.name / str(version)

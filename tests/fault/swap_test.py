@@ -265,6 +265,25 @@ def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shel
         wait_served(watching, third)  # and not the second
 
 
+def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Shelf) -> None:
+    """What it waits for is the drain of the version before; if that serves again meanwhile, it is replaced itself."""
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    with Server(own_shelf.root, *options, "--drain-s", "0.5") as running, ThreadPoolExecutor(2) as pool:
+        first = engines(running)
+        pool.submit(post_json, running.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())
+        wait_for(lambda: get(running.http, "/status").json()["queue"]["requests"], "a request that holds version 1")
+        assert load(running, own_shelf.add()).status == 200
+        (second,) = engines(running) - first
+        third = own_shelf.add()
+        call = pool.submit(load, running, third)
+        time.sleep(0.2)  # until it waits; were it too short, the call would only find less to wait for
+        assert not call.done()
+        os.kill(second, signal.SIGKILL)
+        assert call.result().status == 200
+        assert served(running) == third
+        running.process.kill()  # the request that hangs has half a minute yet
+
+
 def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
     """What was queued for the version before is answered by it, and the next swap waits for that."""
     with (
