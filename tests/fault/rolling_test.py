@@ -15,7 +15,8 @@ from serving.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAKE = ("--engine", "fake", "--precision", "fp32")
+FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
+"""No deadline that a busy machine could miss: this is about restarts."""
 RESTARTS, REQUESTS = 20, 200_000
 
 needs_haproxy = pytest.mark.skipif(haproxy() is None, reason="no HAProxy here (see make haproxy)")
