@@ -7,13 +7,12 @@ as the server has corrected them since, or what a node keeps in its cache.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.scheduling.buckets import BUCKETS
+from serving.scheduling.buckets import bucket_index
 from serving.scheduling.cost import CostPoint
 from simulate.errors import SimulateError
 
@@ -138,7 +137,7 @@ def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     correction = corrections.get(row["kind"])
     if correction is None:
         return 1.0
-    return float(correction["factor"] * correction["shapes"][bisect_left(BUCKETS, row["tokens"])])
+    return float(correction["factor"] * correction["shapes"][bucket_index(row["tokens"])])
 
 
 def _measured(title: str, points: Sequence[CostPoint], threads: int, lanes: int) -> Table:

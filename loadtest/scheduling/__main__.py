@@ -13,9 +13,7 @@ import contextlib
 import hashlib
 import shlex
 import sys
-import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadtest import machine
@@ -23,7 +21,7 @@ from loadtest.ending import in_order
 from loadtest.errors import BenchError
 from loadtest.scheduling import page
 from loadtest.scheduling.steps import Bench, Plan, steps
-from loadtest.scheduling.store import Store
+from loadtest.store import Store, add_options
 from loadtest.workload import find_bundle
 
 if TYPE_CHECKING:
@@ -42,17 +40,9 @@ def measure(given: argparse.Namespace, plan: Plan) -> Store:
     store = Store.open(given.out, {"machine": machine.facts(), **model, "plan": asdict(plan)}, fresh=given.fresh)
     if given.page_only:
         return store
-    limit = time.monotonic() + 60 * given.minutes
     with contextlib.ExitStack() as stack:
         bench = Bench.over(bundle, machine.usable_cores(), store, plan, stack)
-        for name, find in steps(bench):
-            if name in store.steps or (given.only and not name.startswith(given.only)):
-                continue
-            if time.monotonic() > limit:
-                print(f"{given.minutes:g} minutes are over: run it again to go on", file=sys.stderr)
-                break
-            print(name, file=sys.stderr, flush=True)
-            store.keep(name, find())
+        store.fill(steps(bench), given.minutes, lambda name: name.startswith(given.only or ""))
     return store
 
 
@@ -60,13 +50,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m loadtest.scheduling", description=(__doc__ or "").partition("\n")[0])
     usual = Plan()
-    made.add_argument("--models", type=Path, default=Path("models"), help="model repository")
-    made.add_argument("--precision", default="auto", help="as `bertserve serve` has it")
-    made.add_argument("--out", type=Path, default=Path("docs/benchmarks/scheduling.json"), help="file of the figures")
-    made.add_argument("--minutes", type=float, default=60.0, help="begin no step after so long")
+    add_options(made, "docs/benchmarks/scheduling.json")
     made.add_argument("--only", help="measure only steps whose names begin so")
-    made.add_argument("--fresh", action="store_true", help="throw away what the file holds")
-    made.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
     made.add_argument("--rounds", type=int, default=usual.rounds, help=f"default: {usual.rounds}")
     made.add_argument("--seconds", type=float, default=usual.seconds, help=f"of a run (default: {usual.seconds:g})")
     made.add_argument("--overload-s", type=float, default=usual.overload_s, help=f"default: {usual.overload_s:g}")

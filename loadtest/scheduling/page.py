@@ -12,7 +12,7 @@ from loadtest.tables import Table, as_markdown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.scheduling.store import Store
+    from loadtest.store import Store
 
 Steps = dict[str, Any]
 

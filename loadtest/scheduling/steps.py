@@ -29,7 +29,7 @@ from loadtest.workload import make_texts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loadtest.scheduling.store import Store
+    from loadtest.store import Store
     from loadtest.workload import Bundle
 
 SLO_MS = 250.0

@@ -13,7 +13,6 @@ import hashlib
 import shlex
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from loadtest import machine
 from loadtest.ending import in_order
 from loadtest.errors import BenchError
-from loadtest.scheduling.store import Store
+from loadtest.store import Store, add_options
 from loadtest.swap import page
 from loadtest.swap.measure import Bench, Plan, steps
 from loadtest.workload import find_bundle
@@ -45,17 +44,9 @@ def measure(given: argparse.Namespace, plan: Plan) -> Store:
     for name, capacity in (("mixed", given.capacity_mixed), ("short", given.capacity_short)):
         if capacity is not None and f"capacity {name}" not in store.steps:
             store.keep(f"capacity {name}", {"capacity_per_s": capacity, "confidence": "given"})
-    limit = time.monotonic() + 60 * given.minutes
     with tempfile.TemporaryDirectory(dir=given.scratch) as place:
         bench = Bench.over(bundle, machine.usable_cores(), Path(place), plan, store)
-        for name, find in steps(bench):
-            if name in store.steps or (given.only and given.only not in name):
-                continue
-            if time.monotonic() > limit:
-                print(f"{given.minutes:g} minutes are over: run it again to go on", file=sys.stderr)
-                break
-            print(name, file=sys.stderr, flush=True)
-            store.keep(name, find())
+        store.fill(steps(bench), given.minutes, lambda name: (given.only or "") in name)
     return store
 
 
@@ -63,14 +54,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m loadtest.swap", description=(__doc__ or "").partition("\n")[0])
     usual = Plan()
-    made.add_argument("--models", type=Path, default=Path("models"), help="model repository")
-    made.add_argument("--precision", default="auto", help="as `bertserve serve` has it")
-    made.add_argument("--out", type=Path, default=Path("docs/benchmarks/swap.json"), help="file of the figures")
+    add_options(made, "docs/benchmarks/swap.json")
     made.add_argument("--scratch", type=Path, help="where there is room for the versions of one round")
-    made.add_argument("--minutes", type=float, default=60.0, help="begin no step after so long")
     made.add_argument("--only", help="measure only steps whose names hold this")
-    made.add_argument("--fresh", action="store_true", help="throw away what the file holds")
-    made.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
     made.add_argument("--rounds", type=int, default=usual.rounds, help=f"default: {usual.rounds}")
     made.add_argument("--swaps", type=int, default=usual.swaps, help=f"of a round (default: {usual.swaps})")
     made.add_argument("--calm-s", type=float, default=usual.calm_s, help=f"before each (default: {usual.calm_s:g})")

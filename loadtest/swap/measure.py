@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadtest.result import Result
-    from loadtest.scheduling.store import Store
+    from loadtest.store import Store
     from loadtest.workload import Bundle
 
 SLO_MS = 250.0

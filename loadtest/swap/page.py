@@ -10,7 +10,7 @@ from loadtest.swap.measure import SHARE, SLO_MS
 from loadtest.tables import Table, as_markdown
 
 if TYPE_CHECKING:
-    from loadtest.scheduling.store import Store
+    from loadtest.store import Store
 
 _MOST_RATIO = 1.3
 _MET = {True: "yes", False: "**no**"}

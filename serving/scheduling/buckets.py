@@ -8,13 +8,22 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 """Upper bounds in tokens; longer inputs fall into buckets that go on doubling."""
 
 
+def bucket_index(tokens: int) -> int:
+    """The place in `BUCKETS` of the one that holds an input of so many tokens; their number for what is longer.
+
+    >>> bucket_index(16), bucket_index(17), bucket_index(513)
+    (0, 1, 6)
+    """
+    return bisect_left(BUCKETS, tokens)
+
+
 def bucket_for(tokens: int) -> int:
     """The smallest bucket that holds an input of so many tokens.
 
     >>> bucket_for(1), bucket_for(16), bucket_for(17), bucket_for(513)
     (16, 16, 32, 1024)
     """
-    at = bisect_left(BUCKETS, tokens)
+    at = bucket_index(tokens)
     if at < len(BUCKETS):
         return BUCKETS[at]
     return 1 << (tokens - 1).bit_length()

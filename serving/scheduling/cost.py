@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from serving.scheduling.buckets import BUCKETS
+from serving.scheduling.buckets import BUCKETS, bucket_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,7 +156,7 @@ class Correction:
 
     def at(self, tokens: int) -> float:
         """The factor of batches of this length."""
-        return self.factor * self.shapes[bisect_left(BUCKETS, tokens)]
+        return self.factor * self.shapes[bucket_index(tokens)]
 
     def observe(self, tokens: int, table_us: float, compute_us: float, occupied_us: float) -> None:
         """Learns a little of one batch; a single odd one changes little.
@@ -170,7 +170,7 @@ class Correction:
         self.batches += 1
         if table_us > 0:
             seen = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
-            bucket = bisect_left(BUCKETS, tokens)
+            bucket = bucket_index(tokens)
             shape = min(max(seen / self.factor, LEAST_SHAPE), MOST_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (seen - self.factor)

@@ -12,7 +12,7 @@ from loadtest.records import PACK, RECORD
 from loadtest.scheduling import page, simulated
 from loadtest.scheduling.drive import Recorded, Requests, Workload, even
 from loadtest.scheduling.steps import KNEE, OVERLOADS, REPLAYED, SHARES
-from loadtest.scheduling.store import Store
+from loadtest.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

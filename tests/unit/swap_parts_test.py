@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from loadtest.scheduling.drive import Requests
-from loadtest.scheduling.store import Store
+from loadtest.store import Store
 from loadtest.swap import page
 from loadtest.swap.measure import Plan, Swap, figures
 from serving.engine.supervisor import RemoteEngine, Supervisor
