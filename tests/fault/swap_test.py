@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -20,11 +19,13 @@ from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, p
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign
 from tests.support.server import Server, is_running
+from tests.support.stopping import is_stopped
 from tests.support.versions import SWAPPED, Readers, Shelf, index, load, served, unload, wait_served
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 ORT = ("--engine", "ort-cpu", "--precision", "fp32", "--default-timeout-ms", "30000")
 FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
@@ -387,12 +388,6 @@ def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
         pool.submit(load, busy)
         yield busy, first, candidate(busy, {first})
         busy.process.kill()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
-    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return status.rpartition(")")[2].split()[0] == "T"
 
 
 def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple[Server, int, int]) -> None:

@@ -18,6 +18,15 @@ def stop(pid: int) -> None:
     wait_for(lambda: _states(pid) == {"T"}, "every thread to stop")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; some of its threads may still be on their way."""
+    return _state(Path(f"/proc/{pid}/stat")) == "T"
+
+
 def _states(pid: int) -> set[str]:
     """The states of a process's threads: R, S, T ..."""
-    return {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
+    return {_state(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ from serving.records import ModelIndex
 from serving.swap.pace import PERIOD_S, Pace
 from tests.support.costs import constant, model_costs
 from tests.support.specs import model_spec
+from tests.support.stopping import is_stopped
 from tests.support.waiting import wait_for
 from tests.unit.alarms_test import virtually
 from tests.unit.dispatcher_test import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
@@ -31,6 +31,7 @@ from tests.unit.supervisor_test import LOAD, SIZE, Slot, asynchronous, cancel, r
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FOLLOWER = ModelIndex(2)
 """A version that takes the place of `BATCHED`; `TEXT_BY_TEXT` stays."""
@@ -134,12 +135,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it is stopped by a signal."""
-    status = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return status.rpartition(")")[2].split()[0] == "T"
-
-
 def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[bytes]) -> None:
     """From the start of a batch to its end, but for a turn in each period; afterwards it runs as any other."""
 
@@ -147,21 +142,21 @@ def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[b
         bench = Bench()
         with Pace(bench.dispatcher) as pace:
             pace.follow(sleeper.pid)
-            assert not is_stopped(sleeper)
+            assert not is_stopped(sleeper.pid)
             task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(1)], 1e9))
             await asyncio.sleep(0)
-            wait_for(lambda: is_stopped(sleeper), "a pause")
+            wait_for(lambda: is_stopped(sleeper.pid), "a pause")
             bench.engine.finish()
-            wait_for(lambda: not is_stopped(sleeper), "its end")
+            wait_for(lambda: not is_stopped(sleeper.pid), "its end")
             await task
             task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(2)], 1e9))
             async with asyncio.timeout(50 * PERIOD_S):
-                while not is_stopped(sleeper):  # noqa: ASYNC110  another process
+                while not is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
                     await asyncio.sleep(0.001)
-                while is_stopped(sleeper):  # noqa: ASYNC110  another process
+                while is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
                     await asyncio.sleep(0.001)
             assert pace.paused_s > 0
-        wait_for(lambda: not is_stopped(sleeper), "the end of the pauses")
+        wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
         assert bench.dispatcher.observer is bench.sizes
         bench.engine.finish()
         await task
