@@ -334,6 +334,7 @@ class Server:
             engine=choice.engine,
             models=[model.spec() for model in choice.repository.models],
             threads=settings.threads or available_cpus(),
+            nice=0 if choice.cards else settings.engine_nice,
             costs=self._kept.read(choice),
             fake_ms=settings.fake_ms,
             fake_faults=settings.faults(),

@@ -94,6 +94,13 @@ class Settings(BaseModel):
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
     )
+    engine_nice: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="How much less urgent an engine on a CPU is than the rest of the server, as `nice` counts: "
+        "on cores that both want, a busy engine leaves time to read requests and to refuse what is too much.",
+    )
     fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
     fake_faults: str = Field(
         "", description="Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang."

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -243,6 +244,8 @@ class RemoteEngine:
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
+            # While it has one thread, whose urgency all others will have.
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             # The transports work on copies, so that every socket made here is closed here.
             ends = [pair[0].dup() for pair in pairs]
         engine = cls(process, hang_s)

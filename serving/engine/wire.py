@@ -64,6 +64,7 @@ class Load(msgspec.Struct, frozen=True):
     Attributes:
         engine: Which kind of engine.
         threads: Cores to use.
+        nice: How much less urgent it is than the server, as `nice` counts.
         fake_ms: Delay of the fake engine.
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
@@ -77,6 +78,7 @@ class Load(msgspec.Struct, frozen=True):
     engine: Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
     models: list[ModelSpec]
     threads: int
+    nice: int = 0
     fake_ms: float = 0.0
     fake_faults: dict[int, str] = {}
     costs: list[list[CostPoint]] = []

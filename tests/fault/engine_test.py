@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -24,7 +25,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.support.clients import Transport
 
@@ -417,3 +417,13 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
         assert np.isfinite(good).all()
     assert metric(server, "bertserve_requests_total", reason="non_finite_output") == 2
     assert metric(server, "bertserve_non_finite_outputs_total") == 2
+
+
+def test_engine_is_less_urgent(serve: Callable[..., Server]) -> None:
+    """All threads of an engine on a CPU give way to the rest of the server, by as much as is asked for."""
+    server = serve("--engine-nice", "7")
+    assert isinstance(outcomes(Tei, server, ["hello?"])[0], np.ndarray)
+    engine = server.engine_pid()
+    threads = [int(thread.name) for thread in Path(f"/proc/{engine}/task").iterdir()]
+    expected = min(os.getpriority(os.PRIO_PROCESS, server.pid) + 7, 19)
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {expected}
