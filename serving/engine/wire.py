@@ -98,9 +98,15 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine's answer where it cannot load; `message` is for the operator."""
+    """The engine's answer where it cannot load.
+
+    Attributes:
+        message: For the operator.
+        passing: Whether only memory was missing.
+    """
 
     message: str
+    passing: bool = False
 
 
 class WireError(Exception):

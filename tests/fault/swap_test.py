@@ -20,7 +20,18 @@ from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign
 from tests.support.server import Server, is_running
 from tests.support.stopping import is_stopped
-from tests.support.versions import SWAPPED, Readers, Shelf, index, load, served, unload, wait_served
+from tests.support.versions import (
+    SWAPPED,
+    Readers,
+    Shelf,
+    candidate,
+    engines,
+    index,
+    load,
+    served,
+    unload,
+    wait_served,
+)
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -46,17 +57,6 @@ def server(shelf: Shelf) -> Iterator[Server]:
     """A server that loads versions when it is asked to, with a real engine."""
     with Server(shelf.root, *ORT, *CONTROLLED) as running:
         yield running
-
-
-@pytest.fixture
-def own_shelf(models: Path, tmp_path: Path) -> Shelf:
-    """A repository for one test."""
-    return Shelf(models, tmp_path)
-
-
-def engines(server: Server) -> set[int]:
-    """The ids of the server's engine processes."""
-    return set(server.engine_pids())
 
 
 @pytest.mark.parametrize("swaps", [2, pytest.param(40, marks=pytest.mark.long)])
@@ -204,6 +204,7 @@ def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf
     assert "not finite" in index(server)[version][1]
     assert served(server) == before
     shutil.rmtree(shelf.path(version))
+    assert version not in index(server)  # what is not there needs no reason
 
 
 def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
@@ -337,26 +338,6 @@ def test_a_version_that_there_is_not(server: Server, version: object, status: in
     reply = load(server, version)
     assert reply.status == status
     assert words in reply.json()["error"]
-
-
-def candidate(server: Server, before: set[int]) -> int:
-    """The engine process that has come up beside the others."""
-    return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
-
-
-def test_an_engine_that_dies_while_it_warms_up_is_refused(own_shelf: Shelf) -> None:
-    """And what serves does not notice."""
-    with Server(own_shelf.root, *ORT, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
-        first = engines(running)
-        version = own_shelf.add()
-        with Readers(running, own_shelf, *CLIENTS) as readers:
-            call = pool.submit(load, running)
-            os.kill(candidate(running, first), signal.SIGKILL)
-            assert call.result().status == 400
-            readers.wait_for_more()
-        readers.assert_nothing_was_lost()
-        assert "ended while it was loading" in index(running)[version][1]
-        assert load(running).status == 200
 
 
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:

@@ -262,6 +262,16 @@ class Readers:
         assert self.refused == []
 
 
+def engines(server: Server) -> set[int]:
+    """The ids of the server's engine processes."""
+    return set(server.engine_pids())
+
+
+def candidate(server: Server, before: set[int]) -> int:
+    """The engine process that has come up beside those before."""
+    return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
+
+
 def load(server: Server, version: int | str | None = None) -> HttpReply:
     """Asks for a version, or for the newest."""
     parameters: dict[str, Any] = {} if version is None else {"version": version}

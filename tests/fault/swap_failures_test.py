@@ -1,0 +1,200 @@
+"""A version that is not served for a reason that passes may be tried again, and a load call outlives its caller."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from serving.swap.retries import TRIES
+from tests.fault.swap_test import BODY, CLIENTS, CONTROLLED, FAKE, ORT, WATCHED, assert_reason
+from tests.support.certificates import open_channel
+from tests.support.clients import HttpConnection, RawConnection, metric, post_json
+from tests.support.models import NAME
+from tests.support.poison import FP32, sign, tiny_model
+from tests.support.server import Server
+from tests.support.versions import Readers, Shelf, candidate, engines, index, load, served, unload, wait_served
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOAD = f"/v2/repository/models/{NAME}/load"
+
+
+@pytest.fixture(scope="module")
+def shelf(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """The repository of the shared server."""
+    return Shelf(models, tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def server(shelf: Shelf) -> Iterator[Server]:
+    """A server that loads versions when it is asked to, with a real engine."""
+    with Server(shelf.root, *ORT, *CONTROLLED) as running:
+        yield running
+
+
+def outcome(server: Server, name: str) -> float:
+    """How many swaps ended so."""
+    return metric(server, "bertserve_swaps_total", outcome=name)
+
+
+def test_an_engine_that_is_killed_while_it_warms_up_says_nothing_of_its_version(server: Server, shelf: Shelf) -> None:
+    """The call may be repeated, over HTTP and gRPC; what serves does not notice, and nothing is refused."""
+    before, failed = served(server), outcome(server, "failed")
+    version = shelf.add()
+    with Readers(server, shelf, *CLIENTS) as readers, ThreadPoolExecutor(1) as pool, open_channel(server.grpc) as wire:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(wire)
+        running = engines(server)
+        call = pool.submit(load, server)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        reply = call.result()
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "ended while it was loading" in reply.json()["error"]
+        assert "ended while it was loading; not tried again by itself" in index(server)[version][1]
+        second = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        assert second.code() is grpc.StatusCode.UNAVAILABLE
+        readers.wait_for_more()
+    readers.assert_nothing_was_lost()
+    assert {one.version for one in readers.asked} == {before}
+    assert (outcome(server, "failed"), outcome(server, "refused")) == (failed + 2, 0)
+    assert load(server).status == 200
+    assert index(server)[version] == ("READY", "")
+
+
+def too_large(place: Path) -> None:
+    """Makes it a model that needs more memory than can be addressed, and is honest otherwise."""
+    make = helper.make_node
+    graph = tiny_model(
+        before=[
+            make("Shape", ["input_ids"], ["shape"]),
+            make("Mul", ["shape", "many"], ["large"]),
+            make("ConstantOfShape", ["large"], ["zeros"]),
+            make("ReduceMax", ["zeros"], ["zero"], keepdims=0),
+        ]
+    )
+    graph.graph.initializer.append(numpy_helper.from_array(np.array([1, 1 << 46]), "many"))
+    last = next(node for node in graph.graph.node if node.output[0] == "mean")
+    last.output[0] = "means"
+    graph.graph.node.insert(-1, make("Add", ["means", "zero"], ["mean"]))
+    onnx.checker.check_model(graph)
+    (place / FP32).write_bytes(graph.SerializeToString())
+    sign(place)
+
+
+def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
+    """The engine is refused memory and says so: the call may be repeated when there is more."""
+    refused = outcome(server, "refused")
+    shelf.add(too_large)
+    reply = load(server)
+    assert reply.status == 503
+    assert reply.json()["error"].endswith("there was not enough memory for it")
+    assert outcome(server, "refused") == refused
+
+
+def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
+    """By itself, and nothing counts as refused; versions that are removed are forgotten."""
+    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
+        first = engines(watching)
+        version = own_shelf.add()
+        os.kill(candidate(watching, first), signal.SIGKILL)
+        wait_served(watching, version)
+        assert "ended while it was loading; tried again in 1 s (try 2 of" in watching.log
+        assert (outcome(watching, "failed"), outcome(watching, "refused")) == (1, 0)
+        unfinished = own_shelf.path(version + 1)
+        unfinished.mkdir()
+        wait_for(lambda: "incomplete" in index(watching).get(version + 1, ("", ""))[1], "an incomplete version")
+        unfinished.rmdir()
+        wait_for(lambda: version + 1 not in index(watching), "no word of it")
+
+
+def test_what_is_tried_again_says_when(own_shelf: Shelf) -> None:
+    """In the index, and to whoever asked for it."""
+    with (
+        Server(own_shelf.root, *FAKE, *CONTROLLED, "--watch-models-s", "3600") as running,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = engines(running)
+        version = own_shelf.add()
+        call = pool.submit(load, running)
+        os.kill(candidate(running, first), signal.SIGKILL)
+        assert call.result().headers["retry-after"] == "3600"
+        state, reason = index(running)[version]
+        assert state == "UNAVAILABLE"
+        assert_reason(reason, rf"; tried again in 3[56]\d\d s \(try 2 of {TRIES}\)$")
+        assert load(running).status == 200
+        assert index(running)[version] == ("READY", "")
+
+
+def limit_files(server: Server, more: int) -> tuple[int, int]:
+    """Lets a server open only so many more files; returns the limits before."""
+    used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+    before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + more, before[1]))
+    return before
+
+
+def test_file_descriptors_that_run_out_say_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
+    """They are the server's own trouble: the call may be repeated, and the reason names no file."""
+    version = shelf.add()
+    with HttpConnection(server.http) as connection:
+        assert connection.call("GET", "/livez").status == 200
+        before = limit_files(server, 2)
+        try:
+            reply = connection.call("POST", LOAD)
+        finally:
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        assert reply.status == 503
+        assert reply.json()["error"].endswith("Too many open files")
+        assert connection.call("POST", LOAD).status == 200
+    assert served(server) == version
+
+
+def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
+    """After its last try a version counts as refused, and waits for a change."""
+    with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
+        before = limit_files(watching, 2)
+        version = own_shelf.add()
+        wait_for(lambda: outcome(watching, "refused"), "the end of the tries", 30)
+        assert outcome(watching, "failed") == TRIES - 1
+        resource.prlimit(watching.pid, resource.RLIMIT_NOFILE, before)
+        state, reason = index(watching)[version]
+        assert state == "UNAVAILABLE"
+        assert f"given up after {TRIES} tries" in reason
+        assert served(watching) == 1
+        (own_shelf.path(version) / "manifest.json").touch()
+        wait_served(watching, version)
+
+
+def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
+    """Its version serves, newer ones are passed over, the model is in service: all as if the caller had waited."""
+    with Server(own_shelf.root, *FAKE, *CONTROLLED) as running:
+        assert unload(running).status == 200
+        wanted, newer = own_shelf.add(), own_shelf.add()
+        first = engines(running)
+        with RawConnection(running.http) as caller:
+            body = b'{"parameters": {"version": "%d"}}' % wanted
+            caller.send(
+                b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (LOAD.encode(), len(body)) + body
+            )
+            second = candidate(running, first)
+            os.kill(second, signal.SIGSTOP)
+        wait_for(lambda: metric(running, "bertserve_requests_total", reason="client_gone") == 1, "the caller's end")
+        os.kill(second, signal.SIGCONT)
+        wait_for(lambda: "passed over" in index(running).get(newer, ("", ""))[1], "the end of the call")
+        assert index(running)[wanted] == ("READY", "")
+        assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
