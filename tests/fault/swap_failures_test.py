@@ -20,11 +20,11 @@ from tritonclient.grpc import service_pb2_grpc
 from serving.swap.retries import TRIES
 from tests.fault.swap_test import BODY, CLIENTS, CONTROLLED, FAKE, ORT, WATCHED, assert_reason
 from tests.support.certificates import open_channel
-from tests.support.clients import HttpConnection, RawConnection, metric, post_json
+from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.poison import FP32, sign, tiny_model
 from tests.support.server import Server
-from tests.support.versions import Readers, Shelf, candidate, engines, index, load, served, unload, wait_served
+from tests.support.versions import SWAPPED, Readers, Shelf, candidate, engines, index, load, served, unload, wait_served
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -198,3 +198,19 @@ def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
         wait_for(lambda: "passed over" in index(running).get(newer, ("", ""))[1], "the end of the call")
         assert index(running)[wanted] == ("READY", "")
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
+
+
+def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_shelf: Shelf) -> None:
+    """They fail with 503; those of the version that serves do not notice, and the next swap need not wait."""
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    with Server(own_shelf.root, *options) as running, ThreadPoolExecutor(1) as pool:
+        (first,) = engines(running)
+        held = pool.submit(post_json, running.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())
+        wait_for(lambda: get(running.http, "/status").json()["queue"]["requests"], "a request that holds version 1")
+        version = own_shelf.add()
+        assert load(running).status == 200
+        os.kill(first, signal.SIGKILL)
+        assert held.result().status == 503
+        assert served(running) == version
+        assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
+        assert load(running, own_shelf.add()).status == 200
