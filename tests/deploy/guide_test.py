@@ -13,7 +13,6 @@ import yaml
 
 from export import cli as export_cli
 from export import inspect_cli
-from loadtest import cli as load_cli
 from loadtest.rolling import __main__ as rolling
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
@@ -46,8 +45,6 @@ def test_commands_are_understood() -> None:
         inspect_cli._parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
-    for words in commands("bertserve", "load"):
-        load_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
     for words in commands("python", "-m", "loadtest.rolling"):
@@ -69,6 +66,8 @@ def test_every_overlay_is_told_of() -> None:
     assert table == set(OVERLAYS)
     for (path,) in commands("kubectl", "apply", "-k"):
         assert (ROOT / path / "kustomization.yaml").is_file()
+    for (path,) in commands("kubectl", "apply", "-f"):
+        assert (ROOT / path).is_file()
 
 
 def test_links_lead_somewhere() -> None:
