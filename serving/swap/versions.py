@@ -119,7 +119,7 @@ class Versions:
     def _forget_removed(self) -> None:
         """Of a version whose directory is not there any more there is nothing to say."""
         for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:
-            if not self._path(*key).is_dir():
+            if _is_gone(self._path(*key)):
                 self._incomplete.pop(key, None)
                 self._forget(key)
 
@@ -338,6 +338,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError) or (isinstance(error, EngineFailed) and error.passing):
         return "there was not enough memory for it"
     return str(error)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a volume with troubles says nothing
+        return False
+    return False
 
 
 def _versions(place: Path) -> list[int]:

@@ -7,103 +7,16 @@ import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import grpc
-import numpy as np
-import onnx
-import pytest
-from onnx import helper, numpy_helper
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
 from serving.swap.retries import TRIES
-from tests.fault.swap_test import BODY, CLIENTS, CONTROLLED, FAKE, ORT, WATCHED, assert_reason
-from tests.support.certificates import open_channel
+from tests.fault.swap_test import BODY, CONTROLLED, FAKE, WATCHED, assert_reason
 from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME
-from tests.support.poison import FP32, sign, tiny_model
 from tests.support.server import Server
-from tests.support.versions import SWAPPED, Readers, Shelf, candidate, engines, index, load, served, unload, wait_served
+from tests.support.versions import SWAPPED, Shelf, candidate, engines, index, load, outcome, served, unload, wait_served
 from tests.support.waiting import wait_for
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 LOAD = f"/v2/repository/models/{NAME}/load"
-
-
-@pytest.fixture(scope="module")
-def shelf(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    """The repository of the shared server."""
-    return Shelf(models, tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
-def server(shelf: Shelf) -> Iterator[Server]:
-    """A server that loads versions when it is asked to, with a real engine."""
-    with Server(shelf.root, *ORT, *CONTROLLED) as running:
-        yield running
-
-
-def outcome(server: Server, name: str) -> float:
-    """How many swaps ended so."""
-    return metric(server, "bertserve_swaps_total", outcome=name)
-
-
-def test_an_engine_that_is_killed_while_it_warms_up_says_nothing_of_its_version(server: Server, shelf: Shelf) -> None:
-    """The call may be repeated, over HTTP and gRPC; what serves does not notice, and nothing is refused."""
-    before, failed = served(server), outcome(server, "failed")
-    version = shelf.add()
-    with Readers(server, shelf, *CLIENTS) as readers, ThreadPoolExecutor(1) as pool, open_channel(server.grpc) as wire:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(wire)
-        running = engines(server)
-        call = pool.submit(load, server)
-        os.kill(candidate(server, running), signal.SIGKILL)
-        reply = call.result()
-        assert reply.status == 503
-        assert int(reply.headers["retry-after"]) >= 1
-        assert "ended while it was loading" in reply.json()["error"]
-        assert "ended while it was loading; not tried again by itself" in index(server)[version][1]
-        second = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
-        os.kill(candidate(server, running), signal.SIGKILL)
-        assert second.code() is grpc.StatusCode.UNAVAILABLE
-        readers.wait_for_more()
-    readers.assert_nothing_was_lost()
-    assert {one.version for one in readers.asked} == {before}
-    assert (outcome(server, "failed"), outcome(server, "refused")) == (failed + 2, 0)
-    assert load(server).status == 200
-    assert index(server)[version] == ("READY", "")
-
-
-def too_large(place: Path) -> None:
-    """Makes it a model that needs more memory than can be addressed, and is honest otherwise."""
-    make = helper.make_node
-    graph = tiny_model(
-        before=[
-            make("Shape", ["input_ids"], ["shape"]),
-            make("Mul", ["shape", "many"], ["large"]),
-            make("ConstantOfShape", ["large"], ["zeros"]),
-            make("ReduceMax", ["zeros"], ["zero"], keepdims=0),
-        ]
-    )
-    graph.graph.initializer.append(numpy_helper.from_array(np.array([1, 1 << 46]), "many"))
-    last = next(node for node in graph.graph.node if node.output[0] == "mean")
-    last.output[0] = "means"
-    graph.graph.node.insert(-1, make("Add", ["means", "zero"], ["mean"]))
-    onnx.checker.check_model(graph)
-    (place / FP32).write_bytes(graph.SerializeToString())
-    sign(place)
-
-
-def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
-    """The engine is refused memory and says so: the call may be repeated when there is more."""
-    refused = outcome(server, "refused")
-    shelf.add(too_large)
-    reply = load(server)
-    assert reply.status == 503
-    assert reply.json()["error"].endswith("there was not enough memory for it")
-    assert outcome(server, "refused") == refused
 
 
 def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
@@ -148,10 +61,10 @@ def limit_files(server: Server, more: int) -> tuple[int, int]:
     return before
 
 
-def test_file_descriptors_that_run_out_say_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
+def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf) -> None:
     """They are the server's own trouble: the call may be repeated, and the reason names no file."""
-    version = shelf.add()
-    with HttpConnection(server.http) as connection:
+    with Server(own_shelf.root, *FAKE, *CONTROLLED) as server, HttpConnection(server.http) as connection:
+        version = own_shelf.add()
         assert connection.call("GET", "/livez").status == 200
         before = limit_files(server, 2)
         try:
@@ -161,7 +74,7 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(server: Server, 
         assert reply.status == 503
         assert reply.json()["error"].endswith("Too many open files")
         assert connection.call("POST", LOAD).status == 200
-    assert served(server) == version
+        assert served(server) == version
 
 
 def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
 from tests.support.models import NAME
-from tests.support.poison import FP32, edit_manifest, sign
+from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import Server, is_running
 from tests.support.stopping import is_stopped
 from tests.support.versions import (
@@ -28,6 +28,7 @@ from tests.support.versions import (
     engines,
     index,
     load,
+    outcome,
     served,
     unload,
     wait_served,
@@ -338,6 +339,41 @@ def test_a_version_that_there_is_not(server: Server, version: object, status: in
     reply = load(server, version)
     assert reply.status == status
     assert words in reply.json()["error"]
+
+
+def test_an_engine_that_is_killed_while_it_warms_up_says_nothing_of_its_version(server: Server, shelf: Shelf) -> None:
+    """The call may be repeated, over HTTP and gRPC; what serves does not notice, and nothing is refused."""
+    before, failed, refused = served(server), outcome(server, "failed"), outcome(server, "refused")
+    version = shelf.add()
+    with Readers(server, shelf, *CLIENTS) as readers, ThreadPoolExecutor(1) as pool, open_channel(server.grpc) as wire:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(wire)
+        running = engines(server)
+        call = pool.submit(load, server)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        reply = call.result()
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "ended while it was loading" in reply.json()["error"]
+        assert "ended while it was loading; not tried again by itself" in index(server)[version][1]
+        second = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        assert second.code() is grpc.StatusCode.UNAVAILABLE
+        readers.wait_for_more()
+    readers.assert_nothing_was_lost()
+    assert {one.version for one in readers.asked} == {before}
+    assert (outcome(server, "failed"), outcome(server, "refused")) == (failed + 2, refused)
+    assert load(server).status == 200
+    assert index(server)[version] == ("READY", "")
+
+
+def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
+    """The engine is refused memory and says so: the call may be repeated when there is more."""
+    refused = outcome(server, "refused")
+    shelf.add(too_large)
+    reply = load(server)
+    assert reply.status == 503
+    assert reply.json()["error"].endswith("there was not enough memory for it")
+    assert outcome(server, "refused") == refused
 
 
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
