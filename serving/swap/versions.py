@@ -274,6 +274,7 @@ class Versions:
         if pause_s is None:
             self._refuse(name, version, f"{reason}; given up after {TRIES} tries", error)
             return VersionNotLoaded(told, retry_after_s=_AGAIN_S)
+        self._left_out.pop((name, version), None)
         self._failed[name, version] = reason
         self.outcomes["failed"] += 1
         log.warning(

@@ -78,18 +78,19 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf
 
 
 def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
-    """After its last try a version counts as refused, and waits for a change."""
+    """After its last try a version counts as refused and waits for a change, which begins anew."""
     with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
         before = limit_files(watching, 2)
         version = own_shelf.add()
         wait_for(lambda: outcome(watching, "refused"), "the end of the tries", 30)
         assert outcome(watching, "failed") == TRIES - 1
-        resource.prlimit(watching.pid, resource.RLIMIT_NOFILE, before)
         state, reason = index(watching)[version]
         assert state == "UNAVAILABLE"
         assert f"given up after {TRIES} tries" in reason
         assert served(watching) == 1
         (own_shelf.path(version) / "manifest.json").touch()
+        wait_for(lambda: outcome(watching, "failed") > TRIES, "two tries more")
+        resource.prlimit(watching.pid, resource.RLIMIT_NOFILE, before)
         wait_served(watching, version)
 
 
