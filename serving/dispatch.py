@@ -197,7 +197,8 @@ class Dispatcher:
     def engine_leaves(self, engine: Engine) -> None:
         """An engine that nothing waits for any more takes no batches from now on."""
         self._forget_places(engine)
-        self.scheduler.resize(max((len(place.engine.lanes) for place in self._places.values()), default=0))
+        if self._places:  # else the next engine brings its own lanes, and batches may still have those that were
+            self.scheduler.resize(max(len(place.engine.lanes) for place in self._places.values()))
 
     def _forget_places(self, engine: Engine) -> None:
         self._places = {model: place for model, place in self._places.items() if place.engine is not engine}

@@ -6,7 +6,7 @@
     │                     ServiceNotFound, VersionRefused, Unauthenticated, Forbidden, Unsupported, ClientGone
     ├── Overloaded
     ├── DeadlineExceeded
-    ├── Unavailable ── NotReady, EngineLost
+    ├── Unavailable ── NotReady, EngineLost, VersionNotLoaded
     └── InternalError ── EngineFault, NonFiniteOutput
 
 A class carries its `reason`, HTTP status, gRPC code and whether trying again can help. A message is made
@@ -228,6 +228,10 @@ class EngineLost(Unavailable):
     """The engine process ended while it held the request."""
 
     reason = "engine_lost"
+
+
+class VersionNotLoaded(Unavailable):
+    """A version was asked for and could not be loaded now, for a reason that passes; what is there serves on."""
 
 
 class InternalError(BertserveError):

@@ -33,6 +33,7 @@ from serving.security.watch import FileWatch
 from serving.status import Status
 from serving.swap.exchange import Exchange
 from serving.swap.placing import place
+from serving.swap.retries import Retries
 from serving.swap.versions import Versions
 from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
@@ -171,6 +172,7 @@ class Server:
                 keep_s=settings.keep_version_s,
             ),
             self._form_of,
+            Retries(settings.watch_models_s) if settings.watch_models_s else None,
         )
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused

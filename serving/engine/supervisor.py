@@ -46,7 +46,15 @@ def _ignore(_: int) -> None:
 
 
 class EngineFailed(Exception):
-    """The engine refused what it was told to load; starting it again would not help."""
+    """The engine refused what it was told to load; starting it again would not help.
+
+    Attributes:
+        passing: Whether it would another time: what it lacked was memory.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class EngineLife(Engine, Protocol):
@@ -286,7 +294,8 @@ class RemoteEngine:
             self._control.write(pack(Kind.PROCEED, b""))
             kind, payload = await control.answer()
         if kind is Kind.REFUSED:
-            raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
+            refused = msgspec.json.decode(payload, type=Refused)
+            raise EngineFailed(refused.message, passing=refused.passing)
         self.ready = msgspec.json.decode(payload, type=Ready)
         self.lanes = self.ready.lanes
         self._look_at_lanes()

@@ -100,9 +100,15 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine's answer where it cannot load; `message` is for the operator."""
+    """The engine's answer where it cannot load.
+
+    Attributes:
+        message: For the operator.
+        passing: Whether only memory was missing.
+    """
 
     message: str
+    passing: bool = False
 
 
 class WireError(Exception):
@@ -227,22 +233,37 @@ class Channel:
 
 
 class FrameReader:
-    """Splits the byte stream of a non-blocking socket into frames, for the server process."""
+    """Splits the byte stream of a non-blocking socket into frames, for the server process.
+
+    Pieces of a frame are put together when its last one is here, so that a large frame costs what its bytes cost.
+    """
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._wanted = 0
 
     def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
         """The frames (kind, batch, payload) that are complete now."""
-        buffer = self._buffer + data if self._buffer else data
+        if self._pieces:
+            self._pieces.append(data)
+            self._held += len(data)
+            if self._held < self._wanted:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces.clear()
         frames = []
-        at = 0
-        while len(buffer) - at >= HEADER.size:
-            length, kind, _, batch = HEADER.unpack_from(buffer, at)
-            end = at + HEADER.size + length
-            if end > len(buffer):
+        size = len(data)
+        at, start, end = 0, HEADER.size, HEADER.size
+        while start <= size:
+            length, kind, _, batch = HEADER.unpack_from(data, at)
+            end = start + length
+            if end > size:
                 break
-            frames.append((_KINDS[kind], batch, buffer[at + HEADER.size : end]))
+            frames.append((_KINDS[kind], batch, data[start:end]))
             at = end
-        self._buffer = buffer[at:]
+            start = end = at + HEADER.size
+        if at < size:
+            self._pieces.append(data[at:])
+            self._held, self._wanted = size - at, end - at
         return frames

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -50,6 +51,9 @@ log = logging.getLogger("bertserve.engine")
 DEVICE_LOST = 70
 """Exit status where the device works no more in this process; EX_SOFTWARE of sysexits.h."""
 
+_NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.IGNORECASE)
+"""Libraries have no class of errors for it, only words: the C++ library's, ONNX Runtime's, CUDA's."""
+
 T = TypeVar("T")
 
 
@@ -72,7 +76,7 @@ def main(descriptors: list[int]) -> None:
             _until_the_end(control.receive)
         backend, ready = prepare(load)
     except BundleError as error:
-        refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error))))
+        refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error), passing=_lacked_memory(error))))
         _until_the_end(lambda: control.send(refused))
         os._exit(1)
     except DeviceLost as lost:
@@ -92,6 +96,15 @@ def _end_without(lost: DeviceLost) -> NoReturn:
     for handler in logging.root.handlers:
         handler.flush()
     os._exit(DEVICE_LOST)
+
+
+def _lacked_memory(error: BaseException | None) -> bool:
+    """Whether models were refused because there was no room for them now."""
+    while error is not None:
+        if _NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _until_the_end(speak: Callable[[], T]) -> T:

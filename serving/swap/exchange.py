@@ -195,7 +195,7 @@ class Exchange:
         self._forget_kept()
         self._serve_with(held)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1), ended)
-        self._later(ended.close())
+        self._later(self._ended(ended))
         return True
 
     async def release(self) -> None:
@@ -268,7 +268,14 @@ class Exchange:
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1), held.engine)
         if self.kept is held:
             self._forget_kept()
-        self._later(held.engine.close())
+        self._later(self._ended(held.engine))
+
+    async def _ended(self, engine: EngineLife) -> None:
+        """Reaps an engine, and takes its lanes away once all of them have told what became of their batches."""
+        await engine.close()
+        while engine.busy:  # noqa: ASYNC110  for a moment
+            await asyncio.sleep(_LOOK_S)
+        self._dispatcher.engine_leaves(engine)
 
     def _forget_kept(self) -> None:
         self.kept = None

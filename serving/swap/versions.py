@@ -1,8 +1,10 @@
 """Which version of each model is served, and how another takes its place.
 
 A version is read, verified, loaded and warmed in an engine process of its own, beside the one that serves; only then
-is it switched to. One that fails on the way never serves: what is there serves on, and the reason is kept for
-whoever asks. One whose engine process ends while the engine before is still there gives way to that at once.
+is it switched to. One that fails on the way does not serve: what is there serves on, and the reason is kept for
+whoever asks. A reason that lies in the version refuses it for good; one that passes (its process was killed, memory
+ran out, it took too long) says nothing of it, so that it may be tried again. A version whose engine process ends while
+the engine before is still there gives way to that at once.
 """
 
 from __future__ import annotations
@@ -17,21 +19,26 @@ import msgspec
 from serving import sealed
 from serving.bundle import BundleError
 from serving.engine.supervisor import EngineFailed
-from serving.errors import EngineLost, ModelNotFound, VersionRefused
+from serving.errors import EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
 from serving.manifest import TOKENIZER
 from serving.repository import ServedModel, spec_of
+from serving.swap.retries import TRIES
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from serving.bundle import Bundle
     from serving.manifest import Artifact, Manifest
     from serving.repository import Repository
     from serving.swap.exchange import Exchange
+    from serving.swap.retries import Key, Retries
 
 log = logging.getLogger("bertserve.swap")
+
+_AGAIN_S = 5.0
+"""When a load call may be worth repeating, where no watch says when it tries."""
 
 
 class VersionState(NamedTuple):
@@ -54,7 +61,8 @@ class Versions:
     """The versions of the models that the repository held when the server started.
 
     Attributes:
-        outcomes: Swaps so far: `switched`, `refused`, or `rolled_back` because the engine of the new one ended.
+        outcomes: Swaps so far: `switched`, `refused`, `failed` for a reason that passes, or `rolled_back` because the
+            engine of the new one ended.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class Versions:
         repository: Repository,
         exchange: Exchange,
         choose: Callable[[Path], tuple[Bundle, Artifact]],
+        retries: Retries | None = None,
     ) -> None:
         """Takes what it works with.
 
@@ -71,17 +80,20 @@ class Versions:
             repository: The models that are served.
             exchange: Brings up engines and switches.
             choose: Reads a version, and says which form of it an engine shall run.
+            retries: When a watch tries newer versions again; None where nobody watches.
         """
         self._root = root
         self._repository = repository
         self._exchange = exchange
         self._choose = choose
+        self._retries = retries
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loading: tuple[str, int] | None = None
-        self._left_out: dict[tuple[str, int], str] = {}
-        self._incomplete: dict[tuple[str, int], str] = {}
-        self.outcomes = {"switched": 0, "refused": 0, "rolled_back": 0}
+        self._loading: Key | None = None
+        self._left_out: dict[Key, str] = {}
+        self._failed: dict[Key, str] = {}
+        self._incomplete: dict[Key, str] = {}
+        self.outcomes = {"switched": 0, "refused": 0, "failed": 0, "rolled_back": 0}
 
     def served(self) -> dict[str, int]:
         """The version of each model."""
@@ -90,7 +102,12 @@ class Versions:
     def others(self) -> list[VersionState]:
         """What is known of the versions that are not served."""
         served = self.served()
-        reasons = {key: f"incomplete: {missing}" for key, missing in self._incomplete.copy().items()} | self._left_out
+        self._forget_removed()
+        reasons = (
+            {key: f"incomplete: {missing}" for key, missing in self._incomplete.copy().items()}
+            | {key: f"{reason}; {self._when(key)}" for key, reason in self._failed.items()}
+            | self._left_out
+        )
         found = {key: ("UNAVAILABLE", reason) for key, reason in reasons.items()}
         if kept := self._exchange.leaving or self._exchange.kept:
             for name, version in {(model.name, model.manifest.version) for model in kept.models} - set(served.items()):
@@ -98,6 +115,31 @@ class Versions:
         if self._loading:
             found[self._loading] = ("LOADING", "being verified, loaded and warmed beside the version that serves")
         return [VersionState(name, str(version), *said) for (name, version), said in sorted(found.items())]
+
+    def _forget_removed(self) -> None:
+        """Of a version whose directory is not there any more there is nothing to say."""
+        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:
+            if _is_gone(self._path(*key)):
+                self._incomplete.pop(key, None)
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        """What was said against a version holds no longer."""
+        self._left_out.pop(key, None)
+        self._failed.pop(key, None)
+        if self._retries:
+            self._retries.forget(key)
+
+    def _when(self, key: Key) -> str:
+        watched = self._retries if key[1] > self.served()[key[0]] else None
+        return watched.when(key) if watched else "not tried again by itself"
+
+    def _path(self, name: str, version: int) -> Path:
+        return self._root / name / str(version)
+
+    def waits(self, name: str, version: int) -> bool:
+        """Whether a version failed for a reason that passes, and it is too early to try it again."""
+        return self._retries is not None and self._retries.waits((name, version))
 
     def is_left_out(self, name: str, version: int) -> bool:
         """Whether a version was refused, or passed over by whoever asked for an older one."""
@@ -119,7 +161,7 @@ class Versions:
         self._left_out[name, version] = reason
 
     async def load(self, name: str, version: int | None = None) -> None:
-        """Serves a version, and takes its model into service if it was out of it.
+        """Serves a version, and takes its model into service if it was out of it; goes on if the caller leaves.
 
         Args:
             name: The model.
@@ -128,27 +170,23 @@ class Versions:
         Raises:
             ModelNotFound: The repository had no such model when the server started, or has no such version.
             VersionRefused: It must not or cannot be served; the message says why.
+            VersionNotLoaded: It could not be loaded now; the message says why.
         """
-        served = self.served()
-        if name not in served:
+        if name not in self.served():
             raise ModelNotFound("the repository held no model of that name when the server started")
-        there = await asyncio.to_thread(_versions, self._root / name)
-        wanted = max(there, default=served[name]) if version is None else version
-        if wanted not in {*there, served[name]} and not self._keeps(name, wanted):
-            raise ModelNotFound(f"the repository holds no version {wanted} of the model {name!r}")
-        await self.swap(name, wanted)
-        for newer in there:
-            if newer > wanted:
-                self.leave_out(name, newer, f"passed over: version {wanted} was asked for")
-        self._repository.load(self._repository.named(name))
+        await self._whoever_leaves(self._load(name, version))
 
     async def swap(self, name: str, version: int) -> None:
         """Serves a version of a model; goes on if the caller leaves. Swaps follow one another.
 
         Raises:
             VersionRefused: It must not or cannot be served; the message says why.
+            VersionNotLoaded: It could not be loaded now; the message says why.
         """
-        task = asyncio.create_task(self._swap(name, version))
+        await self._whoever_leaves(self._swap(name, version))
+
+    async def _whoever_leaves(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(task)
@@ -182,6 +220,24 @@ class Versions:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._exchange.close()
 
+    async def _load(self, name: str, version: int | None) -> None:
+        served = self.served()[name]
+        try:
+            there = await asyncio.to_thread(_versions, self._root / name)
+        except OSError as error:
+            if version is None or not (version == served or self._keeps(name, version)):
+                reason = f"the versions of the model {name!r} cannot be looked at: {error.strerror}"
+                raise VersionNotLoaded(reason, retry_after_s=_AGAIN_S) from None
+            there = []
+        wanted = max(there, default=served) if version is None else version
+        if wanted not in {*there, served} and not self._keeps(name, wanted):
+            raise ModelNotFound(f"the repository holds no version {wanted} of the model {name!r}")
+        await self._swap(name, wanted)
+        for newer in there:
+            if newer > wanted:
+                self.leave_out(name, newer, f"passed over: version {wanted} was asked for")
+        self._repository.load(self._repository.named(name))
+
     async def _swap(self, name: str, version: int) -> None:
         async with self._lock:
             # Until the one before is drained its models may come back, and before the first is warm there are no costs
@@ -196,25 +252,49 @@ class Versions:
             log.info("%s: version %d is to take the place of version %d", name, version, before.manifest.version)
             try:
                 await self._take_turns(before, version)
-            except (BundleError, EngineFailed, EngineLost, OSError) as error:
-                reason = self._without_root(str(error)) or "it took too long to load"
-                self.outcomes["refused"] += 1
-                self.leave_out(name, version, reason)
-                log.error("%s: version %d is not served: %s", name, version, str(error) or reason)  # noqa: TRY400  says it all
-                raise VersionRefused(f"version {version} of the model {name!r} is not served: {reason}") from None
+            except (BundleError, EngineFailed, EngineLost, MemoryError, OSError) as error:
+                raise self._not_served(before, version, error) from None
             finally:
                 self._loading = None
-            self._left_out.pop((name, version), None)
+            self._forget((name, version))
             self.outcomes["switched"] += 1
             passed = time.perf_counter() - started
             log.info("%s: version %d serves after %.2f s", name, version, passed)
+
+    def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
+        """Keeps why a version does not serve, and returns what whoever asked for it is told."""
+        name, reason = before.name, self._without_root(_reason(error))
+        told = f"version {version} of the model {name!r} is not served: {reason}"
+        if not _passes(error):
+            self._refuse(name, version, reason, error)
+            return VersionRefused(told)
+        pause_s: float | None = _AGAIN_S
+        if self._retries and version > before.manifest.version:  # no other is watched for
+            pause_s = self._retries.failed((name, version))
+        if pause_s is None:
+            self._refuse(name, version, f"{reason}; given up after {TRIES} tries", error)
+            return VersionNotLoaded(told, retry_after_s=_AGAIN_S)
+        self._left_out.pop((name, version), None)
+        self._failed[name, version] = reason
+        self.outcomes["failed"] += 1
+        log.warning(
+            "%s: version %d is not served now: %s; %s",
+            *(name, version, str(error) or reason, self._when((name, version))),
+        )
+        return VersionNotLoaded(told, retry_after_s=pause_s)
+
+    def _refuse(self, name: str, version: int, reason: str, error: Exception) -> None:
+        self._forget((name, version))
+        self.outcomes["refused"] += 1
+        self.leave_out(name, version, reason)
+        log.error("%s: version %d is not served: %s", name, version, str(error) or reason)
 
     async def _take_turns(self, before: ServedModel, version: int) -> None:
         exchange = self._exchange
         if self._keeps(before.name, version):
             exchange.back()
             return
-        path = self._root / before.name / str(version)
+        path = self._path(before.name, version)
         bundle, artifact = await asyncio.to_thread(self._choose, path)
         if bundle.manifest.task != before.manifest.task:
             raise BundleError(
@@ -247,10 +327,34 @@ class Versions:
         }
 
 
+def _passes(error: Exception) -> bool:
+    """Whether a version that failed so may be loaded another time; else the reason lies in it."""
+    return error.passing if isinstance(error, EngineFailed) else not isinstance(error, BundleError)
+
+
+def _reason(error: Exception) -> str:
+    """What clients may know of a failure."""
+    if isinstance(error, OSError):  # its own words name files
+        return error.strerror or "it took too long to load"
+    if isinstance(error, MemoryError) or (isinstance(error, EngineFailed) and error.passing):
+        return "there was not enough memory for it"
+    return str(error)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a volume with troubles says nothing
+        return False
+    return False
+
+
 def _versions(place: Path) -> list[int]:
     try:
         return sealed.versions(place)
-    except OSError:
+    except FileNotFoundError:
         return []
 
 

@@ -1,8 +1,8 @@
 """Looks for versions that appear in the model repository while the server runs.
 
 A version is taken once everything that its manifest lists is there with its size, and nothing of it has changed
-between two looks: one that is being copied is left alone. Only what is newer than the version that serves counts, and
-what was refused is tried again when it has changed.
+between two looks: one that is being copied is left alone. Only what is newer than the version that serves counts.
+What was refused is tried again when it has changed; what failed for a reason that passes, after a pause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from serving import sealed
 from serving.bundle import BundleError, read_bundle
-from serving.errors import VersionRefused
+from serving.errors import VersionNotLoaded, VersionRefused
 from serving.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -55,15 +55,20 @@ class RepositoryWatch:
             for name, served in self._versions.served().items():
                 try:
                     await self._follow(name, served)
-                except VersionRefused:  # the log has it
+                except (VersionNotLoaded, VersionRefused):  # the log has it
                     pass
                 except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
                     log.exception("%s: looking for versions failed; it goes on", name)
 
     async def _follow(self, name: str, served: int) -> None:
         version = await asyncio.to_thread(self.look, name, served)
-        if version is not None:
+        if version is None:
+            return
+        try:
             await self._versions.swap(name, version)
+        except VersionNotLoaded:
+            self._tried.pop((name, version), None)
+            raise
 
     def look(self, name: str, served: int) -> int | None:
         """The newest version above the one that serves that shall be taken now; None where there is none."""
@@ -72,7 +77,12 @@ class RepositoryWatch:
         except OSError as error:
             log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
             return None
-        return next((version for version in reversed(there) if self._is_due(name, version)), None)
+        for version in reversed(there):
+            if self._versions.waits(name, version):  # nothing older takes its place meanwhile
+                return None
+            if self._is_due(name, version):
+                return version
+        return None
 
     def _is_due(self, name: str, version: int) -> bool:
         key, path = (name, version), self._root / name / str(version)

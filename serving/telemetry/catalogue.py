@@ -126,7 +126,10 @@ SWAPS = Metric(
     "bertserve_swaps_total",
     "counter",
     "Versions of models that were to take the place of others while serving.",
-    {"outcome": "`switched`, `refused`, or `rolled_back` because the engine of the new one ended"},
+    {
+        "outcome": "`switched`; `refused` for good; `failed` for a reason that passes, such as too little memory; or"
+        " `rolled_back` because the engine of the new one ended"
+    },
 )
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
 CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})

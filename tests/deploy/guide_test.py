@@ -7,12 +7,12 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from export import cli as export_cli
 from export import inspect_cli
-from loadtest import cli as load_cli
 from loadtest.rolling import __main__ as rolling
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
@@ -20,7 +20,7 @@ from simulate import cli as simulate_cli
 from tests.deploy.manifests_test import NEWEST, OLDEST
 from tests.support import kubernetes
 from tests.support.containerfile import stages
-from tests.support.kubernetes import OVERLAYS, pods, render
+from tests.support.kubernetes import OVERLAYS, containers, manifests, pods, render
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def test_commands_are_understood() -> None:
         inspect_cli._parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
-    for words in commands("bertserve", "load"):
-        load_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
     for words in commands("python", "-m", "loadtest.rolling"):
@@ -68,6 +66,8 @@ def test_every_overlay_is_told_of() -> None:
     assert table == set(OVERLAYS)
     for (path,) in commands("kubectl", "apply", "-k"):
         assert (ROOT / path / "kustomization.yaml").is_file()
+    for (path,) in commands("kubectl", "apply", "-f"):
+        assert (ROOT / path).is_file()
 
 
 def test_links_lead_somewhere() -> None:
@@ -98,21 +98,32 @@ def test_the_example_renders(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
-def test_mounted_models_render(tmp_path: Path) -> None:
-    """The component that no overlay shows: the repository lies where the server looks, and is not written to."""
+@pytest.mark.parametrize(("overlay", "component"), [("cpu", "mounted-models"), ("t4", "mounted-models-t4")])
+def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> None:
+    """The components that no overlay shows: every container finds the repository where it looks, read-only."""
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     (tmp_path / "mine").mkdir()
-    overlay = {
+    mine = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": "bertserve",
-        "resources": ["../deploy/kubernetes/overlays/cpu"],
-        "components": ["../deploy/kubernetes/components/mounted-models"],
+        "resources": [f"../deploy/kubernetes/overlays/{overlay}"],
+        "components": [f"../deploy/kubernetes/components/{component}"],
     }
-    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-    (pod,) = pods(yaml.safe_load(render(tmp_path / "mine")))
-    (mount,) = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "models"]
-    assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
+    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found = yaml.safe_load(render(tmp_path / "mine"))
+    for version in (OLDEST, NEWEST):
+        for manifest in found:
+            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+    (pod,), (plain,) = pods(found), pods(manifests(overlay))
+    assert [container["name"] for container in containers(pod)] == [
+        container["name"] for container in containers(plain)
+    ]
+    for container in containers(pod):
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+        assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "models"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "bertserve-models", "readOnly": True}
 
 
 def test_numbers_are_the_settings() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from loadtest import cli as load_cli
 from tests.support import kubernetes
+from tests.support.containerfile import lineage, stages
 from tests.support.kubernetes import KUBERNETES, OVERLAYS, containers, manifests, named, of_kind, pods, render
 from tests.support.models import ROOT
 
@@ -199,22 +202,50 @@ def test_pods_are_restricted(overlay: str) -> None:
     found = list(pods(manifests(overlay)))
     assert found
     for pod in found:
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-        allowed = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-        assert all(set(volume) - {"name"} <= allowed for volume in pod.get("volumes", []))
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["runAsUser"] > 0
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in containers(pod):
-            security = container["securityContext"]
-            assert security["allowPrivilegeEscalation"] is False
-            assert security["capabilities"] == {"drop": ["ALL"]}
-            assert security["readOnlyRootFilesystem"] is True
-            assert not security.get("privileged")
-            assert security.get("runAsNonRoot", True)
-            assert all("hostPort" not in port for port in container.get("ports", []))
-        assert pod["automountServiceAccountToken"] is False
-        assert pod["enableServiceLinks"] is False
+        assert_restricted(pod)
+
+
+def assert_restricted(pod: Manifest) -> None:
+    """A pod keeps to all of it."""
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    allowed = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    assert all(set(volume) - {"name"} <= allowed for volume in pod.get("volumes", []))
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(pod):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"] is True
+        assert not security.get("privileged")
+        assert security.get("runAsNonRoot", True)
+        assert all("hostPort" not in port for port in container.get("ports", []))
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+
+
+def test_the_load_test_is_let_in() -> None:
+    """Into the server's namespace, to its port, and by no Service's selector; its command is understood."""
+    (job,) = yaml.safe_load_all((KUBERNETES / "loadtest" / "job.yaml").read_text())
+    for version in (OLDEST, NEWEST):
+        assert kubernetes_validate.validate(job, version, strict=True) == version
+    template, found = job["spec"]["template"], manifests("cpu")
+    assert_restricted(template["spec"])
+    assert [job["metadata"]["namespace"]] == [space["metadata"]["name"] for space in of_kind(found, "Namespace")]
+    (container,) = template["spec"]["containers"]
+    verb, *options = container["args"]
+    assert verb == "load"
+    given = load_cli.parser().parse_args(options)
+    assert any(given.out.is_relative_to(mount["mountPath"]) for mount in container["volumeMounts"])
+    target = urlsplit(given.target)
+    service = named(found, "Service", str(target.hostname))
+    assert target.port in {port["port"] for port in service["spec"]["ports"]}
+    for each in of_kind(found, "Service"):
+        assert not labels_match(each["spec"]["selector"], template["metadata"]["labels"])
+    user, group = dict(lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), "loadtest"))["USER"].split(":")
+    security = template["spec"]["securityContext"]
+    assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

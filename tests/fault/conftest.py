@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.clients import Grpc, Tei
 from tests.support.expected import fake_answers
+from tests.support.versions import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,3 +32,9 @@ def canary(request: pytest.FixtureRequest, models: Path) -> Iterator[None]:
     yield
     if "fake_server" in request.fixturenames:
         sing(request.getfixturevalue("fake_server"), models)
+
+
+@pytest.fixture
+def own_shelf(models: Path, tmp_path: Path) -> Shelf:
+    """A repository for one test, which puts versions into it."""
+    return Shelf(models, tmp_path)

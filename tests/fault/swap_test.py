@@ -17,10 +17,22 @@ from tritonclient.grpc import service_pb2_grpc
 from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
 from tests.support.models import NAME
-from tests.support.poison import FP32, edit_manifest, sign
+from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import Server, is_running
 from tests.support.stopping import is_stopped
-from tests.support.versions import SWAPPED, Readers, Shelf, index, load, served, unload, wait_served
+from tests.support.versions import (
+    SWAPPED,
+    Readers,
+    Shelf,
+    candidate,
+    engines,
+    index,
+    load,
+    outcome,
+    served,
+    unload,
+    wait_served,
+)
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -46,17 +58,6 @@ def server(shelf: Shelf) -> Iterator[Server]:
     """A server that loads versions when it is asked to, with a real engine."""
     with Server(shelf.root, *ORT, *CONTROLLED) as running:
         yield running
-
-
-@pytest.fixture
-def own_shelf(models: Path, tmp_path: Path) -> Shelf:
-    """A repository for one test."""
-    return Shelf(models, tmp_path)
-
-
-def engines(server: Server) -> set[int]:
-    """The ids of the server's engine processes."""
-    return set(server.engine_pids())
 
 
 @pytest.mark.parametrize("swaps", [2, pytest.param(40, marks=pytest.mark.long)])
@@ -204,6 +205,7 @@ def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf
     assert "not finite" in index(server)[version][1]
     assert served(server) == before
     shutil.rmtree(shelf.path(version))
+    assert version not in index(server)  # what is not there needs no reason
 
 
 def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
@@ -339,24 +341,39 @@ def test_a_version_that_there_is_not(server: Server, version: object, status: in
     assert words in reply.json()["error"]
 
 
-def candidate(server: Server, before: set[int]) -> int:
-    """The engine process that has come up beside the others."""
-    return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
+def test_an_engine_that_is_killed_while_it_warms_up_says_nothing_of_its_version(server: Server, shelf: Shelf) -> None:
+    """The call may be repeated, over HTTP and gRPC; what serves does not notice, and nothing is refused."""
+    before, failed, refused = served(server), outcome(server, "failed"), outcome(server, "refused")
+    version = shelf.add()
+    with Readers(server, shelf, *CLIENTS) as readers, ThreadPoolExecutor(1) as pool, open_channel(server.grpc) as wire:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(wire)
+        running = engines(server)
+        call = pool.submit(load, server)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        reply = call.result()
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "ended while it was loading" in reply.json()["error"]
+        assert "ended while it was loading; not tried again by itself" in index(server)[version][1]
+        second = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
+        os.kill(candidate(server, running), signal.SIGKILL)
+        assert second.code() is grpc.StatusCode.UNAVAILABLE
+        readers.wait_for_more()
+    readers.assert_nothing_was_lost()
+    assert {one.version for one in readers.asked} == {before}
+    assert (outcome(server, "failed"), outcome(server, "refused")) == (failed + 2, refused)
+    assert load(server).status == 200
+    assert index(server)[version] == ("READY", "")
 
 
-def test_an_engine_that_dies_while_it_warms_up_is_refused(own_shelf: Shelf) -> None:
-    """And what serves does not notice."""
-    with Server(own_shelf.root, *ORT, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
-        first = engines(running)
-        version = own_shelf.add()
-        with Readers(running, own_shelf, *CLIENTS) as readers:
-            call = pool.submit(load, running)
-            os.kill(candidate(running, first), signal.SIGKILL)
-            assert call.result().status == 400
-            readers.wait_for_more()
-        readers.assert_nothing_was_lost()
-        assert "ended while it was loading" in index(running)[version][1]
-        assert load(running).status == 200
+def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: Shelf) -> None:
+    """The engine is refused memory and says so: the call may be repeated when there is more."""
+    refused = outcome(server, "refused")
+    shelf.add(too_large)
+    reply = load(server)
+    assert reply.status == 503
+    assert reply.json()["error"].endswith("there was not enough memory for it")
+    assert outcome(server, "refused") == refused
 
 
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:

@@ -137,3 +137,23 @@ def tiny_bundle(models: Path, root: Path, model: onnx.ModelProto | bytes | None 
     edit_manifest(bundle, change)
     sign(bundle)
     return bundle
+
+
+def too_large(place: Path) -> None:
+    """Makes a bundle's model one that needs more memory than can be addressed, and is honest otherwise."""
+    make = onnx.helper.make_node
+    graph = tiny_model(
+        before=[
+            make("Shape", ["input_ids"], ["shape"]),
+            make("Mul", ["shape", "many"], ["large"]),
+            make("ConstantOfShape", ["large"], ["zeros"]),
+            make("ReduceMax", ["zeros"], ["zero"], keepdims=0),
+        ]
+    )
+    graph.graph.initializer.append(numpy_helper.from_array(np.array([1, 1 << 46]), "many"))
+    last = next(node for node in graph.graph.node if node.output[0] == "mean")
+    last.output[0] = "means"
+    graph.graph.node.insert(-1, make("Add", ["means", "zero"], ["mean"]))
+    onnx.checker.check_model(graph)
+    (place / FP32).write_bytes(graph.SerializeToString())
+    sign(place)

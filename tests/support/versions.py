@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 
-from tests.support.clients import Refused, get, post_json
+from tests.support.clients import Refused, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.poison import edit_manifest, sign, tiny_bundle
 from tests.support.waiting import wait_for
@@ -260,6 +260,21 @@ class Readers:
         """And nothing was refused either."""
         self.assert_each_answer_was_right()
         assert self.refused == []
+
+
+def engines(server: Server) -> set[int]:
+    """The ids of the server's engine processes."""
+    return set(server.engine_pids())
+
+
+def candidate(server: Server, before: set[int]) -> int:
+    """The engine process that has come up beside those before."""
+    return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
+
+
+def outcome(server: Server, name: str) -> float:
+    """How many swaps ended so."""
+    return metric(server, "bertserve_swaps_total", outcome=name)
 
 
 def load(server: Server, version: int | str | None = None) -> HttpReply:

@@ -115,6 +115,30 @@ async def test_lanes_are_those_of_the_engines_that_are_there() -> None:
     assert (lanes.load, lanes.free_at) == ([0], [0.0])
 
 
+@virtually
+async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
+    """Where no engine is left, they stay until the next one comes: its batches may yet tell of their end."""
+    bench = Bench(lanes=3)
+    lost = await bench.ask(text(1), model=TEXT_BY_TEXT)
+    engine = ScriptedEngine(1)
+    bench.dispatcher.engine_up(engine, costs(), [BATCHED, TEXT_BY_TEXT])
+    bench.engine.gone = True
+    bench.dispatcher.engine_down(EngineLost("gone"), bench.engine)
+    bench.engine.lose()
+    bench.dispatcher.engine_leaves(bench.engine)
+    lanes = bench.dispatcher.scheduler.lanes
+    assert (lanes.load, len(lanes.free_at)) == ([0], 1)
+    with pytest.raises(EngineLost):
+        await lost
+    running = await bench.ask(text(3))
+    bench.dispatcher.engine_down(EngineLost("gone"))
+    bench.dispatcher.engine_leaves(engine)
+    engine.lose()
+    with pytest.raises(EngineLost):
+        await running
+    bench.assert_nothing_is_left()
+
+
 def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
     """And then learns by itself."""
     old, new = model_costs(constant(100)), model_costs(constant(100))

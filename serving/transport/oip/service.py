@@ -112,6 +112,7 @@ class ModelVersions(Protocol):
         Raises:
             ModelNotFound: There is no such model or version.
             VersionRefused: It must not or cannot be served.
+            VersionNotLoaded: It could not be loaded now.
         """
 
     def unload(self, name: str) -> None:
@@ -290,6 +291,7 @@ class V2Service:
             InvalidRequest: It brings something else, or a version that is no number.
             ModelNotFound: The repository had no such model when the server started, or has no such version.
             VersionRefused: The version must not or cannot be served; what is served serves on.
+            VersionNotLoaded: It could not be loaded now, and the request may be repeated.
         """
         self._check_control(name)
         if parameters.keys() - {_VERSION}:
