@@ -363,6 +363,11 @@ class UsedCard(msgspec.Struct, frozen=True):
     compute_capability: str
     memory_bytes: int
 
+    @property
+    def target(self) -> str:
+        """What artifacts for it are for, as `sm75`."""
+        return f"sm{self.compute_capability.replace('.', '')}"
+
 
 ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 """Engines that run models on a GPU, by name."""
@@ -389,3 +394,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
     degraded: bool = False
     cards: tuple[UsedCard, ...] = ()
     rejected: tuple[RejectedEngine, ...] = ()
+
+    def where(self, threads: int) -> str:
+        """On what it computes, for a line of the log."""
+        return f"{len(self.cards)} x {self.cards[0].name}" if self.cards else f"{threads} threads"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from serving.building import EngineBuilder
+from serving.choice import BUILT
 from serving.cost_cache import KeptCosts
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
@@ -33,6 +35,7 @@ from serving.security.watch import FileWatch
 from serving.status import Status
 from serving.swap.exchange import Exchange
 from serving.swap.placing import place
+from serving.swap.upgrade import Upgrade
 from serving.swap.versions import Versions
 from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
@@ -65,7 +68,7 @@ from serving.transport.probes import ProbeListener
 from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from serving.bundle import Bundle
@@ -112,13 +115,14 @@ def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 class Server:
     """The object graph of the server process; also the `Slot` that hears of its engine."""
 
+    _cards_watched = False
+
     def __init__(
         self, settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter
     ) -> None:
         self._settings = settings
         self._log_writer = log_writer
         self._chooser = chooser
-        self._choice = choice
         self._repository = repository = choice.repository
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
@@ -151,34 +155,28 @@ class Server:
         )
         self._kept, self._kernels = KeptCosts(settings), KernelCache(settings.cache_dir)
         self._supervisor = Supervisor(
-            self._load(choice),
+            self._load(choice, self._kept, self._kernels),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
             start=start_engine,
         )
-        self._versions = Versions(
-            settings.models,
-            repository,
-            Exchange(
-                supervisor=self._supervisor,
-                dispatcher=dispatcher,
-                pipeline=pipeline,
-                repository=repository,
-                lifecycle=lifecycle,
-                hang_s=settings.engine_hang_s,
-                keep_s=settings.keep_version_s,
-            ),
-            self._form_of,
+        engines = Exchange(
+            supervisor=self._supervisor,
+            dispatcher=dispatcher,
+            pipeline=pipeline,
+            repository=repository,
+            lifecycle=lifecycle,
+            hang_s=settings.engine_hang_s,
+            keep_s=settings.keep_version_s,
         )
+        self._versions = Versions(settings.models, repository, engines, self._form_of)
+        self._upgrade = self._upgrading(engines)
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
         self._recent = Recent(metrics)
-        status = Status(
-            repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready, self._versions
-        )
-        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
+        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, self._status().report)
         v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
         api = [
             *tei.operations(pipeline, repository, settings),
@@ -232,7 +230,7 @@ class Server:
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
         metrics.follow_engine(self._supervisor, repository)
-        GpuWatch.follow([card.uuid for card in choice.cards], metrics.registry)
+        self._watch_cards()
         metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
@@ -243,6 +241,25 @@ class Server:
         metrics.read(
             catalogue.CONNECTIONS, lambda: {("http",): self._http.connections, ("grpc",): self._grpc.connections}
         )
+
+    def _status(self) -> Status:
+        return Status(
+            self._repository,
+            self._lifecycle,
+            self._dispatcher,
+            self._metrics,
+            self._recent,
+            lambda: self._supervisor.ready,
+            self._versions,
+        )
+
+    def _upgrading(self, engines: Exchange) -> Upgrade | None:
+        """What changes over to an engine that is built meanwhile, where that is wanted."""
+        settings = self._settings
+        self._builder = EngineBuilder(settings.cache_dir) if settings.build_engine and settings.cache_dir else None
+        if self._builder is None:
+            return None
+        return Upgrade(self._chooser, self._builder, engines, self._repository, self._beside)
 
     def _api_keys(self, settings: Settings) -> ApiKeys | None:
         if settings.api_keys_file is None:
@@ -280,6 +297,8 @@ class Server:
         watching = [asyncio.create_task(self._files.run())]
         if every_s := self._settings.watch_models_s:
             watching.append(asyncio.create_task(RepositoryWatch(self._settings.models, self._versions, every_s).run()))
+        if self._upgrade:
+            watching.append(asyncio.create_task(self._upgrade.run()))
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -289,6 +308,8 @@ class Server:
         else:
             signalled.cancel()
             await self._end(0)
+        if self._builder:
+            await asyncio.to_thread(self._builder.close)
         for task in (self._engine_task, *watching):
             task.cancel()
         await asyncio.gather(self._versions.close(), self._engine_task, *watching, return_exceptions=True)
@@ -304,20 +325,22 @@ class Server:
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine is there: take requests."""
         place(self._dispatcher, engine, self._repository.models)
-        self._kept.write(self._choice, self._repository.models, engine.costs)
-        self._kernels.keep(self._choice.repository.models)
+        self._kept.write(self._repository.engine, self._repository.models, engine.costs)
+        self._kernels.keep()
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
         proven = all(model.artifact.proven for model in self._repository.models)
-        whole = proven and not self._choice.degraded
+        whole = proven and not self._repository.engine.degraded
         if self._lifecycle.to(State.READY if whole else State.DEGRADED):
             self._announce(engine)
 
     def _form_of(self, path: Path) -> tuple[Bundle, Artifact]:
         """A version that shall take the place of another, and the form of it for the engine that serves now."""
-        settings, choice = self._settings, self._choice
+        settings, choice = self._settings, self._repository.engine
+        if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
+            self._builder.build(path)
         return choose(
             path,
             settings.precision,
@@ -327,20 +350,41 @@ class Server:
             cache=settings.cache_dir,
         )
 
-    def _load(self, choice: Choice) -> Load:
+    def _beside(self, choice: Choice) -> tuple[Load, Callable[[], None]]:
+        """What the engine process of a choice is told that comes up beside another, and what is to do when it serves.
+
+        What it costs is measured while it is paused now and then, and so not kept.
+        """
+        kernels = KernelCache(self._settings.cache_dir)
+
+        def serves() -> None:
+            choice.tell()
+            kernels.keep()
+            self._watch_cards()
+
+        return self._load(choice, KeptCosts(self._settings), kernels), serves
+
+    def _watch_cards(self) -> None:
+        """Shows what the cards in use tell, from the first time that there are any."""
+        if self._cards_watched:
+            return
+        self._cards_watched = bool(self._repository.engine.cards)
+        GpuWatch.follow([card.uuid for card in self._repository.engine.cards], self._metrics.registry)
+
+    def _load(self, choice: Choice, kept: KeptCosts, kernels: KernelCache) -> Load:
         """What the engine process of a choice is told."""
-        settings = self._settings
+        settings, models = self._settings, choice.repository.models
         return Load(
             engine=choice.engine,
-            models=[model.spec() for model in choice.repository.models],
+            models=[model.spec() for model in models],
             threads=settings.threads or available_cpus(),
-            costs=self._kept.read(choice),
+            costs=kept.read(choice.told(), models),
             fake_ms=settings.fake_ms,
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
             cards=[card.ordinal for card in choice.cards],
-            kernels=self._kernels.files(choice),
+            kernels=kernels.files(choice.engine, models),
         )
 
     def _run_engine(self) -> None:
@@ -353,14 +397,18 @@ class Server:
         Where the version before is still there, that serves instead, and nothing new is refused.
         """
         self._metrics.engine_died()
+        engine = self._repository.engine.engine
         if self._versions.fall_back():
+            if engine != self._repository.engine.engine and self._upgrade:
+                self._upgrade.note(engine, "its process ended soon after it had taken over")
             return
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """No engine of this kind will come any more: another one takes its place, or this is the end."""
-        choice = self._chooser.instead(self._choice.engine, reason, crashed=crashed)
+        served = self._repository.models
+        choice = self._chooser.instead(self._repository.engine.engine, reason, served, crashed=crashed)
         if choice is not None:
             asyncio.get_running_loop().call_soon(self._fall_back, choice)
             return
@@ -370,10 +418,11 @@ class Server:
 
     def _fall_back(self, choice: Choice) -> None:
         """Loads another engine in the place of one that is not there any more."""
-        self._choice = choice
-        self._repository.replace(choice.repository.models)
+        # A request that is being read knows its model by its index.
+        places = {model.name: model.index for model in self._repository.models}
+        self._repository.replace([replace(model, index=places[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.repository.engine
-        self._supervisor.load_instead(self._load(choice))
+        self._supervisor.load_instead(self._load(choice, self._kept, self._kernels))
         self._run_engine()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
@@ -397,7 +446,7 @@ class Server:
             "%s: %s on %s",
             self._lifecycle.state,
             names,
-            self._choice.where(threads),
+            self._repository.engine.where(threads),
             extra=fields(http=http, grpc=grpc, metrics=metrics),
         )
         if self._settings.log_format == "text":
@@ -414,6 +463,8 @@ class Server:
         """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
         was_ready = self._lifecycle.ready
         self._lifecycle.to(State.DRAINING)
+        if self._builder:
+            self._builder.stop()
         log.info("draining: %d requests under way", self._dispatcher.requests)
         # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
         if lame_duck and was_ready and self._settings.lame_duck_s:

@@ -2,8 +2,8 @@
 
 A second engine process comes up beside the one that serves, at idle priority (see `pace`). The switch is one step of
 the event loop: every request that starts after it finds the new models, every one before it keeps the old ones until
-it is answered, and none sees both. Then the old engine is drained and kept for a while, warm and idle, so that the
-way back is one step too: asked for, or by itself if the new process ends.
+it is answered, and none sees both. The record of what runs goes along. Then the old engine is drained and kept for a
+while, warm and idle, so that the way back is one step too: asked for, or by itself if the new process ends.
 
 There are never more than two engine processes with models: once the version that comes has been verified, the one
 that is kept goes before it is loaded.
@@ -27,13 +27,14 @@ from serving.swap.pace import Pace
 from serving.swap.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import EngineLife, Supervisor
     from serving.engine.wire import Load
     from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
+    from serving.records import EngineChoice
     from serving.repository import Repository, ServedModel
 
 log = logging.getLogger("bertserve.swap")
@@ -53,17 +54,20 @@ class Held:
         engine: The process.
         load: What those that follow it load.
         models: What it holds.
+        choice: What it is, and why not another.
     """
 
     engine: EngineLife
     load: Load
     models: Sequence[ServedModel]
+    choice: EngineChoice
 
 
 class Exchange:
     """The engine process that serves, and the one before it as long as that is kept.
 
     Attributes:
+        turn: Held by whoever brings up another engine, from what it goes by until it has switched.
         kept: The engine before, warm and idle.
         leaving: The engine before, while requests still wait for it.
     """
@@ -100,17 +104,21 @@ class Exchange:
         self._tasks: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._coming = repository.engine
+        self.turn = asyncio.Lock()
         self.kept: Held | None = None
         self.leaving: Held | None = None
 
     def new_index(self) -> ModelIndex:
         """The smallest index that no model has and no request knows."""
+        return next(self.new_indices())
+
+    def new_indices(self) -> Iterator[ModelIndex]:
+        """All such indices, ascending."""
         taken = {model.index for model in self._repository.models}
         for held in filter(None, (self.kept, self.leaving)):
             taken |= {model.index for model in held.models}
-        return next(
-            index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index)
-        )
+        return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
 
     @property
     def load(self) -> Load:
@@ -128,17 +136,19 @@ class Exchange:
             await asyncio.wait({self._drain})
 
     @asynccontextmanager
-    async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
+    async def beside(self, load: Load, choice: EngineChoice | None = None) -> AsyncIterator[EngineLife]:
         """Another engine process, warm, beside the one that serves; it ends with the block unless it was switched to.
 
         Args:
             load: What it loads.
+            choice: What it is; None for the same as the one that serves.
 
         Raises:
             EngineFailed: It refused; the message is for the operator.
             EngineLost: It died before it was ready.
             TimeoutError: It took longer than `LOAD_LIMIT_S`.
         """
+        self._coming = choice or self._repository.engine
         if not load.bundles:
             await self._make_room()
         started = time.perf_counter()
@@ -167,7 +177,7 @@ class Exchange:
         before = self._supervisor.engine
         if before is None or before.gone or engine.gone:
             raise EngineLost("an engine ended while another was to take its place; try again", retry_after_s=1)
-        self._take_turns(before, Held(engine, load, models))
+        self._take_turns(before, Held(engine, load, models, self._coming))
 
     def back(self) -> None:
         """Serves with the engine before again.
@@ -223,7 +233,7 @@ class Exchange:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _take_turns(self, before: EngineLife, after: Held) -> None:
-        held = Held(before, self._supervisor.load, tuple(self._repository.models))
+        held = Held(before, self._supervisor.load, tuple(self._repository.models), self._repository.engine)
         self._serve_with(after)
         self.leaving = held
         before.on_end = lambda: self._lost(held)
@@ -231,11 +241,17 @@ class Exchange:
 
     def _serve_with(self, held: Held) -> None:
         scheduler, before = self._dispatcher.scheduler, {model.name: model for model in self._repository.models}
+        # What one kind of engine has taught says nothing of another.
+        alike = held.choice.engine == self._repository.engine.engine
         taught = {
-            model.index: scheduler.costs[before[model.name].index] for model in held.models if model.name in before
+            model.index: scheduler.costs[before[model.name].index]
+            for model in held.models
+            if alike and model.name in before
         }
         place(self._dispatcher, held.engine, held.models, taught)
         self._supervisor.exchange(held.engine, held.load)
+        if not alike:
+            self._repository.engine = held.choice
         self._repository.replace(held.models)
         whole = all(model.artifact.proven for model in held.models) and not self._repository.engine.degraded
         self._lifecycle.to(State.READY if whole else State.DEGRADED)

@@ -76,7 +76,7 @@ class Versions:
         self._repository = repository
         self._exchange = exchange
         self._choose = choose
-        self._lock = asyncio.Lock()
+        self._lock = exchange.turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: tuple[str, int] | None = None
         self._left_out: dict[tuple[str, int], str] = {}
