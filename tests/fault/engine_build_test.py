@@ -157,7 +157,8 @@ def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[S
     assert get(server.http, "/status").json()["models"][0]["precision"] == "fp16"
     assert metric(server, "bertserve_engine_rejected", engine="tensorrt") == 0
     assert metric(server, "bertserve_gpus", state="working") == 1
-    assert metric(server, "bertserve_model_batches_total", model="small", version="1") >= len(asker.replies)
+    # Batches of both engines.
+    assert get(server.http, "/v2/models/small/stats").json()["model_stats"][0]["execution_count"] >= len(asker.replies)
     wait_for(
         lambda: metric(server, "nv_gpu_power_limit", gpu_uuid=choice(server)["cards"][0]["uuid"]) == 70, "the card"
     )
