@@ -60,6 +60,7 @@ class Choice:
         cards: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before, the best first.
         degraded: Whether it is less than was meant.
+        left_out: GPUs like those that cannot take part, each with its reason.
     """
 
     engine: EngineName
@@ -67,6 +68,7 @@ class Choice:
     cards: tuple[Card, ...] = ()
     rejected: tuple[RejectedEngine, ...] = ()
     degraded: bool = False
+    left_out: tuple[str, ...] = ()
 
     def told(self) -> EngineChoice:
         """The same for whoever asks."""
@@ -74,7 +76,7 @@ class Choice:
             UsedCard(card.name, card.uuid, "{}.{}".format(*card.compute_capability), card.memory_bytes)
             for card in self.cards
         ]
-        return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected)
+        return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected, self.left_out)
 
     def tell(self) -> None:
         """Writes into the log what was taken, and why not the others."""
@@ -82,6 +84,8 @@ class Choice:
         log.info("engine: %s%s", self.engine, where)
         for rejected in self.rejected if self.degraded or self.cards else ():
             log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
+        for reason in self.left_out:
+            log.warning("a GPU is left out: %s", reason)
 
 
 class Chooser:
@@ -171,6 +175,11 @@ class Chooser:
         """
         return self._opened(BUILT, self._bundles(served))
 
+    @property
+    def cards(self) -> Sequence[Card]:
+        """Those of this machine, as far as that was looked at."""
+        return self._machine.cards if self._machine else ()
+
     def note(self, engine: str, reason: str) -> None:
         """Says why an engine is not taken."""
         self._rejected[engine] = reason
@@ -212,10 +221,15 @@ class Chooser:
         if cards:
             for problem in self._problems(engine, repository, cards):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
+        size = sum(model.artifact.size_bytes for model in repository.models)
+        full = {card.ordinal: problem for card in cards if (problem := too_full(card, card.free_bytes, size))}
+        if full and len(full) == len(cards):
+            raise StartupError(f"the engine {engine} cannot run here: {full[cards[0].ordinal]}")
+        cards, left_out = tuple(card for card in cards if card.ordinal not in full), tuple(full.values())
         rejected = self.rejected(engine)
         wanted = any(each.engine in ON_A_GPU for each in rejected) and self._has_gpu
-        degraded = engine not in ON_A_GPU and wanted
-        choice = Choice(engine, repository, cards, rejected, degraded)
+        degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
+        choice = Choice(engine, repository, cards, rejected, degraded, left_out)
         repository.engine = choice.told()
         return choice
 
@@ -243,12 +257,6 @@ class Chooser:
         for model in repository.models if engine == "tensorrt" else ():
             if (build := model.artifact.engine) is not None:
                 yield from self._unfit(model.artifact.file, build, cards[0])
-        wanted = sum(model.artifact.size_bytes for model in repository.models) * _WORKING_FACTOR / _MIB + _WORKING_MIB
-        for card in cards:
-            free, total = card.free_bytes // _MIB, card.memory_bytes // _MIB
-            if free < wanted:
-                has = f"{free:,} MiB of {total:,} free"
-                yield f"{card.name} number {card.ordinal} has {has}, about {wanted:,.0f} are needed"
 
     def _unfit(self, file: str, build: EngineBuild, card: Card) -> Iterator[str]:
         """Why an engine cannot run with the TensorRT that is here."""
@@ -260,6 +268,16 @@ class Chooser:
                 f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
                 " build one here with `bertserve build`"
             )
+
+
+def too_full(card: Card, free_bytes: int, model_bytes: int) -> str:
+    """Why models cannot be loaded on a card for want of memory; empty where they can."""
+    wanted = model_bytes * _WORKING_FACTOR / _MIB + _WORKING_MIB
+    free, total = free_bytes // _MIB, card.memory_bytes // _MIB
+    if free >= wanted:
+        return ""
+    has = f"{free:,} MiB of {total:,} free"
+    return f"{card.name} number {card.ordinal} has {has}, about {wanted:,.0f} are needed"
 
 
 def _library_problems(machine: Machine, name: str, library: Library | None, card: Card) -> Iterator[str]:

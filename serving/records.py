@@ -388,12 +388,16 @@ class EngineChoice(msgspec.Struct, frozen=True):
         degraded: Whether it is less than was meant.
         cards: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before it, the best first.
+        left_out: GPUs like those that cannot take part, each with its reason.
+        lost: Of its GPUs those that were given up since it serves, likewise.
     """
 
     engine: str
     degraded: bool = False
     cards: tuple[UsedCard, ...] = ()
     rejected: tuple[RejectedEngine, ...] = ()
+    left_out: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     def where(self, threads: int) -> str:
         """On what it computes, for a line of the log."""

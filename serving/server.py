@@ -8,17 +8,20 @@ import gc
 import logging
 import signal
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvloop
 
 from serving.building import EngineBuilder
-from serving.choice import BUILT
+from serving.choice import BUILT, too_full
 from serving.cost_cache import KeptCosts
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
 from serving.engine.fleet import start_engine
-from serving.engine.supervisor import Supervisor
+from serving.engine.supervisor import EngineFailed, Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
 from serving.kernel_cache import KernelCache
@@ -68,14 +71,14 @@ from serving.transport.probes import ProbeListener
 from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.bundle import Bundle
     from serving.choice import Choice, Chooser
     from serving.engine.supervisor import EngineLife
     from serving.logs import LogWriter
     from serving.manifest import Artifact, Task
+    from serving.records import UsedCard
     from serving.settings import Settings
     from serving.telemetry.otlp import Exporter
     from serving.transport.ports import Ports
@@ -115,7 +118,7 @@ def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 class Server:
     """The object graph of the server process; also the `Slot` that hears of its engine."""
 
-    _cards_watched = False
+    _gpus: GpuWatch | None = None
 
     def __init__(
         self, settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter
@@ -154,13 +157,16 @@ class Server:
             metrics=metrics,
         )
         self._kept, self._kernels = KeptCosts(settings), KernelCache(settings.cache_dir)
+        start = partial(
+            start_engine, crash_limit=settings.engine_crash_limit, crash_window_s=settings.engine_crash_window_s
+        )
         self._supervisor = Supervisor(
             self._load(choice, self._kept, self._kernels),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
-            start=start_engine,
+            start=start,
         )
         engines = Exchange(
             supervisor=self._supervisor,
@@ -170,6 +176,8 @@ class Server:
             lifecycle=lifecycle,
             hang_s=settings.engine_hang_s,
             keep_s=settings.keep_version_s,
+            start=start,
+            check_room=self._check_room,
         )
         self._versions = Versions(settings.models, repository, engines, self._form_of)
         self._upgrade = self._upgrading(engines)
@@ -230,7 +238,6 @@ class Server:
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
         metrics.follow_engine(self._supervisor, repository)
-        self._watch_cards()
         metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
@@ -292,6 +299,7 @@ class Server:
         await self._http.start()
         await self._grpc.start()
         self._recent.start()
+        self._watch_cards(self._repository.engine.cards)
         self._lifecycle.to(State.WARMING)
         self._run_engine()
         watching = [asyncio.create_task(self._files.run())]
@@ -332,9 +340,33 @@ class Server:
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
         proven = all(model.artifact.proven for model in self._repository.models)
-        whole = proven and not self._repository.engine.degraded
+        self._repository.engine = choice = msgspec.structs.replace(self._repository.engine, lost=tuple(engine.lost))
+        whole = proven and not (choice.degraded or choice.lost)
         if self._lifecycle.to(State.READY if whole else State.DEGRADED):
             self._announce(engine)
+
+    def device_lost(self) -> None:
+        """One of several cards was given up: the others go on, and the state says it."""
+        engine = self._supervisor.engine
+        self._repository.engine = msgspec.structs.replace(
+            self._repository.engine, lost=tuple(engine.lost) if engine else ()
+        )
+        if self._lifecycle.state is State.READY:
+            self._lifecycle.to(State.DEGRADED)
+
+    def _check_room(self, load: Load) -> None:
+        """Looks before an engine comes up beside another: without memory it would take that one with it.
+
+        Raises:
+            EngineFailed: A card has too little.
+        """
+        if self._gpus is None:
+            return
+        size = sum(Path(model.path).stat().st_size for model in load.models)
+        for card in self._chooser.cards:
+            free = self._gpus.free_bytes(card.uuid)
+            if card.ordinal in load.cards and free is not None and (problem := too_full(card, free, size)):
+                raise EngineFailed(f"{problem} beside the engine that serves")
 
     def _form_of(self, path: Path) -> tuple[Bundle, Artifact]:
         """A version that shall take the place of another, and the form of it for the engine that serves now."""
@@ -356,20 +388,18 @@ class Server:
         What it costs is measured while it is paused now and then, and so not kept.
         """
         kernels = KernelCache(self._settings.cache_dir)
+        self._watch_cards(choice.told().cards)
 
         def serves() -> None:
             choice.tell()
             kernels.keep()
-            self._watch_cards()
 
         return self._load(choice, KeptCosts(self._settings), kernels), serves
 
-    def _watch_cards(self) -> None:
+    def _watch_cards(self, cards: Sequence[UsedCard]) -> None:
         """Shows what the cards in use tell, from the first time that there are any."""
-        if self._cards_watched:
-            return
-        self._cards_watched = bool(self._repository.engine.cards)
-        GpuWatch.follow([card.uuid for card in self._repository.engine.cards], self._metrics.registry)
+        if self._gpus is None:
+            self._gpus = GpuWatch.follow([card.uuid for card in cards], self._metrics.registry)
 
     def _load(self, choice: Choice, kept: KeptCosts, kernels: KernelCache) -> Load:
         """What the engine process of a choice is told."""

@@ -54,12 +54,18 @@ class EngineLife(Engine, Protocol):
     Attributes:
         apart: Whether lanes other than the wide one may work beside it, as several cards do.
         on_end: Told once when it has ended.
+        on_lost: Told whenever one of several devices is given up.
         ready: What it said of itself.
     """
 
     apart: bool
     on_end: Callable[[], None]
+    on_lost: Callable[[], None]
     ready: Ready | None
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Devices that were given up, each with its reason."""
 
     @property
     def devices(self) -> int:
@@ -99,6 +105,9 @@ class Slot(Protocol):
 
     def engine_down(self) -> None:
         """The engine has gone and a new one is being started."""
+
+    def device_lost(self) -> None:
+        """One of several devices of the engine was given up."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often."""
@@ -198,12 +207,14 @@ class RemoteEngine:
 
     apart = False
     devices = 1
+    lost: Sequence[str] = ()
 
     def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
         self._process = process
         self._hang_s = hang_s
         self._gone = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._look: asyncio.TimerHandle | None = None
         self._lanes: list[_Lane] = []
         self._transports: list[asyncio.BaseTransport] = []
@@ -427,7 +438,7 @@ class Supervisor:
             load: What it has loaded, and what those that follow it shall load.
         """
         if self.engine is not None:
-            self.engine.on_end = lambda: None
+            self.engine.on_end = self.engine.on_lost = lambda: None
         self._look_after(engine, load)
         self._changed.set()
 
@@ -437,7 +448,7 @@ class Supervisor:
         # compiled has been written, and nobody would take what the next one writes.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
-        engine.on_end = self._ended
+        engine.on_end, engine.on_lost = self._ended, self._slot.device_lost
 
     def _ended(self) -> None:
         self._slot.engine_down()

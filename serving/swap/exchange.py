@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from serving.engine.fleet import start_engine
 from serving.errors import EngineLost
 from serving.lifecycle import State
@@ -27,7 +29,7 @@ from serving.swap.pace import Pace
 from serving.swap.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import EngineLife, Supervisor
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from serving.pipeline import Pipeline
     from serving.records import EngineChoice
     from serving.repository import Repository, ServedModel
+
+    Start = Callable[..., Awaitable[EngineLife]]
 
 log = logging.getLogger("bertserve.swap")
 
@@ -82,6 +86,8 @@ class Exchange:
         lifecycle: Lifecycle,
         hang_s: float,
         keep_s: float,
+        start: Start = start_engine,
+        check_room: Callable[[Load], None] = lambda _: None,
     ) -> None:
         """Takes the parts that a switch changes.
 
@@ -93,6 +99,9 @@ class Exchange:
             lifecycle: The server's state.
             hang_s: As `RemoteEngine.start` has it.
             keep_s: How long the engine before is kept; 0 for not at all.
+            start: Starts engines, as `start_engine` does.
+            check_room: Raises `EngineFailed` where the memory of a card does not suffice for what a load asks for
+                beside what is there; called in a thread.
         """
         self._supervisor = supervisor
         self._dispatcher = dispatcher
@@ -101,6 +110,8 @@ class Exchange:
         self._lifecycle = lifecycle
         self._hang_s = hang_s
         self._keep_s = keep_s
+        self._start = start
+        self._check_room = check_room
         self._tasks: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -149,12 +160,17 @@ class Exchange:
             TimeoutError: It took longer than `LOAD_LIMIT_S`.
         """
         self._coming = choice or self._repository.engine
-        if not load.bundles:
+
+        async def verified() -> None:
             await self._make_room()
+            await asyncio.to_thread(self._check_room, load)
+
+        if not load.bundles:
+            await verified()
         started = time.perf_counter()
         async with asyncio.timeout(LOAD_LIMIT_S):
             with Pace(self._dispatcher) as pace:
-                engine = await start_engine(load, self._hang_s, started=pace.follow, verified=self._make_room)
+                engine = await self._start(load, self._hang_s, started=pace.follow, verified=verified)
         passed = time.perf_counter() - started
         log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, pace.paused_s)
         try:
@@ -253,7 +269,10 @@ class Exchange:
         if not alike:
             self._repository.engine = held.choice
         self._repository.replace(held.models)
-        whole = all(model.artifact.proven for model in held.models) and not self._repository.engine.degraded
+        self._repository.engine = choice = msgspec.structs.replace(
+            self._repository.engine, lost=tuple(held.engine.lost)
+        )
+        whole = all(model.artifact.proven for model in held.models) and not (choice.degraded or choice.lost)
         self._lifecycle.to(State.READY if whole else State.DEGRADED)
 
     async def _drained(self, held: Held) -> None:

@@ -257,9 +257,9 @@ class Metrics:
             return str(supervisor.engine.pid) if supervisor.engine else "none"  # no such process: nothing is shown
 
         def gpus() -> Values:
-            cards = len(repository.engine.cards)
+            cards, left_out = len(repository.engine.cards), len(repository.engine.left_out)
             working = supervisor.engine.devices if supervisor.engine and cards else 0
-            return {("working",): float(working), ("missing",): float(cards - working)}
+            return {("working",): float(working), ("missing",): float(cards + left_out - working)}
 
         def rejected() -> Values:
             names = {choice.engine for choice in repository.engine.rejected}
