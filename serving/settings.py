@@ -95,7 +95,7 @@ class Settings(BaseModel):
     cache_dir: Path | None = Field(
         None,
         validate_default=True,
-        description="What is this node's alone: proofs of `bertserve verify`, engines of `export`, measured costs.",
+        description="What is this node's alone: proofs of `bertserve verify`, engines of `build`, measured costs.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.choice import Chooser
 from serving.engine import gpu
-from serving.telemetry import catalogue
+from serving.repository import Repository
+from serving.settings import Settings
+from serving.telemetry import catalogue, gpus
 from serving.telemetry.gpus import THROTTLES, GpuWatch
 from tests.support.gpus import without_gpu
 from tests.support.simulated import pynvml as simulated
+from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -44,6 +54,57 @@ def test_every_metric_of_a_card_is_asked_for() -> None:
     assert samples.pop("nv_energy_consumption") == {}
     assert all(samples.values())
     assert all(len(labels) == len(metric.labels) for metric in catalogue.GPU for labels in watch.reader(metric)())
+
+
+def test_what_was_told_too_long_ago_is_no_sample() -> None:
+    """A driver that answers no more leaves no numbers frozen; they come again with its next answer."""
+    now = 0.0
+    watch = GpuWatch(simulated, [UUID], lambda: now)
+    power = watch.reader(catalogue.GPU_POWER)
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+    now = 60.0
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, and asked again until the library answers."""
+    asked: list[int] = []
+
+    def answer(_: object) -> int:
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError("not an error of the library's own")
+        return 70_000
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetPowerUsage", answer)
+    monkeypatch.setattr(gpus, "_PERIOD_S", 0.001)
+    watch = GpuWatch(simulated, [UUID])
+    power = watch.reader(catalogue.GPU_POWER)
+    threading.Thread(target=watch.run, daemon=True).start()
+    wait_for(power, "an answer after two errors")
+    assert caplog.text.count("the GPUs cannot be asked") == 1
+
+
+def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> None:
+    """Not those of the start: a swap was asked for, and falling back is no way out of it."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), "embed")
+    chooser = Chooser(Settings(models=models), gpu.Machine)
+    assert chooser.first().engine == "ort-cpu"
+    write_bundle(models, tiny_model("embed", seed=1), "embed")
+    served = Repository.open(models).models
+    write_bundle(models, tiny_model("embed", seed=2), "embed")
+    choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
+    assert choice is not None
+    assert [(model.version, model.path) for model in choice.repository.models] == [("2", served[0].path)]
+    assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
+    assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 
 
 def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:
