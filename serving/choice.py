@@ -154,18 +154,16 @@ class Chooser:
         fits = form.engine is None or not any(self._unfit(form.file, form.engine, card))
         return bundle.has_engine_graph and not fits
 
-    def can_build(self) -> bool:
-        """Whether there is a card, with a TensorRT that runs on it, to build an engine for."""
-        settings, machine = self._settings, self._machine
-        if (
-            not settings.build_engine
-            or machine is None
-            or machine.problem
-            or settings.precision not in {"auto", "fp16"}
-        ):
-            return False
+    def build_obstacle(self) -> str:
+        """Why no engine can be built here; empty where one can, for a card with a TensorRT that runs on it."""
+        machine = self._machine or gpu.Machine(problem="no GPU was looked for")
+        if machine.problem:
+            return machine.problem
+        if self._settings.precision not in {"auto", "fp16"}:
+            return f"it would be fp16, and --precision {self._settings.precision} is asked for"
         flavours = [machine.libraries.get(flavour) for flavour in ("enterprise", "rtx")]
-        return any(not any(_library_problems(machine, "TensorRT", each, machine.cards[0])) for each in flavours)
+        problems = [" and ".join(_library_problems(machine, "TensorRT", each, machine.cards[0])) for each in flavours]
+        return problems[-1] if all(problems) else ""
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
         """The engine that was built, for the models that are served now.

@@ -63,7 +63,10 @@ class Upgrade:
 
     async def run(self) -> None:
         """Does it once, if there is something to do."""
-        if self._repository.engine.engine == BUILT or not self._chooser.can_build():
+        if self._repository.engine.engine == BUILT:
+            return
+        if obstacle := self._chooser.build_obstacle():
+            log.warning("no TensorRT engine is built: %s", obstacle)
             return
         reasons = [rejected.reason for rejected in self._repository.engine.rejected if rejected.engine == BUILT]
         self.note(BUILT, f"{BUILDING}{''.join(reasons)}")
@@ -73,6 +76,9 @@ class Upgrade:
             reason = str(error) or "it took too long to load"
             log.error("no TensorRT engine takes over: %s", reason)  # noqa: TRY400  says it all
             self.note(BUILT, reason)
+        except Exception:  # its own end of the loop: what nobody foresaw costs the new engine alone
+            log.exception("no TensorRT engine takes over")
+            self.note(BUILT, "an engine for this card could not be built; the log has the details")
 
     def note(self, engine: str, reason: str) -> None:
         """Says why an engine does not serve, wherever that is shown."""
