@@ -118,8 +118,8 @@ class Machine:
 
     @property
     def total(self) -> int:
-        """Bytes that the card has."""
-        return int(self.cards[0]["memory"])
+        """Bytes that the card has that the thread uses."""
+        return int(self.cards[getattr(self.thread, "current", 1) - 1]["memory"])
 
     def begin(self, name: str, *, context: bool = True) -> CUresult:
         """What a function answers before it does anything."""
