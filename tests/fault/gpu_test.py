@@ -350,32 +350,24 @@ def test_two_cards_have_an_engine_each_and_one_queue(models: Path, expected: np.
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards again", 30)
 
 
-def test_a_card_without_memory_is_left_out(models: Path) -> None:
-    """The other one serves; state, record, configuration and metric say which is not there, and why."""
-    with Server(models, env=machine(cards=[{**T4, "memory": 200 << 20}, T4])) as server:
-        status = get(server.http, "/status").json()
-        assert (status["state"], status["choice"]["engine"], len(status["choice"]["cards"])) == (
-            "degraded",
-            "tensorrt",
-            1,
-        )
-        (reason,) = status["choice"]["left_out"]
-        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, about ")
-        assert reason in get(server.http, "/v2/models/embed/config").body.decode()
-        assert metric(server, "bertserve_gpus", state="missing") == 1
-        assert embed(server, "a text").status == 200
-
-
-def test_a_card_that_is_given_up_leaves_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
-    """After as many deaths as the settings say, not three; the other card answers everything."""
-    with Server(models, "--engine-crash-limit", "1", env=machine(cards=[T4, T4])) as server:
+def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
+    """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
+    cards = [{**T4, "memory": 200 << 20}, T4, T4]
+    with Server(models, "--engine-crash-limit", "1", env=machine(cards=cards)) as server:
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards")
+        found = choice(server)
+        assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
+        (reason,) = found["left_out"]
+        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, about ")
         os.kill(server.engine_pids()[0], signal.SIGKILL)
-        server.wait_state("degraded")
-        (reason,) = choice(server)["lost"]
-        assert reason.endswith(": the engine process died 1 times in 60 s")
+        wait_for(lambda: choice(server)["lost"], "the reason")
+        (lost,) = choice(server)["lost"]
+        assert lost.endswith(": the engine process died 1 times in 60 s")
+        assert get(server.http, "/status").json()["state"] == "degraded"
         assert np.allclose(vectors(server), expected, atol=1e-5)
-        assert metric(server, "bertserve_gpus", state="missing") == 1
+        assert metric(server, "bertserve_gpus", state="missing") == 2
+        config = get(server.http, "/v2/models/embed/config").json()["parameters"]["gpus_missing"]["string_value"]
+        assert config == f"{reason}; {lost}"
 
 
 def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:

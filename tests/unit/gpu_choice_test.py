@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,15 @@ import pytest
 
 from serving.choice import Chooser
 from serving.engine import gpu
+from serving.engine.gpu import Card, Library, Machine
+from serving.manifest import ENGINE_GRAPH
 from serving.repository import Repository
 from serving.settings import Settings
 from serving.telemetry import catalogue, gpus
 from serving.telemetry.gpus import THROTTLES, GpuWatch
+from tests.support.cards import write_gpu_bundle
 from tests.support.gpus import without_gpu
+from tests.support.poison import edit_manifest, sign
 from tests.support.simulated import pynvml as simulated
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for
@@ -89,6 +94,41 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
     threading.Thread(target=watch.run, daemon=True).start()
     wait_for(power, "an answer after two errors")
     assert caplog.text.count("the GPUs cannot be asked") == 1
+
+
+CARD = Card(0, "Tesla T4", UUID, (7, 5), 16 << 30, 15 << 30)
+
+
+def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision: str = "auto") -> Chooser:
+    """What chooses on a T4 with TensorRT for RTX of that version, for that CUDA; it has looked at the machine."""
+    missing = Library(problem="not installed")
+    libraries = {"rtx": Library(version, cuda), "enterprise": missing, "ort-cuda": missing}
+    chooser = Chooser(
+        Settings(models=models, precision=precision), lambda: Machine((CARD,), (13, 0), libraries=libraries)
+    )
+    chooser.first()
+    return chooser
+
+
+def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
+    """None for this card, or one of another version; and only of a bundle that brings what it is built of."""
+    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+    shutil.copy(bundle / "model.fp32.onnx", bundle / ENGINE_GRAPH)
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    sign(bundle)
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+
+
+def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
+    """The driver, the precision that is asked for, or that nobody has looked for a GPU."""
+    models = write_gpu_bundle(tmp_path / "models", tmp_path / "base").parents[1]
+    assert on_a_t4(models).build_obstacle() == ""
+    assert "the NVIDIA driver is too old" in on_a_t4(models, cuda=14).build_obstacle()
+    assert on_a_t4(models, precision="fp32").build_obstacle() == "it would be fp16, and --precision fp32 is asked for"
+    assert Chooser(Settings(models=models)).build_obstacle() == "no GPU was looked for"
 
 
 def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> None:
