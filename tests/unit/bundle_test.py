@@ -63,7 +63,7 @@ def test_a_graph_that_engines_are_built_of_is_looked_into(bundle: Path, domain: 
     if not domain:
         assert open_bundle(bundle).has_engine_graph
         return
-    with pytest.raises(BundleError, match=r"engine\.fp16\.onnx .*evil"):
+    with pytest.raises(BundleError, match=r"engine\.fp16\.onnx uses an operator domain"):
         open_bundle(bundle)
 
 
