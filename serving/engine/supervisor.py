@@ -39,6 +39,8 @@ _LOOK_S = 0.25
 
 _HANG_FACTOR = 10.0
 
+_ENDED_LOADING = "the engine process ended while it was loading"
+
 
 def _ignore(_: int) -> None:
     """Is told of a process that nobody has to know of."""
@@ -191,7 +193,7 @@ class _Control(asyncio.Protocol):
         """
         answer = await self._answers.get()
         if answer is None:
-            raise EngineLost("the engine process ended while it was loading")
+            raise EngineLost(_ENDED_LOADING)
         return answer
 
     def data_received(self, data: bytes) -> None:
@@ -284,14 +286,14 @@ class RemoteEngine:
             transport, lane = await loop.create_connection(lambda: _Lane(self), sock=end)
             self._transports.append(transport)
             self._lanes.append(lane)
-        self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
+        self._tell(pack(Kind.LOAD, msgspec.json.encode(load)))
         await control.answer()  # STARTED
         started(self.pid)
         kind, payload = await control.answer()
         if kind is Kind.VERIFIED:
             if verified is not None:
                 await verified()
-            self._control.write(pack(Kind.PROCEED, b""))
+            self._tell(pack(Kind.PROCEED, b""))
             kind, payload = await control.answer()
         if kind is Kind.REFUSED:
             raise EngineFailed(msgspec.json.decode(payload, type=Refused).message)
@@ -299,6 +301,16 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._look_at_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
+
+    def _tell(self, frame: bytes) -> None:
+        """Sends a frame to the process, which may have ended since it was started: a closed transport takes nothing.
+
+        Raises:
+            EngineLost: It has.
+        """
+        if self._control.is_closing():
+            raise EngineLost(_ENDED_LOADING)
+        self._control.write(frame)
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
