@@ -8,6 +8,7 @@ import sys
 VERBS = {
     "export": ("export.cli", "turn a PyTorch BERT into a verified model bundle"),
     "verify": ("export.verify_cli", "prove a bundle's artifacts again, on this machine and without PyTorch"),
+    "build": ("export.native_cli", "build this node's own TensorRT engine of a bundle, and prove it"),
     "inspect": ("export.inspect_cli", "print what a bundle is and how far it was proven"),
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),

@@ -43,6 +43,7 @@ from serving.cache import CacheWriter
 from serving.engine.base import ModelSpec
 from serving.engine.cpu import available_cpus
 from serving.manifest import (
+    ENGINE_GRAPH,
     REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
@@ -214,11 +215,17 @@ class _Export:
         halved = self._raw.with_name("half.onnx")
         with self._progress.stage("making the fp16 graph"):
             half.convert(self._raw, halved)
-        away = [target for target in self._recipe.tensorrt if target != tensorrt.NATIVE]
+        if self._brings_graph:
+            shutil.copyfile(halved, self._folder / ENGINE_GRAPH)
+        away = [target for target in self._recipe.tensorrt if target not in {tensorrt.NATIVE, tensorrt.GRAPH}]
         return (
             [self._engine(halved, target, self._folder) for target in away],
             [] if node is None else [self._engine(halved, tensorrt.NATIVE, node.path, node.path / native.TIMINGS)],
         )
+
+    @property
+    def _brings_graph(self) -> bool:
+        return tensorrt.GRAPH in self._recipe.tensorrt
 
     def _engine(self, halved: Path, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
@@ -232,8 +239,7 @@ class _Export:
                 timing_cache=timings,
             )
         # The bundle may hold another flavour's engine for the same GPU.
-        stem = "native" if target == tensorrt.NATIVE else "model"
-        name = f"{stem}.{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
+        name = native.name_of(engine) if target == tensorrt.NATIVE else f"model.{native.form_of(engine)}"
         return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
 
     def _verified(self, path: Path, name: str, proof: _Proof, quantisation: Quantisation | None = None) -> Artifact:
@@ -337,7 +343,10 @@ class _Export:
             inputs=graph.inputs(checkpoint),
             outputs=graph.outputs(checkpoint),
             artifacts=artifacts,
-            files=tuple(file_entry(writer.path / name) for name in (TOKENIZER, reference.REFERENCE)),
+            files=tuple(
+                file_entry(writer.path / name)
+                for name in (TOKENIZER, reference.REFERENCE, *([ENGINE_GRAPH] if self._brings_graph else []))
+            ),
             source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -12,7 +12,7 @@ from export.checkpoint import open_checkpoint
 from export.command import positive, run
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.source import DEMO, find
-from export.tensorrt import NATIVE
+from export.tensorrt import GRAPH, NATIVE
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
 from serving.bundle import BundleWriter
 
@@ -103,8 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tensorrt",
         action="append",
         default=[],
-        choices=TENSORRT_TARGETS,
-        help="a TensorRT engine to build, for that GPU or for the one at hand (native); may be given more than once",
+        choices=(*TENSORRT_TARGETS, GRAPH),
+        help="a TensorRT engine to build, for that GPU or for the one at hand (native), or the graph that each node "
+        "builds its own of (graph); may be given more than once",
     )
     parser.add_argument(
         "--cache-dir",

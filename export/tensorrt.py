@@ -37,10 +37,12 @@ CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "s
 """Targets of the builds ahead of time; the T4 is one of them by its name."""
 TARGETS = (*CAPABILITIES, NATIVE)
 """What an engine can be built for."""
+GRAPH = "graph"
+"""No engine, but what each node builds its own of later, without PyTorch."""
 
 MAX_BATCH = 32
 _OPTIMAL_BATCH = 4
-_WORKSPACE_BYTES = 2 << 30
+WORKSPACE_BYTES = 2 << 30
 """A T4 has 16 GB, for every model and every lane."""
 
 _MIB = 1 << 20
@@ -124,7 +126,7 @@ def build(
         engine=str(partial),
         capability=CAPABILITIES.get(target),
         profiles=profiles(max_length),
-        workspace_bytes=_WORKSPACE_BYTES,
+        workspace_bytes=WORKSPACE_BYTES,
         threads=available_cpus(),
         timing_cache=None if timing_cache is None else str(timing_cache),
     )

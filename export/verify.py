@@ -63,7 +63,13 @@ class Outcome:
     sentence: str
 
 
-def verify(bundle: Bundle, references: Sequence[Path], threads: int, progress: Progress) -> list[Outcome]:
+def verify(
+    bundle: Bundle,
+    references: Sequence[Path],
+    threads: int,
+    progress: Progress,
+    artifacts: Sequence[Artifact] | None = None,
+) -> list[Outcome]:
     """Compares every artifact that this machine can run with PyTorch's answers in the bundle.
 
     Args:
@@ -71,11 +77,14 @@ def verify(bundle: Bundle, references: Sequence[Path], threads: int, progress: P
         references: Files of labelled text that the export was given too, to repeat the task's own metric.
         threads: Cores to use.
         progress: Told of every stage.
+        artifacts: Those of its artifacts that matter; None for all.
 
     Raises:
         ExportError: The bundle does not hold what can be compared with, or a reference does not fit.
     """
-    return _Verification(bundle, references, threads, progress).run()
+    return _Verification(bundle, references, threads, progress).run(
+        bundle.artifacts if artifacts is None else artifacts
+    )
 
 
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
@@ -105,8 +114,8 @@ class _Verification:
             self._reference = self._answers()
             self._examples = [self._labelled(path) for path in references]
 
-    def run(self) -> list[Outcome]:
-        return [self._outcome(artifact) for artifact in self._bundle.artifacts]
+    def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
+        return [self._outcome(artifact) for artifact in artifacts]
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers; they are to texts, so the tokenizer has to give the very ids that PyTorch was given."""

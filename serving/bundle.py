@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving import sealed
-from serving.manifest import MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
+from serving.manifest import ENGINE_GRAPH, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.onnx_scan import UnsafeModelError, check_model_file
 from serving.plan_scan import UnfitPlanError, check_plan_file
 from serving.sealed import SealError, Staging, digest
@@ -52,6 +52,11 @@ class Bundle:
     def place_of(self, artifact: Artifact) -> Path | None:
         """Where an artifact lies that this node has made; None for one of its own."""
         return next((place for made, place in self.made_here if made.file == artifact.file), None)
+
+    @property
+    def has_engine_graph(self) -> bool:
+        """Whether a node can build an engine of it for its own GPU."""
+        return any(entry.file == ENGINE_GRAPH for entry in self.manifest.files)
 
     def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
         """The artifact of that precision for that target, if the bundle has one."""
@@ -114,13 +119,22 @@ def _check(path: Path, manifest: Manifest) -> None:
             _check_artifact(path / artifact.file, artifact, manifest)
         except (UnsafeModelError, UnfitPlanError) as error:
             raise SealError(f"{artifact.file} {error}") from error
+    if any(entry.file == ENGINE_GRAPH for entry in manifest.files):
+        try:
+            _check_graph(path / ENGINE_GRAPH, manifest)
+        except UnsafeModelError as error:
+            raise SealError(f"{ENGINE_GRAPH} {error}") from error
 
 
 def _check_artifact(path: Path, artifact: Artifact, manifest: Manifest) -> None:
     """Looks into an artifact whose digest is right, and holds it against the manifest."""
     if artifact.engine is not None:
         check_plan_file(path, artifact.engine)
-        return
+    else:
+        _check_graph(path, manifest)
+
+
+def _check_graph(path: Path, manifest: Manifest) -> None:
     graph = check_model_file(path)
     for kind, found, said in (("inputs", graph.inputs, manifest.inputs), ("outputs", graph.outputs, manifest.outputs)):
         if [tuple(tensor) for tensor in found] != [(spec.name, spec.dtype, spec.shape) for spec in said]:

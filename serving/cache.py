@@ -262,6 +262,8 @@ class CacheWriter(Staging):
             _verified(self.path, bundle)
         except SealError as error:
             raise CacheError(f"cache {self.path}: {error}") from error
+        # A server may have published while an engine was built beside it.
+        self.version = max(versions(self.path.parent), default=0) + 1
         entry = CacheEntry(self.move(), derived)
         for outdated in versions(entry.path.parent)[:-_KEPT]:
             shutil.rmtree(entry.path.parent / str(outdated), ignore_errors=True)

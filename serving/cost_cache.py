@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.choice import Choice
+    from serving.records import EngineChoice
     from serving.repository import ServedModel
     from serving.settings import Settings
 
@@ -127,15 +127,14 @@ class KeptCosts:
         self._settings = settings
         self._measured: set[str] = set()
 
-    def read(self, choice: Choice) -> list[list[CostPoint]]:
+    def read(self, choice: EngineChoice, models: Sequence[ServedModel]) -> list[list[CostPoint]]:
         """For each model what was measured on this very node, with this very engine."""
         cache = self._cache(choice)
-        found = [cache.read(model) if cache else [] for model in choice.repository.models]
-        models = zip(choice.repository.models, found, strict=True)
-        self._measured = {model.artifact.sha256 for model, points in models if not points}
+        found = [cache.read(model) if cache else [] for model in models]
+        self._measured = {model.artifact.sha256 for model, points in zip(models, found, strict=True) if not points}
         return found
 
-    def write(self, choice: Choice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
+    def write(self, choice: EngineChoice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
         """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time.
 
         A version that came by a swap has the costs of the one before it, which are no measurement of its own.
@@ -146,7 +145,7 @@ class KeptCosts:
                 self._measured.discard(model.artifact.sha256)
                 threading.Thread(target=cache.write, args=(model, list(points))).start()
 
-    def _cache(self, choice: Choice) -> CostCache | None:
+    def _cache(self, choice: EngineChoice) -> CostCache | None:
         settings = self._settings
         if settings.cache_dir is None or choice.engine == "fake":
             return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import threading
+import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,12 @@ from serving.sealed import digest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.choice import Choice
     from serving.repository import ServedModel
 
 log = logging.getLogger("bertserve")
+
+_FORGOTTEN_S = 86_400.0
+"""More than any engine takes from its first kernel to its last."""
 
 
 class KernelCache:
@@ -38,19 +41,20 @@ class KernelCache:
             root: The node's cache.
         """
         self._root = root
+        self._models: Sequence[ServedModel] = ()
         self._files: list[KernelFiles] = []
 
-    def files(self, choice: Choice) -> list[KernelFiles]:
+    def files(self, engine: str, models: Sequence[ServedModel]) -> list[KernelFiles]:
         """For each model where its kernels are read and written; empty where there are none."""
-        self._files = []
-        if self._root is not None and choice.engine == "tensorrt":
-            self._files = [self._of(self._root, model) for model in choice.repository.models]
+        self._files, self._models = [], models
+        if self._root is not None and engine == "tensorrt":
+            self._files = [self._of(self._root, model) for model in models]
         return self._files
 
-    def keep(self, models: Sequence[ServedModel]) -> None:
+    def keep(self) -> None:
         """Takes into the cache what the engine has written, beside the event loop."""
         if self._root is not None and self._files:
-            threading.Thread(target=self._keep, args=(self._root, list(models), self._files)).start()
+            threading.Thread(target=self._keep, args=(self._root, self._models, self._files)).start()
             self._files = []
 
     def _keep(self, root: Path, models: Sequence[ServedModel], files: Sequence[KernelFiles]) -> None:
@@ -66,9 +70,11 @@ class KernelCache:
                 log.warning("the kernels of %s were not kept: %s", model.name, error)
 
     def _of(self, root: Path, model: ServedModel) -> KernelFiles:
-        write = str(root / f".kernels-{os.getpid()}-{model.index}")
+        # Servers of several containers may share a cache, and then process ids are no names.
+        write = str(root / f".kernels-{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):  # the engine says what it could not write
             root.mkdir(parents=True, exist_ok=True)
+            _sweep(root)
         try:
             entry = open_entry(root, bundle_of(model))
         except CacheError as error:
@@ -78,6 +84,13 @@ class KernelCache:
         if entry is None or not known:
             return KernelFiles(write=write)
         return KernelFiles(read=str(entry.path / known[0].file), sha256=known[0].sha256, write=write)
+
+
+def _sweep(root: Path) -> None:
+    """Removes what servers wrote that were killed before they could take it into the cache."""
+    for file in root.glob(".kernels-*"):
+        if file.stat().st_mtime < time.time() - _FORGOTTEN_S:
+            file.unlink()
 
 
 def _name(model: ServedModel) -> str:

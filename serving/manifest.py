@@ -15,6 +15,8 @@ from serving.records import TensorSpec
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.html"
+ENGINE_GRAPH = "engine.fp16.onnx"
+"""The graph that a node builds a TensorRT engine of for its own GPU; nothing runs it as it is."""
 SCHEMA_VERSION = 2
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -363,6 +363,11 @@ class UsedCard(msgspec.Struct, frozen=True):
     compute_capability: str
     memory_bytes: int
 
+    @property
+    def target(self) -> str:
+        """What artifacts for it are for, as `sm75`."""
+        return f"sm{self.compute_capability.replace('.', '')}"
+
 
 ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 """Engines that run models on a GPU, by name."""
@@ -383,9 +388,17 @@ class EngineChoice(msgspec.Struct, frozen=True):
         degraded: Whether it is less than was meant.
         cards: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before it, the best first.
+        left_out: GPUs like those that cannot take part, each with its reason.
+        lost: Of its GPUs those that were given up since it serves, likewise.
     """
 
     engine: str
     degraded: bool = False
     cards: tuple[UsedCard, ...] = ()
     rejected: tuple[RejectedEngine, ...] = ()
+    left_out: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def where(self, threads: int) -> str:
+        """On what it computes, for a line of the log."""
+        return f"{len(self.cards)} x {self.cards[0].name}" if self.cards else f"{threads} threads"

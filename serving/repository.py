@@ -189,7 +189,7 @@ class Repository:
                     _served(
                         ModelIndex(index),
                         bundle,
-                        _artifact(bundle, precision, engine, unproven=allow_unproven, card=card),
+                        form_of(bundle, precision, engine, unproven=allow_unproven, card=card),
                     )
                     for index, bundle in enumerate(bundles)
                 ],
@@ -305,14 +305,21 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
     return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
 
 
-def runs_on_a_gpu(bundles: Sequence[Bundle]) -> bool:
-    """Whether every model has a form that some GPU could run."""
+def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
+    """Whether every model has a form that some GPU could run, or with `built` brings what one can be built of."""
     targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
-    return all(any(artifact.target in targets for artifact in bundle.artifacts) for bundle in bundles)
+    return all(
+        (built and bundle.has_engine_graph) or any(artifact.target in targets for artifact in bundle.artifacts)
+        for bundle in bundles
+    )
 
 
-def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
-    """The form of a model that an engine shall run: proven before unproven, then the fastest first."""
+def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
+    """The form of a model that an engine shall run: proven before unproven, then the fastest, then this node's own.
+
+    Raises:
+        BundleError: It has none.
+    """
     targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
     runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
     if not runnable:
@@ -327,7 +334,10 @@ def _artifact(bundle: Bundle, precision: str, engine: str, *, unproven: bool, ca
         raise BundleError(
             f"bundle {bundle.path}: holds no artifact of precision {precision} for {engine} (it has {offered})"
         )
-    best = min(fitting, key=lambda artifact: (not artifact.proven, wanted.index(artifact.precision)))
+    best = min(
+        fitting,
+        key=lambda form: (not form.proven, wanted.index(form.precision), bundle.place_of(form) is None),
+    )
     if not best.proven and not unproven:
         raise BundleError(
             f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with `bertserve verify"
@@ -369,4 +379,4 @@ def choose(
     bundle = read_bundle(path)
     if cache is not None:
         bundle = with_proofs(cache, bundle)
-    return bundle, _artifact(bundle, precision, engine, unproven=allow_unproven, card=card)
+    return bundle, form_of(bundle, precision, engine, unproven=allow_unproven, card=card)

@@ -8,15 +8,20 @@ import gc
 import logging
 import signal
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvloop
 
+from serving.building import EngineBuilder
+from serving.choice import BUILT, too_full
 from serving.cost_cache import KeptCosts
 from serving.dispatch import Dispatcher
 from serving.engine.cpu import available_cpus
 from serving.engine.fleet import start_engine
-from serving.engine.supervisor import Supervisor
+from serving.engine.supervisor import EngineFailed, Supervisor
 from serving.engine.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
 from serving.kernel_cache import KernelCache
@@ -34,6 +39,7 @@ from serving.status import Status
 from serving.swap.exchange import Exchange
 from serving.swap.placing import place
 from serving.swap.retries import Retries
+from serving.swap.upgrade import Upgrade
 from serving.swap.versions import Versions
 from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
@@ -66,14 +72,14 @@ from serving.transport.probes import ProbeListener
 from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.bundle import Bundle
     from serving.choice import Choice, Chooser
     from serving.engine.supervisor import EngineLife
     from serving.logs import LogWriter
     from serving.manifest import Artifact, Task
+    from serving.records import UsedCard
     from serving.settings import Settings
     from serving.telemetry.otlp import Exporter
     from serving.transport.ports import Ports
@@ -113,13 +119,14 @@ def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 class Server:
     """The object graph of the server process; also the `Slot` that hears of its engine."""
 
+    _gpus: GpuWatch | None = None
+
     def __init__(
         self, settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter
     ) -> None:
         self._settings = settings
         self._log_writer = log_writer
         self._chooser = chooser
-        self._choice = choice
         self._repository = repository = choice.repository
         self._lifecycle = lifecycle = Lifecycle()
         self._metrics = metrics = Metrics()
@@ -151,36 +158,40 @@ class Server:
             metrics=metrics,
         )
         self._kept, self._kernels = KeptCosts(settings), KernelCache(settings.cache_dir)
+        start = partial(
+            start_engine, crash_limit=settings.engine_crash_limit, crash_window_s=settings.engine_crash_window_s
+        )
         self._supervisor = Supervisor(
-            self._load(choice),
+            self._load(choice, self._kept, self._kernels),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
             hang_s=settings.engine_hang_s,
-            start=start_engine,
+            start=start,
+        )
+        engines = Exchange(
+            supervisor=self._supervisor,
+            dispatcher=dispatcher,
+            pipeline=pipeline,
+            repository=repository,
+            lifecycle=lifecycle,
+            hang_s=settings.engine_hang_s,
+            keep_s=settings.keep_version_s,
+            start=start,
+            check_room=self._check_room,
         )
         self._versions = Versions(
             settings.models,
             repository,
-            Exchange(
-                supervisor=self._supervisor,
-                dispatcher=dispatcher,
-                pipeline=pipeline,
-                repository=repository,
-                lifecycle=lifecycle,
-                hang_s=settings.engine_hang_s,
-                keep_s=settings.keep_version_s,
-            ),
+            engines,
             self._form_of,
             Retries(settings.watch_models_s) if settings.watch_models_s else None,
         )
+        self._upgrade = self._upgrading(engines)
         refused = Refusals(metrics, log_writer.limit).refused
         record_error = watch.recorder(refused) if watch else refused
         self._recent = Recent(metrics)
-        status = Status(
-            repository, lifecycle, dispatcher, metrics, self._recent, lambda: self._supervisor.ready, self._versions
-        )
-        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
+        probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, self._status().report)
         v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
         api = [
             *tei.operations(pipeline, repository, settings),
@@ -234,7 +245,6 @@ class Server:
         lifecycle.subscribe(self._on_state)
         metrics.follow(dispatcher)
         metrics.follow_engine(self._supervisor, repository)
-        GpuWatch.follow([card.uuid for card in choice.cards], metrics.registry)
         metrics.follow_swaps(self._versions.outcomes)
         metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, dispatcher.waiting)
         metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
@@ -245,6 +255,25 @@ class Server:
         metrics.read(
             catalogue.CONNECTIONS, lambda: {("http",): self._http.connections, ("grpc",): self._grpc.connections}
         )
+
+    def _status(self) -> Status:
+        return Status(
+            self._repository,
+            self._lifecycle,
+            self._dispatcher,
+            self._metrics,
+            self._recent,
+            lambda: self._supervisor.ready,
+            self._versions,
+        )
+
+    def _upgrading(self, engines: Exchange) -> Upgrade | None:
+        """What changes over to an engine that is built meanwhile, where that is wanted."""
+        settings = self._settings
+        self._builder = EngineBuilder(settings.cache_dir) if settings.build_engine and settings.cache_dir else None
+        if self._builder is None:
+            return None
+        return Upgrade(self._chooser, self._builder, engines, self._repository, self._beside)
 
     def _api_keys(self, settings: Settings) -> ApiKeys | None:
         if settings.api_keys_file is None:
@@ -277,11 +306,14 @@ class Server:
         await self._http.start()
         await self._grpc.start()
         self._recent.start()
+        self._watch_cards(self._repository.engine.cards)
         self._lifecycle.to(State.WARMING)
         self._run_engine()
         watching = [asyncio.create_task(self._files.run())]
         if every_s := self._settings.watch_models_s:
             watching.append(asyncio.create_task(RepositoryWatch(self._settings.models, self._versions, every_s).run()))
+        if self._upgrade:
+            watching.append(asyncio.create_task(self._upgrade.run()))
         signalled = asyncio.create_task(self._signals.get())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -291,6 +323,8 @@ class Server:
         else:
             signalled.cancel()
             await self._end(0)
+        if self._builder:
+            await asyncio.to_thread(self._builder.close)
         for task in (self._engine_task, *watching):
             task.cancel()
         await asyncio.gather(self._versions.close(), self._engine_task, *watching, return_exceptions=True)
@@ -306,20 +340,46 @@ class Server:
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine is there: take requests."""
         place(self._dispatcher, engine, self._repository.models)
-        self._kept.write(self._choice, self._repository.models, engine.costs)
-        self._kernels.keep(self._choice.repository.models)
+        self._kept.write(self._repository.engine, self._repository.models, engine.costs)
+        self._kernels.keep()
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
         proven = all(model.artifact.proven for model in self._repository.models)
-        whole = proven and not self._choice.degraded
+        self._repository.engine = choice = msgspec.structs.replace(self._repository.engine, lost=tuple(engine.lost))
+        whole = proven and not (choice.degraded or choice.lost)
         if self._lifecycle.to(State.READY if whole else State.DEGRADED):
             self._announce(engine)
 
+    def device_lost(self) -> None:
+        """One of several cards was given up: the others go on, and the state says it."""
+        engine = self._supervisor.engine
+        self._repository.engine = msgspec.structs.replace(
+            self._repository.engine, lost=tuple(engine.lost) if engine else ()
+        )
+        if self._lifecycle.state is State.READY:
+            self._lifecycle.to(State.DEGRADED)
+
+    def _check_room(self, load: Load) -> None:
+        """Looks before an engine comes up beside another: without memory it would take that one with it.
+
+        Raises:
+            EngineFailed: A card has too little.
+        """
+        if self._gpus is None:
+            return
+        size = sum(Path(model.path).stat().st_size for model in load.models)
+        for card in self._chooser.cards:
+            free = self._gpus.free_bytes(card.uuid)
+            if card.ordinal in load.cards and free is not None and (problem := too_full(card, free, size)):
+                raise EngineFailed(f"{problem} beside the engine that serves", passing=True)
+
     def _form_of(self, path: Path) -> tuple[Bundle, Artifact]:
         """A version that shall take the place of another, and the form of it for the engine that serves now."""
-        settings, choice = self._settings, self._choice
+        settings, choice = self._settings, self._repository.engine
+        if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
+            self._builder.build(path)
         return choose(
             path,
             settings.precision,
@@ -329,21 +389,40 @@ class Server:
             cache=settings.cache_dir,
         )
 
-    def _load(self, choice: Choice) -> Load:
+    def _beside(self, choice: Choice) -> tuple[Load, Callable[[], None]]:
+        """What the engine process of a choice is told that comes up beside another, and what is to do when it serves.
+
+        What it costs is measured while it is paused now and then, and so not kept.
+        """
+        kernels = KernelCache(self._settings.cache_dir)
+        self._watch_cards(choice.told().cards)
+
+        def serves() -> None:
+            choice.tell()
+            kernels.keep()
+
+        return self._load(choice, KeptCosts(self._settings), kernels), serves
+
+    def _watch_cards(self, cards: Sequence[UsedCard]) -> None:
+        """Shows what the cards in use tell, from the first time that there are any."""
+        if self._gpus is None:
+            self._gpus = GpuWatch.follow([card.uuid for card in cards], self._metrics.registry)
+
+    def _load(self, choice: Choice, kept: KeptCosts, kernels: KernelCache) -> Load:
         """What the engine process of a choice is told."""
-        settings = self._settings
+        settings, models = self._settings, choice.repository.models
         return Load(
             engine=choice.engine,
-            models=[model.spec() for model in choice.repository.models],
+            models=[model.spec() for model in models],
             threads=settings.threads or available_cpus(),
             nice=0 if choice.cards else settings.engine_nice,
-            costs=self._kept.read(choice),
+            costs=kept.read(choice.told(), models),
             fake_ms=settings.fake_ms,
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
             cards=[card.ordinal for card in choice.cards],
-            kernels=self._kernels.files(choice),
+            kernels=kernels.files(choice.engine, models),
         )
 
     def _run_engine(self) -> None:
@@ -356,14 +435,18 @@ class Server:
         Where the version before is still there, that serves instead, and nothing new is refused.
         """
         self._metrics.engine_died()
+        engine = self._repository.engine.engine
         if self._versions.fall_back():
+            if engine != self._repository.engine.engine and self._upgrade:
+                self._upgrade.note(engine, "its process ended soon after it had taken over")
             return
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """No engine of this kind will come any more: another one takes its place, or this is the end."""
-        choice = self._chooser.instead(self._choice.engine, reason, crashed=crashed)
+        served = self._repository.models
+        choice = self._chooser.instead(self._repository.engine.engine, reason, served, crashed=crashed)
         if choice is not None:
             asyncio.get_running_loop().call_soon(self._fall_back, choice)
             return
@@ -373,10 +456,11 @@ class Server:
 
     def _fall_back(self, choice: Choice) -> None:
         """Loads another engine in the place of one that is not there any more."""
-        self._choice = choice
-        self._repository.replace(choice.repository.models)
+        # A request that is being read knows its model by its index.
+        places = {model.name: model.index for model in self._repository.models}
+        self._repository.replace([replace(model, index=places[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.repository.engine
-        self._supervisor.load_instead(self._load(choice))
+        self._supervisor.load_instead(self._load(choice, self._kept, self._kernels))
         self._run_engine()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
@@ -400,7 +484,7 @@ class Server:
             "%s: %s on %s",
             self._lifecycle.state,
             names,
-            self._choice.where(threads),
+            self._repository.engine.where(threads),
             extra=fields(http=http, grpc=grpc, metrics=metrics),
         )
         if self._settings.log_format == "text":
@@ -417,6 +501,8 @@ class Server:
         """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
         was_ready = self._lifecycle.ready
         self._lifecycle.to(State.DRAINING)
+        if self._builder:
+            self._builder.stop()
         log.info("draining: %d requests under way", self._dispatcher.requests)
         # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
         if lame_duck and was_ready and self._settings.lame_duck_s:

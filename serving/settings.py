@@ -80,6 +80,11 @@ class Settings(BaseModel):
         description="After `engine_crash_limit` deaths of an engine on a GPU serve on the CPU and say `degraded`, "
         "instead of ending.",
     )
+    build_engine: bool = Field(
+        False,
+        description="Where there is a GPU and a bundle exported with `--tensorrt graph` has no TensorRT engine for it, "
+        "serve with what runs, build one at idle priority, prove it, keep it in `cache_dir` and change over to it.",
+    )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU."
     )
@@ -89,7 +94,8 @@ class Settings(BaseModel):
     )
     cache_dir: Path | None = Field(
         None,
-        description="What is this node's alone: proofs of `bertserve verify`, engines of `export`, measured costs.",
+        validate_default=True,
+        description="What is this node's alone: proofs of `bertserve verify`, engines of `build`, measured costs.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
@@ -273,6 +279,13 @@ class Settings(BaseModel):
     def _tasks_and_names(cls, value: str) -> str:
         if value and not all(_DEFAULT.fullmatch(word) for word in value.split(",")):
             raise ValueError("must look like embed=minilm,tag=ner")
+        return value
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _place_to_build(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
+            raise ValueError("--build-engine needs it, and --engine auto")
         return value
 
     @field_validator("otlp_endpoint")

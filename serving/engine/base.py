@@ -110,6 +110,9 @@ class Backend(Protocol):
     largest_batch: int
     """Texts that it computes at once; more of them cost what several batches do."""
 
+    padded_to: Sequence[int]
+    """Texts that a batch is padded up to, ascending; empty where it is computed as it is."""
+
     def lanes(self) -> Sequence[LaneKind]:
         """The lanes that the loaded models need, WIDE first."""
 

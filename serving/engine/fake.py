@@ -56,6 +56,7 @@ class FakeBackend:
 
     name = "fake"
     largest_batch = ANY_BATCH
+    padded_to: Sequence[int] = ()
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ async def start_engine(
     *,
     started: Callable[[int], None] = lambda _: None,
     verified: Callable[[], Awaitable[None]] | None = None,
+    crash_limit: int = 3,
+    crash_window_s: float = 60.0,
 ) -> EngineLife:
     """Starts what a load asks for: one process, or one for each of several cards.
 
@@ -44,6 +46,8 @@ async def start_engine(
         hang_s: As `RemoteEngine.start`, like the next two.
         started: Not told of the processes of several cards: pausing one would keep none of the others from its card.
         verified: Of several cards awaited before any process is started.
+        crash_limit: So many deaths of one of several cards' engines within the window give that card up.
+        crash_window_s: See `crash_limit`.
 
     Raises:
         EngineFailed: It refused to load; the message is for the operator.
@@ -52,7 +56,7 @@ async def start_engine(
     if len(load.cards) > 1:
         if verified is not None:
             await verified()
-        return await RemoteFleet.start(load, hang_s)
+        return await RemoteFleet.start(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s)
     return await RemoteEngine.start(load, hang_s, started=started, verified=verified)
 
 
@@ -63,15 +67,17 @@ class RemoteFleet:
         lanes: The wide one, and one for each card.
         apart: Whether lanes other than the wide one may work beside it, as cards do.
         on_end: Told once when no card is left.
+        on_lost: Told whenever a card is given up.
         ready: What the first of them said of itself, with these lanes.
     """
 
     apart = True
 
-    def __init__(self, load: Load, hang_s: float) -> None:
+    def __init__(self, load: Load, hang_s: float, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
         cards = load.cards
         self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(cards)]
         self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
         self.ready: Ready | None = None
         self._cards = cards
         self._engines: list[EngineLife | None] = [None] * len(cards)
@@ -80,24 +86,38 @@ class RemoteFleet:
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisors = [
-            Supervisor(on_card(load, place), _Member(self, place), hang_s=hang_s) for place in range(len(cards))
+            Supervisor(
+                on_card(load, place),
+                _Member(self, place),
+                crash_limit=crash_limit,
+                crash_window_s=crash_window_s,
+                hang_s=hang_s,
+            )
+            for place in range(len(cards))
         ]
         self._tasks = [asyncio.create_task(self._keep(place)) for place in range(len(cards))]
 
     @classmethod
-    async def start(cls, load: Load, hang_s: float = 2.0) -> RemoteFleet:
+    async def start(
+        cls, load: Load, hang_s: float = 2.0, *, crash_limit: int = 3, crash_window_s: float = 60.0
+    ) -> RemoteFleet:
         """Starts a process on each card and waits until the first of them is warm.
 
         Raises:
             EngineFailed: None of them loads; the message is the first one's.
         """
-        fleet = cls(load, hang_s)
+        fleet = cls(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s)
         try:
             await fleet._first
         except BaseException:
             await fleet.close()
             raise
         return fleet
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """The cards that were given up, each with its reason."""
+        return [f"GPU {self._cards[place]}: {reason}" for place, reason in sorted(self._reasons.items())]
 
     @property
     def devices(self) -> int:
@@ -190,6 +210,7 @@ class RemoteFleet:
         self._reasons[place] = reason
         if len(self._reasons) == len(self._cards) and not self._first.done():
             self._first.set_exception(EngineFailed(next(iter(self._reasons.values()))))
+        self.on_lost()
 
 
 class _Member:
@@ -204,6 +225,9 @@ class _Member:
 
     def engine_down(self) -> None:
         self._fleet.member_down(self._place)
+
+    def device_lost(self) -> None:
+        """It has but one."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:  # noqa: ARG002  given up either way
         self._fleet.member_failed(self._place, reason)

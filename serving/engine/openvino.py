@@ -56,6 +56,7 @@ class OpenVinoBackend:
 
     name = "openvino"
     largest_batch = ANY_BATCH
+    padded_to: Sequence[int] = ()
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         """Loads every model and prepares its small shapes.

@@ -68,6 +68,7 @@ class OrtCpuBackend:
 
     name = "ort-cpu"
     largest_batch = ANY_BATCH
+    padded_to: Sequence[int] = ()
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         """Loads every model.

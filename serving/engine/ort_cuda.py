@@ -46,6 +46,7 @@ class OrtCudaBackend:
 
     name = "ort-cuda"
     largest_batch = SIZES[-1]
+    padded_to: Sequence[int] = SIZES
 
     def __init__(self, models: Sequence[ModelSpec], device: Device, max_batch_tokens: int) -> None:
         """Loads every model and captures its graphs.

@@ -14,7 +14,7 @@ import sys
 STARTED = bytes((0, 0, 0, 0, 9, *bytes(11)))
 """The frame STARTED of `wire`, which imports too much to be asked for it."""
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 """Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
 
 
@@ -24,7 +24,7 @@ def main(descriptors: list[int]) -> None:
     Args:
         descriptors: As `worker.main` has them.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         os.write(descriptors[0], STARTED)
     except OSError:  # the server has ended meanwhile

@@ -40,6 +40,8 @@ _LOOK_S = 0.25
 
 _HANG_FACTOR = 10.0
 
+_ENDED_LOADING = "the engine process ended while it was loading"
+
 
 def _ignore(_: int) -> None:
     """Is told of a process that nobody has to know of."""
@@ -63,12 +65,18 @@ class EngineLife(Engine, Protocol):
     Attributes:
         apart: Whether lanes other than the wide one may work beside it, as several cards do.
         on_end: Told once when it has ended.
+        on_lost: Told whenever one of several devices is given up.
         ready: What it said of itself.
     """
 
     apart: bool
     on_end: Callable[[], None]
+    on_lost: Callable[[], None]
     ready: Ready | None
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Devices that were given up, each with its reason."""
 
     @property
     def devices(self) -> int:
@@ -108,6 +116,9 @@ class Slot(Protocol):
 
     def engine_down(self) -> None:
         """The engine has gone and a new one is being started."""
+
+    def device_lost(self) -> None:
+        """One of several devices of the engine was given up."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often."""
@@ -191,7 +202,7 @@ class _Control(asyncio.Protocol):
         """
         answer = await self._answers.get()
         if answer is None:
-            raise EngineLost("the engine process ended while it was loading")
+            raise EngineLost(_ENDED_LOADING)
         return answer
 
     def data_received(self, data: bytes) -> None:
@@ -207,12 +218,14 @@ class RemoteEngine:
 
     apart = False
     devices = 1
+    lost: Sequence[str] = ()
 
     def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
         self._process = process
         self._hang_s = hang_s
         self._gone = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._look: asyncio.TimerHandle | None = None
         self._lanes: list[_Lane] = []
         self._transports: list[asyncio.BaseTransport] = []
@@ -284,14 +297,14 @@ class RemoteEngine:
             transport, lane = await loop.create_connection(lambda: _Lane(self), sock=end)
             self._transports.append(transport)
             self._lanes.append(lane)
-        self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
+        self._tell(pack(Kind.LOAD, msgspec.json.encode(load)))
         await control.answer()  # STARTED
         started(self.pid)
         kind, payload = await control.answer()
         if kind is Kind.VERIFIED:
             if verified is not None:
                 await verified()
-            self._control.write(pack(Kind.PROCEED, b""))
+            self._tell(pack(Kind.PROCEED, b""))
             kind, payload = await control.answer()
         if kind is Kind.REFUSED:
             refused = msgspec.json.decode(payload, type=Refused)
@@ -300,6 +313,16 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._look_at_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
+
+    def _tell(self, frame: bytes) -> None:
+        """Sends a frame to the process, which may have ended since it was started: a closed transport takes nothing.
+
+        Raises:
+            EngineLost: It has.
+        """
+        if self._control.is_closing():
+            raise EngineLost(_ENDED_LOADING)
+        self._control.write(frame)
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
@@ -439,7 +462,7 @@ class Supervisor:
             load: What it has loaded, and what those that follow it shall load.
         """
         if self.engine is not None:
-            self.engine.on_end = lambda: None
+            self.engine.on_end = self.engine.on_lost = lambda: None
         self._look_after(engine, load)
         self._changed.set()
 
@@ -449,7 +472,7 @@ class Supervisor:
         # compiled has been written, and nobody would take what the next one writes.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
-        engine.on_end = self._ended
+        engine.on_end, engine.on_lost = self._ended, self._slot.device_lost
 
     def _ended(self) -> None:
         self._slot.engine_down()

@@ -49,6 +49,7 @@ class TensorRtBackend:
 
     name = "tensorrt"
     largest_batch = SIZES[-1]
+    padded_to: Sequence[int] = SIZES
 
     def __init__(
         self,

@@ -90,13 +90,19 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The engine's answer once every model is loaded and warm; `costs` are of each model."""
+    """The engine's answer once every model is loaded and warm.
+
+    Attributes:
+        costs: Of each model.
+        padded_to: As `Backend` has it.
+    """
 
     engine: str
     lanes: list[LaneKind]
     threads: int
     version: str
     costs: list[list[CostPoint]]
+    padded_to: list[int] = []
 
 
 class Refused(msgspec.Struct, frozen=True):

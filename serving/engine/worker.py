@@ -146,7 +146,8 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
 
         backend, version = OrtCpuBackend(load.models, load.threads), VERSION
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
-    return backend, Ready(backend.name, list(backend.lanes()), load.threads, version, costs)
+    lanes = list(backend.lanes())
+    return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
 
 
 def _openvino(load: Load) -> tuple[Backend, str]:

@@ -57,8 +57,13 @@ class CostPoint(msgspec.Struct, frozen=True):
 class CostTable:
     """Microseconds of a batch; linear between what was measured, in proportion beyond it, never falling."""
 
-    def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
+    def __init__(self, points: Iterable[tuple[int, int, float]], padded_to: Sequence[int] = ()) -> None:
         """Takes triples of (tokens, texts, microseconds).
+
+        Args:
+            points: What was measured.
+            padded_to: Texts that a batch is padded up to, ascending; a larger one runs in parts. Its texts are padded
+                to the next measured length then. Empty where a batch is computed as it is.
 
         Raises:
             ValueError: No point, or one that no batch can have.
@@ -81,18 +86,22 @@ class CostTable:
             full = [_at(sizes, times, size) for size in self.sizes]
             ceiling = list(map(min, [*accumulate(reversed(full), min)][::-1], ceiling))
             self._rows.insert(0, ceiling)
+        self._padded_to = padded_to
         self._known: dict[tuple[int, int], float] = {}
 
     @classmethod
-    def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0) -> CostTable:
+    def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0, padded_to: Sequence[int] = ()) -> CostTable:
         """The table of some measurements, each moved by so many of its spreads, to no less than 0.
 
         Raises:
             ValueError: As for their triples.
         """
         return cls(
-            (point.tokens, point.batch, max(min(0.0, point.us), point.us + spreads * point.spread_us))
-            for point in points
+            (
+                (point.tokens, point.batch, max(min(0.0, point.us), point.us + spreads * point.spread_us))
+                for point in points
+            ),
+            padded_to,
         )
 
     def batch_us(self, tokens: int, batch: int) -> float:
@@ -114,6 +123,14 @@ class CostTable:
         return size
 
     def _computed(self, tokens: int, batch: int) -> float:
+        if self._padded_to:
+            parts, rest = divmod(batch, self._padded_to[-1])
+            if parts and rest:
+                return self.batch_us(tokens, batch - rest) + self.batch_us(tokens, rest)
+            if parts > 1:
+                return parts * self.batch_us(tokens, self._padded_to[-1])
+            batch = self._padded_to[bisect_left(self._padded_to, batch)]
+            tokens = next((length for length in self.tokens if length >= tokens), tokens)
         column = [_at(self.sizes, row, batch) for row in self._rows]
         return _at(self.tokens, column, tokens)
 
@@ -196,6 +213,7 @@ class ModelCosts:
         max_batch_tokens: int = 1024,
         group_tokens: int = 0,
         min_batch_gain: float = 0.05,
+        padded_to: Sequence[int] = (),
     ) -> None:
         """Builds the tables.
 
@@ -206,15 +224,16 @@ class ModelCosts:
             max_batch_tokens: Padded tokens of a batch.
             group_tokens: Padded tokens that a narrow lane is given at once.
             min_batch_gain: See `CostTable.worthwhile`.
+            padded_to: See `CostTable`.
         """
         self.points = points
         wide = [point for point in points if point.kind == "wide"]
         narrow = [point for point in points if point.kind == "narrow"] if narrow_lanes else []
-        self.wide = CostTable.of(wide)
-        self.narrow = CostTable.of(narrow) if narrow else None
+        self.wide = CostTable.of(wide, padded_to=padded_to)
+        self.narrow = CostTable.of(narrow, padded_to=padded_to) if narrow else None
         # The wide lane at its slowest and the narrow ones at their quickest; see `_carries_more`.
-        self._slow_wide = CostTable.of(wide, spreads=0.5)
-        self._quick_narrow = CostTable.of(narrow, spreads=-0.5) if narrow else None
+        self._slow_wide = CostTable.of(wide, spreads=0.5, padded_to=padded_to)
+        self._quick_narrow = CostTable.of(narrow, spreads=-0.5, padded_to=padded_to) if narrow else None
         self.corrections = (Correction(), Correction())
         self._narrow_lanes = narrow_lanes
         self._batched = batched

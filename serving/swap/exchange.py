@@ -2,8 +2,8 @@
 
 A second engine process comes up beside the one that serves, at idle priority (see `pace`). The switch is one step of
 the event loop: every request that starts after it finds the new models, every one before it keeps the old ones until
-it is answered, and none sees both. Then the old engine is drained and kept for a while, warm and idle, so that the
-way back is one step too: asked for, or by itself if the new process ends.
+it is answered, and none sees both. The record of what runs goes along. Then the old engine is drained and kept for a
+while, warm and idle, so that the way back is one step too: asked for, or by itself if the new process ends.
 
 There are never more than two engine processes with models: once the version that comes has been verified, the one
 that is kept goes before it is loaded.
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from serving.engine.fleet import start_engine
 from serving.errors import EngineLost
 from serving.lifecycle import State
@@ -27,14 +29,17 @@ from serving.swap.pace import Pace
 from serving.swap.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import EngineLife, Supervisor
     from serving.engine.wire import Load
     from serving.lifecycle import Lifecycle
     from serving.pipeline import Pipeline
+    from serving.records import EngineChoice
     from serving.repository import Repository, ServedModel
+
+    Start = Callable[..., Awaitable[EngineLife]]
 
 log = logging.getLogger("bertserve.swap")
 
@@ -53,17 +58,20 @@ class Held:
         engine: The process.
         load: What those that follow it load.
         models: What it holds.
+        choice: What it is, and why not another.
     """
 
     engine: EngineLife
     load: Load
     models: Sequence[ServedModel]
+    choice: EngineChoice
 
 
 class Exchange:
     """The engine process that serves, and the one before it as long as that is kept.
 
     Attributes:
+        turn: Held by whoever brings up another engine, from what it goes by until it has switched.
         kept: The engine before, warm and idle.
         leaving: The engine before, while requests still wait for it.
     """
@@ -78,6 +86,8 @@ class Exchange:
         lifecycle: Lifecycle,
         hang_s: float,
         keep_s: float,
+        start: Start = start_engine,
+        check_room: Callable[[Load], None] = lambda _: None,
     ) -> None:
         """Takes the parts that a switch changes.
 
@@ -89,6 +99,9 @@ class Exchange:
             lifecycle: The server's state.
             hang_s: As `RemoteEngine.start` has it.
             keep_s: How long the engine before is kept; 0 for not at all.
+            start: Starts engines, as `start_engine` does.
+            check_room: Raises `EngineFailed` where the memory of a card does not suffice for what a load asks for
+                beside what is there; called in a thread.
         """
         self._supervisor = supervisor
         self._dispatcher = dispatcher
@@ -97,20 +110,26 @@ class Exchange:
         self._lifecycle = lifecycle
         self._hang_s = hang_s
         self._keep_s = keep_s
+        self._start = start
+        self._check_room = check_room
         self._tasks: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._coming = repository.engine
+        self.turn = asyncio.Lock()
         self.kept: Held | None = None
         self.leaving: Held | None = None
 
     def new_index(self) -> ModelIndex:
         """The smallest index that no model has and no request knows."""
+        return next(self.new_indices())
+
+    def new_indices(self) -> Iterator[ModelIndex]:
+        """All such indices, ascending."""
         taken = {model.index for model in self._repository.models}
         for held in filter(None, (self.kept, self.leaving)):
             taken |= {model.index for model in held.models}
-        return next(
-            index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index)
-        )
+        return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
 
     @property
     def load(self) -> Load:
@@ -128,23 +147,30 @@ class Exchange:
             await asyncio.wait({self._drain})
 
     @asynccontextmanager
-    async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
+    async def beside(self, load: Load, choice: EngineChoice | None = None) -> AsyncIterator[EngineLife]:
         """Another engine process, warm, beside the one that serves; it ends with the block unless it was switched to.
 
         Args:
             load: What it loads.
+            choice: What it is; None for the same as the one that serves.
 
         Raises:
             EngineFailed: It refused; the message is for the operator.
             EngineLost: It died before it was ready.
             TimeoutError: It took longer than `LOAD_LIMIT_S`.
         """
-        if not load.bundles:
+        self._coming = choice or self._repository.engine
+
+        async def verified() -> None:
             await self._make_room()
+            await asyncio.to_thread(self._check_room, load)
+
+        if not load.bundles:
+            await verified()
         started = time.perf_counter()
         async with asyncio.timeout(LOAD_LIMIT_S):
             with Pace(self._dispatcher) as pace:
-                engine = await start_engine(load, self._hang_s, started=pace.follow, verified=self._make_room)
+                engine = await self._start(load, self._hang_s, started=pace.follow, verified=verified)
         passed = time.perf_counter() - started
         log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, pace.paused_s)
         try:
@@ -167,7 +193,7 @@ class Exchange:
         before = self._supervisor.engine
         if before is None or before.gone or engine.gone:
             raise EngineLost("an engine ended while another was to take its place; try again", retry_after_s=1)
-        self._take_turns(before, Held(engine, load, models))
+        self._take_turns(before, Held(engine, load, models, self._coming))
 
     def back(self) -> None:
         """Serves with the engine before again.
@@ -223,7 +249,7 @@ class Exchange:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _take_turns(self, before: EngineLife, after: Held) -> None:
-        held = Held(before, self._supervisor.load, tuple(self._repository.models))
+        held = Held(before, self._supervisor.load, tuple(self._repository.models), self._repository.engine)
         self._serve_with(after)
         self.leaving = held
         before.on_end = lambda: self._lost(held)
@@ -231,13 +257,22 @@ class Exchange:
 
     def _serve_with(self, held: Held) -> None:
         scheduler, before = self._dispatcher.scheduler, {model.name: model for model in self._repository.models}
+        # What one kind of engine has taught says nothing of another.
+        alike = held.choice.engine == self._repository.engine.engine
         taught = {
-            model.index: scheduler.costs[before[model.name].index] for model in held.models if model.name in before
+            model.index: scheduler.costs[before[model.name].index]
+            for model in held.models
+            if alike and model.name in before
         }
         place(self._dispatcher, held.engine, held.models, taught)
         self._supervisor.exchange(held.engine, held.load)
+        if not alike:
+            self._repository.engine = held.choice
         self._repository.replace(held.models)
-        whole = all(model.artifact.proven for model in held.models) and not self._repository.engine.degraded
+        self._repository.engine = choice = msgspec.structs.replace(
+            self._repository.engine, lost=tuple(held.engine.lost)
+        )
+        whole = all(model.artifact.proven for model in held.models) and not (choice.degraded or choice.lost)
         self._lifecycle.to(State.READY if whole else State.DEGRADED)
 
     async def _drained(self, held: Held) -> None:

@@ -44,6 +44,7 @@ def place(
             max_batch_tokens=policy.max_batch_tokens,
             group_tokens=policy.group_tokens,
             min_batch_gain=policy.min_batch_gain,
+            padded_to=engine.ready.padded_to if engine.ready else (),
         )
         if taught is not None and model.index in taught:
             own.inherit(taught[model.index])

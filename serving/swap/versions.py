@@ -87,7 +87,7 @@ class Versions:
         self._exchange = exchange
         self._choose = choose
         self._retries = retries
-        self._lock = asyncio.Lock()
+        self._lock = exchange.turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: Key | None = None
         self._left_out: dict[Key, str] = {}

@@ -1,13 +1,15 @@
 """What NVIDIA's management library (NVML) tells of the cards in use, under the names that Triton's users know.
 
 A thread asks every other second and a scrape shows the last answer: asking takes milliseconds at times, and a driver
-in trouble does not answer at all. A card that cannot tell one of the numbers has no sample of it.
+in trouble does not answer at all. A card that cannot tell one of the numbers has no sample of it, and what
+was told too long ago is no sample either.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _PERIOD_S = 2.0
+_STALE_S = 5 * _PERIOD_S
 _MILLI = 1e-3
 _PERCENT = 1e-2
 _MEGA = 1e6
@@ -46,12 +49,18 @@ Samples = dict[tuple[str, ...], float]
 class GpuWatch:
     """The last answers."""
 
-    def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:  # noqa: ANN401  a module without types
+    def __init__(
+        self,
+        nvml: Any,  # noqa: ANN401  a module without types
+        uuids: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Finds the cards.
 
         Args:
             nvml: The module `pynvml`, or what answers as it does.
             uuids: The cards' identities.
+            clock: In seconds.
 
         Raises:
             nvml.NVMLError: There is no such library here, or no such card.
@@ -59,36 +68,53 @@ class GpuWatch:
         self._nvml = nvml
         nvml.nvmlInit()
         self._cards = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
+        self._clock = clock
         self._samples: dict[str, Samples] = {}
+        self._asked_at = -math.inf
 
     @classmethod
-    def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> None:
-        """Shows what is told of these cards from now on; where nothing can be, the log says why."""
+    def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> GpuWatch | None:
+        """Shows what is told of these cards from now on; None where nothing can be, and the log says why."""
         if not uuids:
-            return
+            return None
         try:
             import pynvml  # noqa: PLC0415  an optional library
         except ModuleNotFoundError:
             log.warning("no metrics of the GPUs: pip install 'bertserve[gpu]' brings NVIDIA's management library")
-            return
+            return None
         try:
             watch = cls(pynvml, uuids)
         except pynvml.NVMLError as error:
             log.warning("no metrics of the GPUs: %s", error)
-            return
+            return None
         for metric in catalogue.GPU:
             Reading(metric, registry, watch.reader(metric))
         threading.Thread(target=watch.run, name="gpus", daemon=True).start()
+        return watch
 
     def run(self) -> None:
         """Asks again and again; does not return."""
+        failed = False
         while True:
-            self.ask()
+            try:
+                self.ask()
+                failed = False
+            except Exception:  # the watch's own loop: what a library never foresaw does not end it
+                if not failed:
+                    log.exception("the GPUs cannot be asked; it goes on")
+                failed = True
             time.sleep(_PERIOD_S)
+
+    def free_bytes(self, uuid: str) -> int | None:
+        """What nobody has of a card's memory at this moment; None where it does not say."""
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._cards[uuid]).free)
+        except (KeyError, self._nvml.NVMLError):
+            return None
 
     def reader(self, metric: Metric) -> Callable[[], Samples]:
         """What shows a metric's last samples."""
-        return lambda: self._samples.get(metric.name, {})
+        return lambda: self._samples.get(metric.name, {}) if self._clock() < self._asked_at + _STALE_S else {}
 
     def ask(self) -> None:
         """Takes every number once."""
@@ -99,7 +125,7 @@ class GpuWatch:
                     answer = ask()
                     values = answer if isinstance(answer, dict) else {(): answer}
                     found[metric.name] |= {(uuid, *labels): float(value) for labels, value in values.items()}
-        self._samples = found
+        self._samples, self._asked_at = found, self._clock()
 
     def _questions(self, handle: Handle) -> Sequence[tuple[Metric, Callable[[], float | Samples]]]:
         nvml = self._nvml

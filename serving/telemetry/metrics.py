@@ -233,7 +233,10 @@ class Metrics:
 
     def batches(self, model: ServedModel) -> int:
         """Batches of a version of a model that engines were given so far."""
-        return self._batches_of[model.index] + self._batches_before[model.name, model.version]
+        name = (model.name, model.version)  # another engine may have had it under another index
+        return self._batches_before[name] + sum(
+            batches for index, batches in self._batches_of.items() if self._names.get(index) == name
+        )
 
     def follow_swaps(self, outcomes: dict[str, int]) -> None:
         """Shows what became of versions that were to take the place of others.
@@ -254,9 +257,9 @@ class Metrics:
             return str(supervisor.engine.pid) if supervisor.engine else "none"  # no such process: nothing is shown
 
         def gpus() -> Values:
-            cards = len(repository.engine.cards)
+            cards, left_out = len(repository.engine.cards), len(repository.engine.left_out)
             working = supervisor.engine.devices if supervisor.engine and cards else 0
-            return {("working",): float(working), ("missing",): float(cards - working)}
+            return {("working",): float(working), ("missing",): float(cards + left_out - working)}
 
         def rejected() -> Values:
             names = {choice.engine for choice in repository.engine.rejected}

@@ -83,7 +83,8 @@ function batches({ count: seen, mean_texts: texts, padding_share: padding, predi
 function engine({ engine: running, choice, lanes, totals }) {
   const where = choice.cards.length ? choice.cards.map(({ name }) => name).join(", ") : running && counted(running.threads, "thread");
   set("engine", running ? `${`${running.name} ${running.version}`.trim()}, ${where}` : "none now");
-  set("rejected", choice.rejected.map(({ engine: name, reason }) => `${name}: ${reason}`).join("; ") || "–");
+  const rejected = choice.rejected.map(({ engine: name, reason }) => `${name}: ${reason}`);
+  set("rejected", [...rejected, ...choice.left_out, ...choice.lost].join("; ") || "–");
   const kinds = running?.lanes ?? [];
   const busy = lanes.map(({ tokens }, index) => `${kinds[index] ?? "lane"} ${tokens ? counted(tokens, "token") : "idle"}`);
   set("lanes", busy.join(", ") || "–");

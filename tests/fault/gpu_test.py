@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.support.cards import environment, write_gpu_bundle
 from tests.support.clients import get, metric, post_json
 from tests.support.gpus import without_gpu
 from tests.support.server import Server, is_running, refused_start
+from tests.support.tasks import MAX_LENGTH, vocabulary
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -282,6 +284,25 @@ def test_a_card_that_hangs_is_left(faulty: Faulty) -> None:
     assert "it hangs" in faulty.server.log
 
 
+@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.long)])
+def test_row_51_non_finite_output_on_a_card(tmp_path: Path, engine: str) -> None:
+    """The text that the model answers NaN to gets 500, alone and beside others; those are answered, and nobody dies."""
+    words = vocabulary()
+    warmed = {7919 * place % len(words) for place in range(MAX_LENGTH)}
+    word, token = next((word, token) for word, token in words.items() if word.isalpha() and token not in warmed)
+    write_gpu_bundle(tmp_path / "models", tmp_path / "base", nan=token)
+    with Server(tmp_path / "models", "--engine", engine, env=machine()) as server:
+        before = server.engine_pid()
+        with ThreadPoolExecutor() as pool:
+            texts = [word if at % 4 == 0 else f"{at % 10}" for at in range(24)]
+            statuses = list(pool.map(lambda text: embed(server, text).status, texts))
+        assert statuses == [500 if text == word else 200 for text in texts]
+        assert embed(server, [word, "1"]).status == 500
+        assert metric(server, "bertserve_requests_total", reason="non_finite_output") == 7
+        assert server.engine_pid() == before
+        assert get(server.http, "/status").json()["state"] == "ready"
+
+
 def kill_engines(server: Server, times: int) -> None:
     """Kills the engine process as soon as there is one, again and again."""
     killed: set[int] = set()
@@ -327,3 +348,37 @@ def test_two_cards_have_an_engine_each_and_one_queue(models: Path, expected: np.
         assert np.allclose(vectors(server), expected, atol=1e-5)
         assert get(server.metrics, "/readyz").status == 200
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards again", 30)
+
+
+def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
+    """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
+    cards = [{**T4, "memory": 200 << 20}, T4, T4]
+    with Server(models, "--engine-crash-limit", "1", env=machine(cards=cards)) as server:
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards")
+        found = choice(server)
+        assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
+        (reason,) = found["left_out"]
+        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, about ")
+        os.kill(server.engine_pids()[0], signal.SIGKILL)
+        wait_for(lambda: choice(server)["lost"], "the reason")
+        (lost,) = choice(server)["lost"]
+        assert lost.endswith(": the engine process died 1 times in 60 s")
+        assert get(server.http, "/status").json()["state"] == "degraded"
+        assert np.allclose(vectors(server), expected, atol=1e-5)
+        assert metric(server, "bertserve_gpus", state="missing") == 2
+        config = get(server.http, "/v2/models/embed/config").json()["parameters"]["gpus_missing"]["string_value"]
+        assert config == f"{reason}; {lost}"
+
+
+def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
+    """Before it loads anything: else the one that serves would be the one that runs out of memory."""
+    write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+    with Server(tmp_path / "models", "--model-control", "true", env=machine(free=300 << 20)) as server:
+        before = server.engine_pids()
+        write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+        reply = post_json(server.http, "/v2/repository/models/embed/load", b"{}")
+        assert "300 MiB of 16,384 free, about " in reply.body.decode()
+        assert "beside the engine that serves" in reply.body.decode()
+        assert embed(server, "a text").status == 200
+        wait_for(lambda: server.engine_pids() == before, "the one engine process")
+        assert get(server.http, "/status").json()["models"][0]["version"] == "1"

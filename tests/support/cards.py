@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import onnx
 import onnxruntime
+from onnx import numpy_helper
 
 from serving.bundle import BundleWriter, file_entry, open_bundle
 from serving.engine import ort_cuda, trt, trt_library
@@ -95,8 +98,24 @@ def as_plan(spec: ModelSpec, flavour: str, **changes: Any) -> ModelSpec:
     return type(spec)(**{**fields, "path": str(file), "sha256": digest(file), "build": build})
 
 
+def _spoiled(graph: bytes, words: int, token: int) -> bytes:
+    """A graph with NaN in the embedding of a token."""
+    model = onnx.load_from_string(graph)
+    table = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[0] == words)
+    values = numpy_helper.to_array(table).copy()
+    values[token] = np.nan
+    table.CopyFrom(numpy_helper.from_array(values, table.name))
+    return model.SerializeToString()
+
+
 def write_gpu_bundle(
-    root: Path, scratch: Path, *, capability: str = "7.5", inside: str = "7.5", unproven: Sequence[str] = ()
+    root: Path,
+    scratch: Path,
+    *,
+    capability: str = "7.5",
+    inside: str = "7.5",
+    unproven: Sequence[str] = (),
+    nan: int | None = None,
 ) -> Path:
     """A bundle of a tiny embedding model with a form for every engine, as simulated libraries run them.
 
@@ -106,10 +125,13 @@ def write_gpu_bundle(
         capability: What its TensorRT engine is for.
         inside: What the engine's file says of that.
         unproven: Targets that nobody has compared with PyTorch.
+        nan: A token that the model answers NaN to.
     """
     base = open_bundle(write_bundle(scratch, tiny_model("embed")))
     (cpu,) = base.manifest.artifacts
     graph = (base.path / cpu.file).read_bytes()
+    if nan is not None:
+        graph = _spoiled(graph, base.manifest.vocab_size, nan)
     target = f"sm{capability.replace('.', '')}"
     lengths = [16, 32, base.manifest.max_length]
     build = EngineBuild(
@@ -122,7 +144,9 @@ def write_gpu_bundle(
     with BundleWriter(root, "embed") as writer:
         for name in (cpu.file, "tokenizer.json"):
             (writer.path / name).write_bytes((base.path / name).read_bytes())
-        made = [cpu]
+            if name == cpu.file:
+                (writer.path / name).write_bytes(graph)
+        made = [msgspec.structs.replace(cpu, **msgspec.structs.asdict(file_entry(writer.path / cpu.file)))]
         for file, kind, where, content, extra in (
             ("model.cuda.fp16.onnx", "onnx", "cuda", graph, {}),
             (f"model.{target}.fp16.engine", "tensorrt", target, plan, {"engine": build}),

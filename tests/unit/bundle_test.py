@@ -7,14 +7,16 @@ import stat
 from typing import TYPE_CHECKING
 
 import msgspec
+import onnx
 import pytest
 
 from serving.bundle import BundleError, BundleWriter, Manifest, file_entry, open_bundle, read_artifact
 from serving.errors import InvalidRequest, ModelNotFound, StartupError
+from serving.manifest import ENGINE_GRAPH
 from serving.repository import Repository
 from serving.sealed import Staging, digest, versions
 from tests.support.models import NAME
-from tests.support.poison import FP32, tiny_bundle
+from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +51,20 @@ def test_digests(bundle: Path) -> None:
     """An entry describes its file."""
     entry = file_entry(bundle / FP32)
     assert (entry.file, entry.sha256, entry.size_bytes) == (FP32, digest(bundle / FP32), (bundle / FP32).stat().st_size)
+
+
+@pytest.mark.parametrize("domain", ["", "evil"])
+def test_a_graph_that_engines_are_built_of_is_looked_into(bundle: Path, domain: str) -> None:
+    """It is held to what the graphs are held to that an engine loads, though none loads it."""
+    model = tiny_model(before=[onnx.helper.make_node("Gelu", ["input_ids"], ["y"], domain=domain)])
+    (bundle / ENGINE_GRAPH).write_bytes(model.SerializeToString())
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    sign(bundle)
+    if not domain:
+        assert open_bundle(bundle).has_engine_graph
+        return
+    with pytest.raises(BundleError, match=r"engine\.fp16\.onnx uses an operator domain"):
+        open_bundle(bundle)
 
 
 def test_an_artifact_that_changes_after_the_check(bundle: Path) -> None:

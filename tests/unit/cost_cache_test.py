@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from serving import node
-from serving.choice import Choice
 from serving.cost_cache import CostCache, KeptCosts
+from serving.records import EngineChoice
 from serving.repository import Repository, ServedModel
 from serving.scheduling.cost import CostPoint
 from serving.settings import Settings
@@ -105,11 +105,11 @@ def test_a_cache_that_cannot_be_written_costs_a_line(
 def test_costs_taken_over_from_another_version_are_not_kept(model: ServedModel, tmp_path: Path) -> None:
     """A version that came by a swap was not measured; kept, the old one's costs would count as its own for ever."""
     settings = Settings(models=tmp_path, cache_dir=tmp_path / "cache", threads=2)
-    choice = Choice("ort-cpu", Repository([model]))
+    choice = EngineChoice("ort-cpu")
     kept = KeptCosts(settings)
-    assert kept.read(choice) == [[]]
+    assert kept.read(choice, [model]) == [[]]
     other = replace(model, artifact=msgspec.structs.replace(model.artifact, sha256="0" * 64))
     kept.write(choice, [other], [POINTS])
     kept.write(choice, [model], [POINTS])
-    wait_for(lambda: KeptCosts(settings).read(choice) == [POINTS], "what was measured")
-    assert KeptCosts(settings).read(Choice("ort-cpu", Repository([other]))) == [[]]
+    wait_for(lambda: KeptCosts(settings).read(choice, [model]) == [POINTS], "what was measured")
+    assert KeptCosts(settings).read(choice, [other]) == [[]]

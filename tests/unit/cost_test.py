@@ -113,6 +113,33 @@ def test_batches_grow_as_far_as_they_pay() -> None:
     assert table.worthwhile(128, 3, 0.1) == 2
 
 
+@pytest.mark.parametrize(
+    ("tokens", "batch", "as_tokens", "as_batch"),
+    [(128, 5, 128, 8), (128, 3, 128, 4), (128, 9, 128, 16), (20, 1, 128, 1), (20, 6, 128, 8), (16, 2, 16, 2)],
+)
+def test_a_padded_batch_costs_what_it_is_padded_to(tokens: int, batch: int, as_tokens: int, as_batch: int) -> None:
+    """On a card: the next captured size, whether that was measured or not, and the next length."""
+    points = [(16, 1, 900), (16, 2, 950), (128, 1, 1760), (128, 2, 2500), (128, 4, 4170), (128, 8, 8360)]
+    padded, plain = CostTable(points, padded_to=(1, 2, 4, 8, 16, 32)), CostTable(points)
+    assert padded.batch_us(tokens, batch) == plain.batch_us(as_tokens, as_batch)
+
+
+def test_what_is_larger_than_the_largest_size_costs_its_parts() -> None:
+    """70 texts are 32, 32, and 6 that are padded to 8."""
+    padded = CostTable([(128, 1, 1000), (128, 32, 8000)], padded_to=(1, 2, 4, 8, 16, 32))
+    assert padded.batch_us(128, 70) == 2 * 8000 + padded.batch_us(128, 8)
+    assert padded.batch_us(128, 64) == 2 * 8000
+
+
+def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
+    """The fifth would double the time of the four before it; seven are worth it where a batch costs little more."""
+    sizes = (1, 2, 4, 8, 16, 32)
+    for times, five, seven in (((1760, 2500, 4170, 8360), False, False), ((1440, 1450, 1500, 1700), True, True)):
+        table = CostTable([(16, size, us) for size, us in zip(sizes, times, strict=False)], padded_to=sizes)
+        for larger, pays in ((5, five), (7, seven)):
+            assert is_worthwhile(table.batch_us(16, 4), 4, table.batch_us(16, larger), larger, 0.05) is pays
+
+
 def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
     """Whatever there is beside it."""
     costs = model_costs(per_token(10), per_token(18))

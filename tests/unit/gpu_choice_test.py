@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import shutil
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.choice import Chooser
 from serving.engine import gpu
-from serving.telemetry import catalogue
+from serving.engine.gpu import Card, Library, Machine
+from serving.manifest import ENGINE_GRAPH
+from serving.repository import Repository
+from serving.settings import Settings
+from serving.telemetry import catalogue, gpus
 from serving.telemetry.gpus import THROTTLES, GpuWatch
+from tests.support.cards import write_gpu_bundle
 from tests.support.gpus import without_gpu
+from tests.support.poison import edit_manifest, sign
 from tests.support.simulated import pynvml as simulated
+from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -44,6 +59,92 @@ def test_every_metric_of_a_card_is_asked_for() -> None:
     assert samples.pop("nv_energy_consumption") == {}
     assert all(samples.values())
     assert all(len(labels) == len(metric.labels) for metric in catalogue.GPU for labels in watch.reader(metric)())
+
+
+def test_what_was_told_too_long_ago_is_no_sample() -> None:
+    """A driver that answers no more leaves no numbers frozen; they come again with its next answer."""
+    now = 0.0
+    watch = GpuWatch(simulated, [UUID], lambda: now)
+    power = watch.reader(catalogue.GPU_POWER)
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+    now = 60.0
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, and asked again until the library answers."""
+    asked: list[int] = []
+
+    def answer(_: object) -> int:
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError("not an error of the library's own")
+        return 70_000
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetPowerUsage", answer)
+    monkeypatch.setattr(gpus, "_PERIOD_S", 0.001)
+    watch = GpuWatch(simulated, [UUID])
+    power = watch.reader(catalogue.GPU_POWER)
+    threading.Thread(target=watch.run, daemon=True).start()
+    wait_for(power, "an answer after two errors")
+    assert caplog.text.count("the GPUs cannot be asked") == 1
+
+
+CARD = Card(0, "Tesla T4", UUID, (7, 5), 16 << 30, 15 << 30)
+
+
+def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision: str = "auto") -> Chooser:
+    """What chooses on a T4 with TensorRT for RTX of that version, for that CUDA; it has looked at the machine."""
+    missing = Library(problem="not installed")
+    libraries = {"rtx": Library(version, cuda), "enterprise": missing, "ort-cuda": missing}
+    chooser = Chooser(
+        Settings(models=models, precision=precision), lambda: Machine((CARD,), (13, 0), libraries=libraries)
+    )
+    chooser.first()
+    return chooser
+
+
+def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
+    """None for this card, or one of another version; and only of a bundle that brings what it is built of."""
+    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+    shutil.copy(bundle / "model.fp32.onnx", bundle / ENGINE_GRAPH)
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    sign(bundle)
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+
+
+def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
+    """The driver, the precision that is asked for, or that nobody has looked for a GPU."""
+    models = write_gpu_bundle(tmp_path / "models", tmp_path / "base").parents[1]
+    assert on_a_t4(models).build_obstacle() == ""
+    assert "the NVIDIA driver is too old" in on_a_t4(models, cuda=14).build_obstacle()
+    assert on_a_t4(models, precision="fp32").build_obstacle() == "it would be fp16, and --precision fp32 is asked for"
+    assert Chooser(Settings(models=models)).build_obstacle() == "no GPU was looked for"
+
+
+def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> None:
+    """Not those of the start: a swap was asked for, and falling back is no way out of it."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), "embed")
+    chooser = Chooser(Settings(models=models), gpu.Machine)
+    assert chooser.first().engine == "ort-cpu"
+    write_bundle(models, tiny_model("embed", seed=1), "embed")
+    served = Repository.open(models).models
+    write_bundle(models, tiny_model("embed", seed=2), "embed")
+    choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
+    assert choice is not None
+    assert [(model.version, model.path) for model in choice.repository.models] == [("2", served[0].path)]
+    assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
+    assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 
 
 def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:

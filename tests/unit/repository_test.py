@@ -10,7 +10,7 @@ import pytest
 from serving.bundle import Bundle, BundleError, open_bundle
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.manifest import Artifact, Parity
-from serving.repository import Repository, _artifact
+from serving.repository import Repository, form_of
 from tests.support.tasks import tiny_model, write_bundle
 
 PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
@@ -64,7 +64,7 @@ def test_the_form_that_is_served(
     expected: tuple[str, str],
 ) -> None:
     """What the engine can run, proven before unproven, then the fastest, unless a precision is asked for."""
-    found = _artifact(offering(repository, *forms), precision, engine, unproven=unproven)
+    found = form_of(offering(repository, *forms), precision, engine, unproven=unproven)
     assert (found.precision, found.target) == expected
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_served(
 ) -> None:
     """Artifacts for other hardware, of another precision or without proof: one sentence says which there are."""
     with pytest.raises(BundleError, match=says):
-        _artifact(offering(repository, *forms), precision, "ort-cpu", unproven=False)
+        form_of(offering(repository, *forms), precision, "ort-cpu", unproven=False)
 
 
 def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:

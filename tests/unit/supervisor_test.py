@@ -325,6 +325,9 @@ class Slot:
         """There is none."""
         self.news.put_nowait(("down", None))
 
+    def device_lost(self) -> None:
+        """It is one process."""
+
     def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
         """There will be none."""
         self.crashed = crashed

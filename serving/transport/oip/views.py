@@ -206,7 +206,8 @@ def _parameters(engine: EngineChoice) -> dict[str, str]:
     """What runs a model: its name, its cards, and why not what would be faster."""
     cards = {"gpu": ", ".join(card.name for card in engine.cards)} if engine.cards else {}
     rejected = {f"not_{rejected.engine}": rejected.reason for rejected in engine.rejected}
-    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **cards, **rejected}
+    missing = {"gpus_missing": "; ".join(words)} if (words := (*engine.left_out, *engine.lost)) else {}
+    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **cards, **rejected, **missing}
 
 
 def _config(info: TensorMetadata) -> TensorConfig:

@@ -1,10 +1,13 @@
 """NVIDIA's management library without a card: what a T4 at its power limit tells.
 
-A test compares the names and parameters with those of the real module.
+A test compares the names and parameters with those of the real module. `free` in `SIMULATED_GPU` is the memory that
+nobody has.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +42,8 @@ def nvmlDeviceGetMemoryInfo(handle: Any, version: Any = None) -> Any:
     """In bytes."""
     del version
     assert handle.uuid in CARDS
-    return SimpleNamespace(total=16 << 30, used=3 << 30, free=13 << 30)
+    free = json.loads(os.environ.get("SIMULATED_GPU", "{}")).get("free", 13 << 30)
+    return SimpleNamespace(total=16 << 30, used=(16 << 30) - free, free=free)
 
 
 def nvmlDeviceGetPowerUsage(handle: Any) -> int:

@@ -7,7 +7,7 @@ with those of the real bindings.
 
 `SIMULATED_GPU` in the environment describes the machine, as JSON: `cards` (`name`, `capability`, `memory`), `driver`
 (CUDA's version, as 13000), `init` (what cuInit answers), `fault` (a file: while it is there its content is done to
-the next wait: a number is an error, `hang` never comes back).
+the next wait: a number is an error, `hang` never comes back), `missing` (modules of TensorRT that are not installed).
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Machine:
 
     @property
     def total(self) -> int:
-        """Bytes that the card has."""
-        return int(self.cards[0]["memory"])
+        """Bytes that the card has that the thread uses."""
+        return int(self.cards[getattr(self.thread, "current", 1) - 1]["memory"])
 
     def begin(self, name: str, *, context: bool = True) -> CUresult:
         """What a function answers before it does anything."""

@@ -1,0 +1,114 @@
+"""Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own.
+
+It has the system's idle priority, and ends when the server does. `python -m serving.building WORDS` becomes that
+process; what exports is no part of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from serving.bundle import BundleError
+from serving.engine.process import PR_SET_PDEATHSIG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("bertserve.build")
+
+_END_S = 5.0
+"""In which a build that is told to end removes what it has written."""
+
+_LEAST_NICE = 19
+_SAID_FIRST = "bertserve build: "
+
+
+class EngineBuilder:
+    """Builds one engine after another."""
+
+    def __init__(self, cache: Path) -> None:
+        """Names the node's cache, which engines go into."""
+        self._cache = cache
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def build(self, bundle: Path) -> None:
+        """Builds and proves a bundle's engine; returns when it lies in the cache. For a thread that may wait minutes.
+
+        Raises:
+            BundleError: There is none; the message says why.
+        """
+        with self._turn:
+            log.info("building a TensorRT engine of %s", bundle)
+            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+            command = [sys.executable, "-P", "-m", "serving.building", str(bundle), "--cache-dir", str(self._cache)]
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                # So that TensorRT's own process ends with it.
+                start_new_session=True,
+            ) as process:
+                self._process = process
+                if self._closed:
+                    self._signal(signal.SIGTERM)
+                last = ""
+                for line in process.stdout or ():
+                    if line.strip():
+                        last = " ".join(line.split())
+                        log.info("%s: %s", bundle.parent.name, last)
+                status = process.wait()
+            self._process = None
+        if self._closed:
+            raise BundleError("the server ends before the engine is built")
+        if status != 0:
+            reason = (
+                last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
+            )
+            raise BundleError(f"no TensorRT engine could be built: {reason}")
+
+    def stop(self) -> None:
+        """Ends what is being built, and builds nothing any more."""
+        self._closed = True
+        self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """The same, and waits until it has left nothing behind."""
+        self.stop()
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+def become(words: list[str]) -> None:
+    """Turns this process into the one that builds, which ends with whoever started it; does not return."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.nice(_LEAST_NICE)
+    with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "build", *words])  # noqa: S606  wants no shell
+
+
+if __name__ == "__main__":
+    become(sys.argv[1:])

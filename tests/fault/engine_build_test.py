@@ -1,0 +1,258 @@
+"""A node that builds its own TensorRT engine while it serves: real servers and builds, for a simulated card."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pytest
+
+from export.cli import main as export
+from serving.building import EngineBuilder
+from serving.bundle import BundleError, open_bundle
+from serving.cache import open_entry
+from serving.swap.upgrade import BUILDING
+from tests.support.cards import environment
+from tests.support.checkpoints import write_checkpoint
+from tests.support.clients import get, metric, post_json
+from tests.support.poison import edit_manifest, sign
+from tests.support.server import Server, is_running
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MACHINE = {"cards": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
+"""With TensorRT for RTX alone, which builds without a card: the builder is the real one."""
+BODY = b'{"inputs": ["the server", "a text of it"]}'
+ENGINE = "native.sm75.fp16.engine"
+BUILD_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a small model that runs on a CPU and brings what an engine is built of."""
+    folder, root = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("exported")
+    write_checkpoint(folder / "small")
+    assert export([str(folder / "small"), "--out", str(root), "--precision", "fp32", "--tensorrt", "graph"]) == 0
+    return root
+
+
+@pytest.fixture
+def models(exported: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(exported, tmp_path / "models")
+
+
+def add_version(models: Path, version: int) -> Path:
+    """The first version once more, under another number."""
+    place = shutil.copytree(models / "small" / "1", models / "small" / str(version))
+    edit_manifest(place, lambda manifest: manifest.update(version=version))
+    return place
+
+
+def building(models: Path, cache: Path, *options: str) -> Server:
+    """A server that builds an engine where it finds none."""
+    words = ("--build-engine", "true", "--cache-dir", str(cache), *options)
+    return Server(models, *words, env=environment(MACHINE))
+
+
+def choice(server: Server) -> dict[str, Any]:
+    """What `/status` says of engines."""
+    found: dict[str, Any] = get(server.http, "/status").json()["choice"]
+    return found
+
+
+def state(server: Server) -> str:
+    """What the server is."""
+    return str(get(server.http, "/status").json()["state"])
+
+
+def wait_tensorrt(server: Server) -> None:
+    """Waits until the engine that was built serves."""
+    wait_for(lambda: choice(server)["engine"] == "tensorrt", "the engine that was built", BUILD_LIMIT_S)
+
+
+def builds(server: Server) -> list[int]:
+    """The processes of a build: each is its own session's, so that all of them end together."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+            except OSError:
+                continue
+            if session != os.getsid(server.pid) and (b"tensorrt_builder" in words or b"bertserve\0build" in words):
+                found.append(int(entry.name))
+    return found
+
+
+class Asker:
+    """Asks a server again and again in a `with` block.
+
+    Attributes:
+        replies: Status and vectors of each.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.replies: list[tuple[int, Any]] = []
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.005):
+            reply = post_json(self._server.http, "/embed", BODY)
+            self.replies.append((reply.status, reply.json()))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node's cache."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def upgraded(exported: Path, cache: Path) -> Iterator[tuple[Server, Asker]]:
+    """A server with an empty cache that has been asked from its start to its change-over, and on."""
+    with building(exported, cache) as server:
+        with Asker(server) as asker:
+            wait_for(lambda: BUILDING in str(choice(server)["rejected"]), "the reason")
+            assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
+            assert metric(server, "bertserve_engine_rejected", engine="tensorrt") == 1
+            assert BUILDING in get(server.http, "/v2/models/small/config").body.decode()
+            wait_tensorrt(server)
+            before = len(asker.replies)
+            wait_for(lambda: len(asker.replies) > before + 3, "replies of the engine that was built")
+        yield server, asker
+
+
+def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[Server, Asker]) -> None:
+    """From degraded on the CPU to ready on the card: every request is answered, and with the same vectors."""
+    server, asker = upgraded
+    assert {status for status, _ in asker.replies} == {200}
+    vectors = np.array([vectors for _, vectors in asker.replies])
+    assert np.allclose(vectors, vectors[0], atol=2e-3)
+    assert not np.array_equal(vectors[-1], vectors[0])
+    assert state(server) == "ready"
+    assert choice(server)["rejected"] == []
+    assert get(server.http, "/info").json()["engine"]["cards"][0]["name"] == "Tesla T4"
+    assert get(server.http, "/status").json()["models"][0]["precision"] == "fp16"
+    assert metric(server, "bertserve_engine_rejected", engine="tensorrt") == 0
+    assert metric(server, "bertserve_gpus", state="working") == 1
+    # Batches of both engines.
+    assert get(server.http, "/v2/models/small/stats").json()["model_stats"][0]["execution_count"] >= len(asker.replies)
+    wait_for(
+        lambda: metric(server, "nv_gpu_power_limit", gpu_uuid=choice(server)["cards"][0]["uuid"]) == 70, "the card"
+    )
+    assert f"comparing {ENGINE} with PyTorch" in server.log
+
+
+def test_what_was_built_is_proven_and_serves_the_next_start(
+    upgraded: tuple[Server, Asker], exported: Path, cache: Path
+) -> None:
+    """It lies in the node's cache with its proof, and nothing is built again."""
+    assert upgraded
+    entry = open_entry(cache, open_bundle(exported / "small" / "1"))
+    assert entry is not None
+    assert [engine.file for engine in entry.derived.engines] == [ENGINE]
+    assert ENGINE in [proof.file for proof in entry.derived.proofs]
+    with building(exported, cache) as server:
+        assert (choice(server)["engine"], state(server)) == ("tensorrt", "ready")
+        assert "building a TensorRT engine" not in server.log
+
+
+def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tuple[Server, Asker]) -> None:
+    """Nothing is refused after it; state, record and metric are those of the engine that serves again."""
+    server, _ = upgraded
+    served = get(server.http, "/status").json()["engine"]["name"]
+    kept, serving = sorted(server.engine_pids(), key=lambda pid: pid == _serving(server))
+    os.kill(serving, signal.SIGKILL)
+    wait_for(lambda: state(server) == "degraded", "the way back")
+    assert choice(server)["engine"] == "ort-cpu"
+    assert choice(server)["rejected"][0]["reason"] == "its process ended soon after it had taken over"
+    assert get(server.http, "/status").json()["engine"]["name"] != served
+    assert post_json(server.http, "/embed", BODY).status == 200
+    os.kill(kept, signal.SIGKILL)
+    wait_for(lambda: server.engine_pid() not in {None, kept}, "another process of it")
+    wait_for(lambda: post_json(server.http, "/embed", BODY).status == 200, "an answer")
+    assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
+
+
+def _serving(server: Server) -> int:
+    """The process that serves: the later one."""
+    return max(server.engine_pids())
+
+
+def test_a_server_that_ends_ends_its_build(models: Path, tmp_path: Path) -> None:
+    """At SIGTERM at once, and nothing half-written stays in the cache."""
+    with building(models, tmp_path / "cache") as server:
+        pids = wait_for(lambda: builds(server), "a build")
+        wait_for(lambda: list((tmp_path / "cache").rglob(".staging-*/*")), "something half-written", BUILD_LIMIT_S)
+        assert os.sched_getscheduler(pids[0]) == os.SCHED_IDLE
+        assert server.stop() == 0
+        wait_for(lambda: not any(map(is_running, pids)), "the build's end")
+    assert [path for path in (tmp_path / "cache").rglob("*") if "staging" in path.name or path.name == ENGINE] == []
+
+
+def test_a_build_that_fails_says_why(models: Path, tmp_path: Path) -> None:
+    """With the sentence of the command; a bundle without a graph is one reason."""
+    bundle = models / "small" / "1"
+    (bundle / "engine.fp16.onnx").unlink()
+    edit_manifest(bundle, lambda manifest: manifest["files"].pop(2))
+    with pytest.raises(
+        BundleError, match=r"no TensorRT engine could be built: bundle .* export it with --tensorrt graph"
+    ):
+        EngineBuilder(tmp_path / "cache").build(bundle)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.long
+def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: Path) -> None:
+    """The graph is another model's: the server goes on as it is, and says so."""
+    bundle = models / "small" / "1"
+    write_checkpoint(tmp_path / "other", seed=1)
+    assert export([str(tmp_path / "other"), "--out", str(tmp_path), "--precision", "fp32", "--tensorrt", "graph"]) == 0
+    shutil.copy(tmp_path / "other" / "1" / "engine.fp16.onnx", bundle)
+    sign(bundle)
+    with building(models, tmp_path / "cache") as server:
+        wait_for(lambda: "does not answer as PyTorch does" in json.dumps(choice(server)), "the reason", BUILD_LIMIT_S)
+        assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
+        assert BUILDING not in json.dumps(choice(server))
+        assert post_json(server.http, "/embed", BODY).status == 200
+    assert not list((tmp_path / "cache").rglob(ENGINE))
+
+
+@pytest.mark.long
+def test_a_version_that_comes_meanwhile_is_built_for_too(models: Path, tmp_path: Path) -> None:
+    """One swapped to while the first is built, and one after the change-over; the old build changes nothing."""
+    with building(models, tmp_path / "cache", "--model-control", "true", "--keep-version-s", "0") as server:
+        wait_for(lambda: builds(server), "a build")
+        add_version(models, 2)
+        assert post_json(server.http, "/v2/repository/models/small/load", b"{}").status == 200
+        assert choice(server)["engine"] == "ort-cpu"
+        wait_tensorrt(server)
+        assert get(server.http, "/status").json()["models"][0]["version"] == "2"
+        assert state(server) == "ready"
+        add_version(models, 3)
+        assert post_json(server.http, "/v2/repository/models/small/load", b"{}").status == 200
+        status = get(server.http, "/status").json()
+        assert (status["models"][0]["version"], status["choice"]["engine"]) == ("3", "tensorrt")
+        assert {path.parts[-3] for path in (tmp_path / "cache").rglob(ENGINE)} == {"1", "2", "3"}
