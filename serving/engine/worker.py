@@ -76,8 +76,13 @@ def main(descriptors: list[int]) -> None:
             _until_the_end(control.receive)
         backend, ready = prepare(load)
     except BundleError as error:
-        refused = pack(Kind.REFUSED, msgspec.json.encode(Refused(str(error), passing=_lacked_memory(error))))
-        _until_the_end(lambda: control.send(refused))
+        refused = Refused(str(error))
+        if _lacked_memory(error):
+            log.error("%s", error)  # noqa: TRY400  says it all
+            refused = Refused("there was not enough memory for it", passing=True)
+        answer = pack(Kind.REFUSED, msgspec.json.encode(refused))
+        _until_the_end(lambda: control.send(answer))
+        writer.flush()
         os._exit(1)
     except DeviceLost as lost:
         _end_without(lost)

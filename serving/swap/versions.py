@@ -336,7 +336,7 @@ def _reason(error: Exception) -> str:
     """What clients may know of a failure."""
     if isinstance(error, OSError):  # its own words name files
         return error.strerror or "it took too long to load"
-    if isinstance(error, MemoryError) or (isinstance(error, EngineFailed) and error.passing):
+    if isinstance(error, MemoryError):
         return "there was not enough memory for it"
     return str(error)
 
