@@ -99,7 +99,12 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
 def test_a_driver_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for the memory before a second engine goes on without a number, and the server can end."""
     held = threading.Event()
-    monkeypatch.setattr(simulated, "nvmlDeviceGetMemoryInfo", lambda _: held.wait())
+
+    def hold(_: object) -> None:
+        held.wait()
+        raise simulated.NVMLError("too late")
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetMemoryInfo", hold)
     monkeypatch.setattr(gpus, "_ANSWER_S", 0.05)
     watch = GpuWatch(simulated, [UUID])
     assert watch.free_bytes(UUID) is None
