@@ -20,7 +20,7 @@ _FAILED = 1
 
 
 def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: frozenset[str], extras: str) -> int:
-    """Runs a verb and returns its exit code: what `action` says, 1 failed, 130 or 143 interrupted.
+    """Runs a verb and returns its exit code: what `action` says, 1 failed, 75 for want of room, 130 or 143 interrupted.
 
     Args:
         verb: Its name.
@@ -43,7 +43,10 @@ def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: fr
         if (error.name or "").partition(".")[0] not in modules:
             raise
         _say(verb, f"the module {error.name} is missing: pip install bertserve[{extras}]")
-    except (ExportError, BundleError, CacheError) as error:
+    except ExportError as error:
+        _say(verb, str(error))
+        return error.exit_code
+    except (BundleError, CacheError) as error:
         _say(verb, str(error))
     except OSError as error:
         _say(verb, f"{error.filename or path}: {error.strerror or error}")

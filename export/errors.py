@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 
 class ExportError(Exception):
     """The export cannot go on; the message is one sentence for the person who started it."""
+
+    exit_code = 1
+
+
+class NoRoomError(ExportError):
+    """Memory or disk is short now; another time it may suffice."""
+
+    exit_code = os.EX_TEMPFAIL
 
 
 class BrokenLimitError(ExportError):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from export import tensorrt
-from export.errors import ExportError
+from export.errors import ExportError, NoRoomError
 from export.verify import State, verify
 from serving.bundle import BundleError, open_bundle
 from serving.cache import CacheError, CacheWriter, Proof, open_entry
@@ -103,7 +103,8 @@ def _own_target(graph_bytes: int) -> str:
     """What to build for the GPU at hand: with the enterprise library on it, else with TensorRT for RTX for its kind.
 
     Raises:
-        ExportError: There is no GPU or no TensorRT for it, or too little of the card is free.
+        ExportError: There is no GPU or no TensorRT for it.
+        NoRoomError: Too little of the card is free.
     """
     machine = gpu.look()
     if machine.problem:
@@ -111,7 +112,7 @@ def _own_target(graph_bytes: int) -> str:
     card = machine.cards[0]
     if not machine.libraries["enterprise"].problem:
         if card.free_bytes < (needed := _CARD_BYTES + _CARD_FACTOR * graph_bytes):
-            raise ExportError(
+            raise NoRoomError(
                 f"building on {card.name} needs about {needed / _GIB:.1f} GiB of its memory and"
                 f" {card.free_bytes / _GIB:.1f} GiB are free"
             )

@@ -19,7 +19,7 @@ _MODULES = frozenset({"onnxruntime", "safetensors"})
 
 
 def main(argv: list[str]) -> int:
-    """Builds an engine: 0 it lies in the cache, 1 there is none, 2 not understood, 130 or 143 interrupted."""
+    """Builds an engine: 0 it lies in the cache, 1 there is none, 75 for want of room, as `command.run` has it."""
     try:
         given = _parser().parse_args(argv)
     except SystemExit as end:

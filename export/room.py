@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from export.errors import ExportError
+from export.errors import NoRoomError
 
 _GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -23,16 +23,16 @@ def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> Non
         disk_bytes: How much it will write.
 
     Raises:
-        ExportError: There is less.
+        NoRoomError: There is less.
     """
     memory, disk = available_memory(), shutil.disk_usage(folder).free
     if memory < memory_bytes:
-        raise ExportError(
+        raise NoRoomError(
             f"{step} needs about {memory_bytes / _GIB:.1f} GiB of memory and {memory / _GIB:.1f} GiB are free; "
             "end other programs, or give the container more"
         )
     if disk < disk_bytes:
-        raise ExportError(
+        raise NoRoomError(
             f"{step} needs about {disk_bytes / _GIB:.2f} GiB in {folder} and {disk / _GIB:.2f} GiB are free; "
             "make room there, or write elsewhere"
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from export import room
-from export.errors import ExportError
+from export.errors import ExportError, NoRoomError
 from export.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
 from serving.engine.cpu import available_cpus
 from serving.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
@@ -205,6 +205,11 @@ def _carry_out(order: Order, subject: str, count: Callable[[int, int], None]) ->
             process.kill()
     if isinstance(answer, Done):
         return answer
+    if answer is None and process.returncode == -signal.SIGKILL:
+        raise NoRoomError(
+            f"{subject}: the system ended the builder, most likely for want of memory; free some, or give the"
+            " container more"
+        )
     raise ExportError(f"{subject}: {answer.reason if answer else _death(process.returncode)}")
 
 
@@ -221,7 +226,5 @@ def _last_answer(process: subprocess.Popen[bytes], count: Callable[[int, int], N
 
 def _death(code: int) -> str:
     """What the end of a process without an answer means."""
-    if code == -signal.SIGKILL:
-        return "the system ended the builder, most likely for want of memory; free some, or give the container more"
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
     return f"TensorRT's process ended {how}; please report it with the model's configuration"

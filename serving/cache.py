@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1
 
-_KEPT = 2
-"""Entries of a bundle that stay: a running server may still read the one before the newest."""
+_KEPT = 3
+"""Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
+started, and has itself added its costs and its kernels since."""
 
 _SHOWN_DIGITS = 12
 

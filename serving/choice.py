@@ -8,6 +8,7 @@ GPU, or should be, is degraded: it answers, at another speed than was meant.
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -179,7 +180,9 @@ class Chooser:
         return self._machine.cards if self._machine else ()
 
     def note(self, engine: str, reason: str) -> None:
-        """Says why an engine is not taken."""
+        """Says why an engine is not taken; clients hear of it too, and see no path of this machine."""
+        for place in filter(None, (self._settings.models, self._settings.cache_dir)):
+            reason = reason.replace(f"{os.path.abspath(place)}/", f"{place.name}/")  # noqa: PTH100  as it is named
         self._rejected[engine] = reason
 
     def rejected(self, engine: str) -> tuple[RejectedEngine, ...]:

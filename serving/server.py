@@ -186,6 +186,7 @@ class Server:
             engines,
             self._form_of,
             Retries(settings.watch_models_s) if settings.watch_models_s else None,
+            settings.cache_dir,
         )
         self._upgrade = self._upgrading(engines)
         refused = Refusals(metrics, log_writer.limit).refused
@@ -443,7 +444,7 @@ class Server:
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_down(EngineLost("the engine ended; try again", retry_after_s=1))
 
-    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """No engine of this kind will come any more: another one takes its place, or this is the end."""
         served = self._repository.models
         choice = self._chooser.instead(self._repository.engine.engine, reason, served, crashed=crashed)

@@ -83,6 +83,7 @@ class RemoteFleet:
         self._engines: list[EngineLife | None] = [None] * len(cards)
         self._batches = [0] * len(cards)
         self._reasons: dict[int, str] = {}
+        self._passing = True
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisors = [
@@ -185,7 +186,8 @@ class RemoteFleet:
         try:
             await self._supervisors[place].run()
         except OSError as error:
-            self.member_failed(place, f"its engine process cannot be started: {error.strerror or error}")
+            reason = f"its engine process cannot be started: {error.strerror or error}"
+            self.member_failed(place, reason, passing=True)
 
     def member_up(self, place: int, engine: EngineLife) -> None:
         """A card's engine is warm."""
@@ -204,12 +206,13 @@ class RemoteFleet:
             self._gone.set()
             self.on_end()
 
-    def member_failed(self, place: int, reason: str) -> None:
-        """A card is given up."""
+    def member_failed(self, place: int, reason: str, *, passing: bool = False) -> None:
+        """A card is given up; `passing` as `EngineFailed` has it."""
         log.error("GPU %d is given up: %s", self._cards[place], reason)
         self._reasons[place] = reason
+        self._passing &= passing
         if len(self._reasons) == len(self._cards) and not self._first.done():
-            self._first.set_exception(EngineFailed(next(iter(self._reasons.values()))))
+            self._first.set_exception(EngineFailed(next(iter(self._reasons.values())), passing=self._passing))
         self.on_lost()
 
 
@@ -229,8 +232,8 @@ class _Member:
     def device_lost(self) -> None:
         """It has but one."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:  # noqa: ARG002  given up either way
-        self._fleet.member_failed(self._place, reason)
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
+        self._fleet.member_failed(self._place, reason, passing=crashed or passing)
 
 
 def on_card(load: Load, place: int) -> Load:

@@ -120,8 +120,11 @@ class Slot(Protocol):
     def device_lost(self) -> None:
         """One of several devices of the engine was given up."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
-        """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often."""
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
+        """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often.
+
+        `passing` as `EngineFailed` has it.
+        """
 
 
 class _Lane(asyncio.Protocol):
@@ -439,7 +442,7 @@ class Supervisor:
             try:
                 engine = await self._start(self.load, self._hang_s)
             except EngineFailed as refused:
-                self._slot.engine_failed(str(refused))
+                self._slot.engine_failed(str(refused), passing=refused.passing)
                 return
             except EngineLost as lost:
                 log.warning("%s", lost.message)

@@ -29,7 +29,7 @@ from serving.swap.pace import Pace
 from serving.swap.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import EngineLife, Supervisor
@@ -140,6 +140,10 @@ class Exchange:
         """Waits until an engine serves: one that has died is being started again, or the server ends."""
         while self._supervisor.engine is None or self._supervisor.engine.gone:  # noqa: ASYNC110  seldom, and no hurry
             await asyncio.sleep(_LOOK_S)
+
+    def still_serves(self, models: Iterable[ServedModel]) -> bool:
+        """Whether these are served as they were: where an engine ends, those before come back, whoever has the turn."""
+        return all(self._repository.named(model.name) is model for model in models)
 
     async def drained(self) -> None:
         """Waits until nothing waits for the engine before any more."""

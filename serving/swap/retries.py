@@ -49,7 +49,8 @@ class Retries:
 
     def waits(self, key: Key) -> bool:
         """Whether the next try of a version is still to come."""
-        return key in self._next and self._clock() < self._next[key].due
+        following = self._next.get(key)  # at once: a thread asks, and the event loop forgets
+        return following is not None and self._clock() < following.due
 
     def when(self, key: Key) -> str:
         """What comes next, for whoever asks."""

@@ -19,6 +19,7 @@ from serving.bundle import BundleError
 from serving.choice import BUILT
 from serving.engine.supervisor import EngineFailed
 from serving.errors import EngineLost, StartupError
+from serving.swap.versions import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,9 +74,9 @@ class Upgrade:
         try:
             await self._until_it_serves()
         except (BundleError, StartupError, EngineFailed, EngineLost, TimeoutError, OSError) as error:
-            reason = str(error) or "it took too long to load"
-            log.error("no TensorRT engine takes over: %s", reason)  # noqa: TRY400  says it all
-            self.note(BUILT, reason)
+            reason = reason_of(error)
+            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  says it all
+            self.note(BUILT, f"{reason}; it is tried again at the next start")
         except Exception:  # its own end of the loop: what nobody foresaw costs the new engine alone
             log.exception("no TensorRT engine takes over")
             self.note(BUILT, "an engine for this card could not be built; the log has the details")
@@ -97,8 +98,9 @@ class Upgrade:
                 lacking = await asyncio.to_thread(self._lacking, served)
                 # One that was built and still lacks an engine: the change-over says why.
                 if built.issuperset(model.bundle_sha256 for model in lacking):
-                    await self._change_over(served)
-                    return
+                    if await self._change_over(served):
+                        return
+                    continue
             for model in lacking:
                 built.add(model.bundle_sha256)
                 await asyncio.to_thread(self._builder.build, model.path)
@@ -106,11 +108,14 @@ class Upgrade:
     def _lacking(self, served: Sequence[ServedModel]) -> list[ServedModel]:
         return [model for model in served if self._chooser.must_build(model.path)]
 
-    async def _change_over(self, served: Sequence[ServedModel]) -> None:
+    async def _change_over(self, served: Sequence[ServedModel]) -> bool:
+        """Returns whether the new engine serves; not where others are served by now, which an engine's end brought."""
         choice = await asyncio.to_thread(self._chooser.built, served)
         load, serves = await asyncio.to_thread(self._beside, choice)
         async with self._exchange.beside(load, choice.told()) as engine:
             await self._exchange.serving()
+            if not self._exchange.still_serves(served):
+                return False
             indices = self._exchange.new_indices()
             # The tokenizers stay: their tables of words are warm.
             models = [
@@ -119,3 +124,4 @@ class Upgrade:
             ]
             self._exchange.switch(engine, load, models)
             serves()
+            return True

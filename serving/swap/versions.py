@@ -72,6 +72,7 @@ class Versions:
         exchange: Exchange,
         choose: Callable[[Path], tuple[Bundle, Artifact]],
         retries: Retries | None = None,
+        cache: Path | None = None,
     ) -> None:
         """Takes what it works with.
 
@@ -81,8 +82,10 @@ class Versions:
             exchange: Brings up engines and switches.
             choose: Reads a version, and says which form of it an engine shall run.
             retries: When a watch tries newer versions again; None where nobody watches.
+            cache: Where engines lie that this node has built.
         """
         self._root = root
+        self._places = [f"{place}/" for place in (root, cache) if place]
         self._repository = repository
         self._exchange = exchange
         self._choose = choose
@@ -150,11 +153,13 @@ class Versions:
         if missing is None:
             self._incomplete.pop((name, version), None)
         else:
-            self._incomplete[name, version] = self._without_root(missing)
+            self._incomplete[name, version] = self._without_places(missing)
 
-    def _without_root(self, words: str) -> str:
+    def _without_places(self, words: str) -> str:
         """What clients may see too: no path of this machine."""
-        return words.replace(f"{self._root}/", "")
+        for place in self._places:
+            words = words.replace(place, "")
+        return words
 
     def leave_out(self, name: str, version: int, reason: str) -> None:
         """Says why a version is not served."""
@@ -263,7 +268,7 @@ class Versions:
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
         """Keeps why a version does not serve, and returns what whoever asked for it is told."""
-        name, reason = before.name, self._without_root(_reason(error))
+        name, reason = before.name, self._without_places(reason_of(error))
         told = f"version {version} of the model {name!r} is not served: {reason}"
         if not _passes(error):
             self._refuse(name, version, reason, error)
@@ -301,8 +306,9 @@ class Versions:
                 f"bundle {path}: it is for the task {bundle.manifest.task}, and the version that serves is for"
                 f" {before.manifest.task}; give it a name of its own"
             )
-        models = list(self._repository.models)
-        place = models.index(before)
+        models = list(self._repository.models)  # perhaps not `before`: an engine that ends gives way to another
+        place = [model.name for model in models].index(before.name)
+        others = [*models[:place], *models[place + 1 :]]
         specs = [model.spec() for model in models]
         made_here = bundle.place_of(artifact)
         specs[place] = spec_of(made_here or path, bundle.manifest, artifact)
@@ -311,6 +317,8 @@ class Versions:
         async with exchange.beside(load) as engine:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
             await exchange.serving()
+            if not exchange.still_serves(others):
+                raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
             index = exchange.new_index()
             models[place] = ServedModel(
                 index, path, bundle.sha256, bundle.manifest, artifact, tokenizer, made_here=made_here
@@ -332,7 +340,7 @@ def _passes(error: Exception) -> bool:
     return error.passing if isinstance(error, EngineFailed) else not isinstance(error, BundleError)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What clients may know of a failure."""
     if isinstance(error, OSError):  # its own words name files
         return error.strerror or "it took too long to load"

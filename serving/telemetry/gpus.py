@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from serving.telemetry import catalogue
@@ -30,6 +31,9 @@ log = logging.getLogger("bertserve")
 
 _PERIOD_S = 2.0
 _STALE_S = 5 * _PERIOD_S
+_ANSWER_S = 5.0
+"""More than a driver takes that works."""
+
 _MILLI = 1e-3
 _PERCENT = 1e-2
 _MEGA = 1e6
@@ -106,11 +110,18 @@ class GpuWatch:
             time.sleep(_PERIOD_S)
 
     def free_bytes(self, uuid: str) -> int | None:
-        """What nobody has of a card's memory at this moment; None where it does not say."""
-        try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._cards[uuid]).free)
-        except (KeyError, self._nvml.NVMLError):
-            return None
+        """What nobody has of a card's memory at this moment; None where it does not say, or not within seconds."""
+        answers: SimpleQueue[int] = SimpleQueue()
+
+        def ask() -> None:
+            with contextlib.suppress(KeyError, self._nvml.NVMLError):
+                answers.put(int(self._nvml.nvmlDeviceGetMemoryInfo(self._cards[uuid]).free))
+
+        # A thread of its own: one that a driver in trouble holds for ever would else keep the server from ending.
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(_ANSWER_S)
+        return None if answers.empty() else answers.get()
 
     def reader(self, metric: Metric) -> Callable[[], Samples]:
         """What shows a metric's last samples."""

@@ -15,8 +15,9 @@ import pytest
 
 from export.cli import main as export
 from serving.building import EngineBuilder
-from serving.bundle import BundleError, open_bundle
+from serving.bundle import open_bundle
 from serving.cache import open_entry
+from serving.engine.supervisor import EngineFailed
 from serving.swap.upgrade import BUILDING
 from tests.support.cards import environment
 from tests.support.checkpoints import write_checkpoint
@@ -207,6 +208,7 @@ def test_a_server_that_ends_ends_its_build(models: Path, tmp_path: Path) -> None
         pids = wait_for(lambda: builds(server), "a build")
         wait_for(lambda: list((tmp_path / "cache").rglob(".staging-*/*")), "something half-written", BUILD_LIMIT_S)
         assert os.sched_getscheduler(pids[0]) == os.SCHED_IDLE
+        assert Path(f"/proc/{pids[0]}/oom_score_adj").read_text() == "1000\n"
         assert server.stop() == 0
         wait_for(lambda: not any(map(is_running, pids)), "the build's end")
     assert [path for path in (tmp_path / "cache").rglob("*") if "staging" in path.name or path.name == ENGINE] == []
@@ -218,9 +220,10 @@ def test_a_build_that_fails_says_why(models: Path, tmp_path: Path) -> None:
     (bundle / "engine.fp16.onnx").unlink()
     edit_manifest(bundle, lambda manifest: manifest["files"].pop(2))
     with pytest.raises(
-        BundleError, match=r"no TensorRT engine could be built: bundle .* export it with --tensorrt graph"
-    ):
+        EngineFailed, match=r"no TensorRT engine could be built: bundle small/1: .* export it with --tensorrt graph"
+    ) as failed:
         EngineBuilder(tmp_path / "cache").build(bundle)
+    assert not failed.value.passing
     assert not (tmp_path / "cache").exists()
 
 
@@ -236,6 +239,8 @@ def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: P
         wait_for(lambda: "does not answer as PyTorch does" in json.dumps(choice(server)), "the reason", BUILD_LIMIT_S)
         assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
         assert BUILDING not in json.dumps(choice(server))
+        assert str(tmp_path) not in json.dumps(choice(server))
+        assert choice(server)["rejected"][0]["reason"].endswith("; it is tried again at the next start")
         assert post_json(server.http, "/embed", BODY).status == 200
     assert not list((tmp_path / "cache").rglob(ENGINE))
 

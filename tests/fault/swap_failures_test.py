@@ -7,14 +7,19 @@ import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from serving.swap.retries import TRIES
 from tests.fault.swap_test import BODY, CONTROLLED, FAKE, WATCHED, assert_reason
 from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.server import Server
+from tests.support.tasks import tiny_model, write_bundle
 from tests.support.versions import SWAPPED, Shelf, candidate, engines, index, load, outcome, served, unload, wait_served
 from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.support.clients import HttpReply
 
 LOAD = f"/v2/repository/models/{NAME}/load"
 
@@ -128,3 +133,31 @@ def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_
         assert served(running) == version
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
         assert load(running, own_shelf.add()).status == 200
+
+
+def test_a_swap_that_began_before_another_was_rolled_back(tmp_path: Path) -> None:
+    """What it would bring back has been given up with its engine: it is to be asked for once more."""
+    for name in ("one", "two"):
+        write_bundle(tmp_path, tiny_model("embed"), name)
+    with Server(tmp_path, *FAKE, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
+
+        def load_newest(name: str) -> HttpReply:
+            return post_json(running.http, f"/v2/repository/models/{name}/load", b"{}")
+
+        first = engines(running)
+        for name in ("one", "two"):
+            write_bundle(tmp_path, tiny_model("embed"), name)
+        assert load_newest("one").status == 200
+        (second,) = engines(running) - first
+        wait_for(lambda: "is drained after" in running.log, "the way back")
+        call = pool.submit(load_newest, "two")
+        third = candidate(running, {*first, second})
+        os.kill(third, signal.SIGSTOP)
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: metric(running, "bertserve_swaps_total", outcome="rolled_back") == 1, "the way back")
+        os.kill(third, signal.SIGCONT)
+        assert call.result().status == 503
+        assert "other models changed" in call.result().json()["error"]
+        assert [get(running.http, f"/v2/models/{name}").json()["versions"] for name in ("one", "two")] == [["1"], ["1"]]
+        assert load_newest("two").status == 200
+        assert [get(running.http, f"/v2/models/{name}").json()["versions"] for name in ("one", "two")] == [["1"], ["2"]]

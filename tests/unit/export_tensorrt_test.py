@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers.models.bert import BertConfig, BertModel
 
 from export import graph, half, native, room, tensorrt, tensorrt_builder
 from export.checkpoint import open_checkpoint
+from export.command import run
 from export.errors import ExportError
 from export.quiet import quiet
 from export.source import find
@@ -285,10 +287,17 @@ def test_a_builder_that_dies_is_one_sentence(fp16: Path, tmp_path: Path, number:
 
 
 @pytest.mark.parametrize(("memory", "disk", "words"), [(1 << 60, 0, "memory"), (0, 1 << 60, "in /")])
-def test_too_little_room_is_said_before_the_step(tmp_path: Path, memory: int, disk: int, words: str) -> None:
-    """What a step needs and what is free, with what to do."""
-    with pytest.raises(ExportError, match=f"building x needs about .* GiB .*{words}.* are free; "):
+def test_too_little_room_is_said_before_the_step(
+    tmp_path: Path, memory: int, disk: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a step needs and what is free, with what to do; the exit code is the one for "try again later"."""
+
+    def step(_: object) -> int:
         room.check("building x", memory_bytes=memory, folder=tmp_path, disk_bytes=disk)
+        return 0
+
+    assert run("build", step, path=tmp_path, modules=frozenset(), extras="") == os.EX_TEMPFAIL
+    assert re.search(f"building x needs about .* GiB .*{words}.* are free; ", capsys.readouterr().err)
     room.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from serving.engine.base import KernelFiles
 from serving.engine.fleet import RemoteFleet, on_card
-from serving.engine.supervisor import EngineFailed
+from serving.engine.supervisor import EngineFailed, Supervisor
 from serving.engine.wire import Load
 from serving.scheduling.cost import CostPoint
 
@@ -37,5 +37,23 @@ def test_a_fleet_whose_processes_cannot_be_started_says_so(monkeypatch: pytest.M
         async with asyncio.timeout(10):
             await RemoteFleet.start(Load("fake", [], threads=1, cards=[0, 1]))
 
-    with pytest.raises(EngineFailed, match="cannot be started: Resource temporarily unavailable"):
+    with pytest.raises(EngineFailed, match="cannot be started: Resource temporarily unavailable") as failed:
         asyncio.run(main())
+    assert failed.value.passing
+
+
+def test_a_fleet_that_is_refused_for_want_of_memory_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like one engine, and not where one of the cards has another reason."""
+
+    async def start(reasons: dict[int, bool]) -> None:
+        async def refuse(load: Load, _: float) -> None:
+            raise EngineFailed("refused", passing=reasons[load.cards[0]])
+
+        monkeypatch.setitem(Supervisor.__init__.__kwdefaults__, "start", refuse)
+        async with asyncio.timeout(10):
+            await RemoteFleet.start(Load("fake", [], threads=1, cards=[0, 1]))
+
+    for reasons, passing in (({0: True, 1: True}, True), ({0: True, 1: False}, False)):
+        with pytest.raises(EngineFailed, match="refused") as failed:
+            asyncio.run(start(reasons))
+        assert failed.value.passing is passing

@@ -96,6 +96,24 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
     assert caplog.text.count("the GPUs cannot be asked") == 1
 
 
+def test_a_driver_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the memory before a second engine goes on without a number, and the server can end."""
+    held = threading.Event()
+
+    def hold(_: object) -> None:
+        held.wait()
+        raise simulated.NVMLError("too late")
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetMemoryInfo", hold)
+    monkeypatch.setattr(gpus, "_ANSWER_S", 0.05)
+    watch = GpuWatch(simulated, [UUID])
+    assert watch.free_bytes(UUID) is None
+    held.set()
+    monkeypatch.undo()
+    assert watch.free_bytes(UUID) == 13 << 30
+    assert watch.free_bytes("another card") is None
+
+
 CARD = Card(0, "Tesla T4", UUID, (7, 5), 16 << 30, 15 << 30)
 
 

@@ -328,7 +328,7 @@ class Slot:
     def device_lost(self) -> None:
         """It is one process."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False) -> None:
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """There will be none."""
         self.crashed = crashed
         self.news.put_nowait(("failed", reason))
