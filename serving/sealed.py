@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
+from serving.aside import Aside
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
 MANIFEST_LIMIT_BYTES = 1 << 20
-
-_STAGING = re.compile(r"\.staging-[0-9]+-([0-9]+)")
 
 Schema = TypeVar("Schema", bound=msgspec.Struct)
 
@@ -145,11 +142,10 @@ _PLAIN_MODE = 0o666
 """Of a directory's permissions those that its files share: nothing in it is run."""
 
 
-class Staging:
+class Staging(Aside):
     """Fills the next version of a directory, aside.
 
-    Used in a `with` block: leaving it without `move` removes everything written. What a killed process left behind
-    is removed by the next one.
+    Used in a `with` block: leaving it without `move` removes everything written.
 
     Attributes:
         version: The next number below the place.
@@ -157,26 +153,14 @@ class Staging:
     """
 
     def __init__(self, place: Path) -> None:
+        super().__init__(place, ".staging-")
         self._place = place
 
     def __enter__(self) -> Self:
         """Makes the hidden directory."""
-        self._new = [path for path in (self._place, *self._place.parents) if not path.exists()]
-        self._place.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        super().__enter__()
         self.version = max(versions(self._place), default=0) + 1
-        self.path = self._place / f".staging-{self.version}-{os.getpid()}"
-        self.path.mkdir()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Removes whatever was not moved into place."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for made in self._new:
-            if not any(made.iterdir()):
-                made.rmdir()
 
     def move(self) -> Path:
         """Makes what was written durable and moves it into place, which is returned.
@@ -193,12 +177,6 @@ class Staging:
         self.path.rename(final)
         _sync(self._place)
         return final
-
-    def _sweep(self) -> None:
-        for leftover in self._place.glob(".staging-*"):
-            owner = _STAGING.fullmatch(leftover.name)
-            if owner is None or not Path(f"/proc/{owner[1]}").exists():
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -137,6 +137,7 @@ def test_the_wire_is_ours() -> None:
 def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
     """The exporter shares the bundle and the engines with the server, nothing else."""
     allowed = (
+        "serving.aside",
         "serving.bundle",
         "serving.cache",
         "serving.manifest",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -113,17 +112,6 @@ def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
         moved = staging.move()
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in moved.iterdir()}
     assert modes["closed"] == modes["open"]
-
-
-def test_leftovers_of_the_dead_are_swept(bundle: Path, tmp_path: Path) -> None:
-    """What a killed export left is removed by the next; what a living one writes stays."""
-    out = tmp_path / "out"
-    dead, alive = out / NAME / ".staging-7-4194305", out / NAME / f".staging-8-{os.getpid()}"
-    for leftover in (dead, alive):
-        leftover.mkdir(parents=True)
-    write(bundle, out)
-    assert not dead.exists()
-    assert alive.exists()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", ".hidden", "-dash", "a b", "a\n", "é", "a" * 129])
