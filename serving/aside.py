@@ -98,7 +98,7 @@ class Aside:
 
 def _remove_abandoned(path: Path) -> None:
     """Removes a directory whose owner lives no more."""
-    with contextlib.suppress(OSError):  # somebody's, or no directory, or removed by another process, or not ours to read
+    with contextlib.suppress(OSError):  # it is owned, or no directory, or gone meanwhile, or not ours to read
         handle = _open(path)
         try:
             # Where only files are locked, as over NFS, nothing tells whether the owner lives. A leftover costs room on

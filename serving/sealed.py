@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
@@ -19,6 +18,7 @@ from serving.aside import Aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 MANIFEST_LIMIT_BYTES = 1 << 20
 

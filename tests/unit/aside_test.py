@@ -160,7 +160,7 @@ def test_a_sweep_may_come_before_the_lock(
 def test_where_nothing_can_be_locked_what_is_young_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its owner lives cannot be known there; what nobody can still be writing goes."""
 
-    def refuse(handle: int, operation: int) -> None:  # as the kernel does for a directory over NFS
+    def refuse(*_: int) -> None:  # as the kernel does for a directory over NFS
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr("fcntl.flock", refuse)
