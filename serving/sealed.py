@@ -7,6 +7,7 @@ moves it into place in one step, so that no half of one is ever visible.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -167,6 +168,9 @@ class Staging(Aside):
 
         Libraries that write aside by themselves leave files that only their owner can read. Who serves is often another
         user, so every file gets what the process's umask gives to any.
+
+        Raises:
+            FileExistsError: Another process has moved this version into place meanwhile.
         """
         mode = stat.S_IMODE(self.path.stat().st_mode) & _PLAIN_MODE
         for file in self.path.iterdir():
@@ -174,7 +178,12 @@ class Staging(Aside):
             _sync(file)
         _sync(self.path)
         final = self._place / str(self.version)
-        self.path.rename(final)
+        try:
+            self.path.rename(final)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+            raise FileExistsError(errno.EEXIST, "another process has written this version meanwhile", final) from error
         _sync(self._place)
         return final
 
