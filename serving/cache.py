@@ -253,7 +253,7 @@ class CacheWriter(Staging):
         return self._publish(bundle, made, judged)
 
     def _publish(
-        self, bundle: Bundle, made: Mapping[str, FileEntry | Artifact], judged: Mapping[str, Proof | None]
+        self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
     ) -> CacheEntry:
         """The same.
 

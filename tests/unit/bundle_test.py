@@ -84,14 +84,15 @@ def test_publish_numbers_versions(bundle: Path, tmp_path: Path) -> None:
 
 def test_of_two_at_once_one_is_written(tmp_path: Path) -> None:
     """What another export has published in the meantime stays, and the second one says why it is not written."""
-    with pytest.raises(FileExistsError, match="another process has written this version"), Staging(tmp_path) as first:
-        (first.path / "file").write_text("first", encoding="utf-8")
-        with Staging(tmp_path) as second:
-            (second.path / "file").write_text("second", encoding="utf-8")
-            second.move()
-        first.move()
+    with Staging(tmp_path) as first, Staging(tmp_path) as second:
+        for staging in (first, second):
+            (staging.path / "file").write_text(staging.path.name, encoding="utf-8")
+        written = second.path.name
+        second.move()
+        with pytest.raises(FileExistsError, match="another process has written this version"):
+            first.move()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-    assert (tmp_path / "1" / "file").read_text(encoding="utf-8") == "second"
+    assert (tmp_path / "1" / "file").read_text(encoding="utf-8") == written
 
 
 def test_publish_verifies(bundle: Path, tmp_path: Path) -> None:
