@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
+from serving.aside import Aside
 from serving.manifest import POSITIONS, TOKENIZER
 from serving.scheduling.buckets import bucket_for
 from serving.sealed import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from serving.bundle import Bundle
     from serving.manifest import Artifact, Manifest
@@ -108,7 +107,8 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
     for name in names:
         if (out / name).exists():
             raise ExportError(f"{out / name} is there already: remove it, or name another directory for --triton")
-    with _aside(out) as staged:
+    with _aside(out) as aside:
+        staged = aside.path
         for name, artifact in engines.items():
             _write_engine(staged / name, bundle, artifact)
         if manifest.model in names:
@@ -292,29 +292,12 @@ def _start(folder: Path, config: Message, manifest: Manifest) -> Path:
     return version
 
 
-@contextmanager
-def _aside(out: Path) -> Iterator[Path]:
-    """A hidden directory on the file system of `out`, gone afterwards, as is one that a killed export left.
+def _aside(out: Path) -> Aside:
+    """A hidden directory on the file system of `out`.
 
     It lies beside `out`, because Triton takes any directory inside for a model, unless that is another disk.
     """
-    home = out if out.is_mount() else out.parent
-    new = [folder for folder in (home, *home.parents) if not folder.exists()]
-    home.mkdir(parents=True, exist_ok=True)
-    prefix = f".{out.name}.staging-"
-    for leftover in home.glob(f"{prefix}*"):
-        owner = re.fullmatch(r"[0-9]+", leftover.name.removeprefix(prefix))
-        if owner is None or not Path(f"/proc/{owner[0]}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)
-    staged = home / f"{prefix}{os.getpid()}"
-    staged.mkdir()
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-        for folder in new:
-            if not any(folder.iterdir()):
-                folder.rmdir()
+    return Aside(out if out.is_mount() else out.parent, f".{out.name}.staging-")
 
 
 def _publish(staged: Path, out: Path, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ served, or refused, as if there were no cache.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -37,6 +38,9 @@ SCHEMA_VERSION = 1
 _KEPT = 3
 """Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
 started, and has itself added its costs and its kernels since."""
+
+_ATTEMPTS = 10
+"""Other processes may publish in between as often."""
 
 _SHOWN_DIGITS = 12
 
@@ -242,12 +246,27 @@ class CacheWriter(Staging):
             CacheError: What was written must not be used.
         """
         made = {engine.file: engine for engine in engines} | {name: file_entry(self.path / name) for name in files}
-        before = self._newest(bundle)
-        if before is not None:
-            made = self._taken_over(before, made.keys()) | made
-        known = {proof.file: proof for proof in before.derived.proofs} if before else {}
         # A proof was of the engine that had the name before.
         judged = dict.fromkeys((engine.file for engine in engines), None) | dict(proofs or {})
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(FileExistsError):
+                return self._publish(bundle, made, judged)
+        return self._publish(bundle, made, judged)
+
+    def _publish(
+        self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
+    ) -> CacheEntry:
+        """The same.
+
+        Raises:
+            FileExistsError: Another process has published meanwhile, and what it brings is to be taken over too.
+        """
+        # The number comes first: whatever is published after it was read has it.
+        self.version = max(versions(self.path.parent), default=0) + 1
+        before = self._newest(bundle)
+        taken = self._taken_over(before, made) if before else {}
+        known = {proof.file: proof for proof in before.derived.proofs} if before else {}
+        entries = (taken | made).values()
         derived = Derived(
             schema_version=SCHEMA_VERSION,
             model=bundle.manifest.model,
@@ -255,17 +274,20 @@ class CacheWriter(Staging):
             bundle=bundle.sha256,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             proofs=tuple(proof for proof in (known | judged).values() if proof is not None),
-            engines=tuple(entry for entry in made.values() if isinstance(entry, Artifact)),
-            files=tuple(entry for entry in made.values() if isinstance(entry, FileEntry)),
+            engines=tuple(entry for entry in entries if isinstance(entry, Artifact)),
+            files=tuple(entry for entry in entries if isinstance(entry, FileEntry)),
         )
         sealed.write(self.path, DERIVED, derived)
         try:
             _verified(self.path, bundle)
         except SealError as error:
             raise CacheError(f"cache {self.path}: {error}") from error
-        # A server may have published while an engine was built beside it.
-        self.version = max(versions(self.path.parent), default=0) + 1
-        entry = CacheEntry(self.move(), derived)
+        try:
+            entry = CacheEntry(self.move(), derived)
+        except FileExistsError:
+            for file in taken:
+                (self.path / file).unlink()
+            raise
         for outdated in versions(entry.path.parent)[:-_KEPT]:
             shutil.rmtree(entry.path.parent / str(outdated), ignore_errors=True)
         return entry

@@ -7,23 +7,21 @@ moves it into place in one step, so that no half of one is ever visible.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import re
-import shutil
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
+from serving.aside import Aside
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
+    from pathlib import Path
 
 MANIFEST_LIMIT_BYTES = 1 << 20
-
-_STAGING = re.compile(r"\.staging-[0-9]+-([0-9]+)")
 
 Schema = TypeVar("Schema", bound=msgspec.Struct)
 
@@ -145,11 +143,10 @@ _PLAIN_MODE = 0o666
 """Of a directory's permissions those that its files share: nothing in it is run."""
 
 
-class Staging:
+class Staging(Aside):
     """Fills the next version of a directory, aside.
 
-    Used in a `with` block: leaving it without `move` removes everything written. What a killed process left behind
-    is removed by the next one.
+    Used in a `with` block: leaving it without `move` removes everything written.
 
     Attributes:
         version: The next number below the place.
@@ -157,32 +154,23 @@ class Staging:
     """
 
     def __init__(self, place: Path) -> None:
+        super().__init__(place, ".staging-")
         self._place = place
 
     def __enter__(self) -> Self:
         """Makes the hidden directory."""
-        self._new = [path for path in (self._place, *self._place.parents) if not path.exists()]
-        self._place.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        super().__enter__()
         self.version = max(versions(self._place), default=0) + 1
-        self.path = self._place / f".staging-{self.version}-{os.getpid()}"
-        self.path.mkdir()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Removes whatever was not moved into place."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for made in self._new:
-            if not any(made.iterdir()):
-                made.rmdir()
 
     def move(self) -> Path:
         """Makes what was written durable and moves it into place, which is returned.
 
         Libraries that write aside by themselves leave files that only their owner can read. Who serves is often another
         user, so every file gets what the process's umask gives to any.
+
+        Raises:
+            FileExistsError: Another process has moved this version into place meanwhile.
         """
         mode = stat.S_IMODE(self.path.stat().st_mode) & _PLAIN_MODE
         for file in self.path.iterdir():
@@ -190,15 +178,14 @@ class Staging:
             _sync(file)
         _sync(self.path)
         final = self._place / str(self.version)
-        self.path.rename(final)
+        try:
+            self.path.rename(final)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+            raise FileExistsError(errno.EEXIST, "another process has written this version meanwhile", final) from error
         _sync(self._place)
         return final
-
-    def _sweep(self) -> None:
-        for leftover in self._place.glob(".staging-*"):
-            owner = _STAGING.fullmatch(leftover.name)
-            if owner is None or not Path(f"/proc/{owner[1]}").exists():
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

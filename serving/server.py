@@ -33,7 +33,7 @@ from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
-from serving.security.tls import Tls
+from serving.security.tls import LEAST_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
 from serving.status import Status
 from serving.swap.exchange import Exchange
@@ -289,9 +289,12 @@ class Server:
         return keys
 
     def _tls(self, settings: Settings) -> Tls | None:
-        tls = Tls.of(settings)
-        if tls is not None:
-            self._files.add("certificates", tls.paths, self._renew)
+        certificate, key = settings.tls_cert_file, settings.tls_key_file
+        if certificate is None or key is None:
+            return None
+        goodbye_s = max(LEAST_GOODBYE_S, settings.body_timeout_s)
+        tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
+        self._files.add("certificates", tls.paths, self._renew)
         return tls
 
     async def _renew(self) -> None:

@@ -16,12 +16,10 @@ from serving.security.errors import CredentialsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.settings import Settings
-
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2; those of 1.3 are all good."""
 
-_GOODBYE_S = 5.0
+LEAST_GOODBYE_S = 5.0
 """The least time in which what a refused client still sends is thrown away, so that it can read the refusal."""
 
 
@@ -42,15 +40,6 @@ class Tls:
     client_ca: Path | None
     handshake_s: float
     goodbye_s: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Tls | None:
-        """What the settings name, if they do."""
-        certificate, key = settings.tls_cert_file, settings.tls_key_file
-        if certificate is None or key is None:
-            return None
-        goodbye_s = max(_GOODBYE_S, settings.body_timeout_s)
-        return cls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
 
     @property
     def paths(self) -> list[Path]:

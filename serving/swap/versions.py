@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from serving.bundle import BundleError
 from serving.engine.supervisor import EngineFailed
 from serving.errors import EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
 from serving.manifest import TOKENIZER
+from serving.model_records import VersionState
 from serving.repository import ServedModel, spec_of
 from serving.swap.retries import TRIES
 from serving.tokenizer import TextTokenizer
@@ -39,22 +40,6 @@ log = logging.getLogger("bertserve.swap")
 
 _AGAIN_S = 5.0
 """When a load call may be worth repeating, where no watch says when it tries."""
-
-
-class VersionState(NamedTuple):
-    """A version that is not served, and why.
-
-    Attributes:
-        name: Its model.
-        version: Its number.
-        state: `LOADING` or `UNAVAILABLE`, as v2's index has it.
-        reason: A sentence.
-    """
-
-    name: str
-    version: str
-    state: str
-    reason: str
 
 
 class Versions:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from serving.dispatch import Dispatcher
     from serving.engine.supervisor import Supervisor
+    from serving.model_records import ModelStatistics
     from serving.records import ModelIndex, Outcome
     from serving.repository import Repository, ServedModel
     from serving.scheduling.batcher import Assignment
     from serving.telemetry.catalogue import Metric
     from serving.telemetry.collectors import Values
-    from serving.transport.oip.service import ModelStatistics
 
 _DECADE = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 

@@ -12,10 +12,10 @@ from serving.telemetry import catalogue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from serving.model_records import Duration, ModelStatistics
     from serving.records import ModelIndex
     from serving.repository import Repository
     from serving.telemetry.catalogue import Metric
-    from serving.transport.oip.service import Duration, ModelStatistics
 
 _NS_PER_US = 1000
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -83,6 +82,19 @@ def test_publish_numbers_versions(bundle: Path, tmp_path: Path) -> None:
     assert versions(tmp_path / "out" / NAME) == [1, 2, 3]
 
 
+def test_of_two_at_once_one_is_written(tmp_path: Path) -> None:
+    """What another export has published in the meantime stays, and the second one says why it is not written."""
+    with Staging(tmp_path) as first, Staging(tmp_path) as second:
+        for staging in (first, second):
+            (staging.path / "file").write_text(staging.path.name, encoding="utf-8")
+        written = second.path.name
+        second.move()
+        with pytest.raises(FileExistsError, match="another process has written this version"):
+            first.move()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert (tmp_path / "1" / "file").read_text(encoding="utf-8") == written
+
+
 def test_publish_verifies(bundle: Path, tmp_path: Path) -> None:
     """What would be refused at start is refused when written, and leaves nothing behind."""
     manifest = msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
@@ -113,17 +125,6 @@ def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
         moved = staging.move()
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in moved.iterdir()}
     assert modes["closed"] == modes["open"]
-
-
-def test_leftovers_of_the_dead_are_swept(bundle: Path, tmp_path: Path) -> None:
-    """What a killed export left is removed by the next; what a living one writes stays."""
-    out = tmp_path / "out"
-    dead, alive = out / NAME / ".staging-7-4194305", out / NAME / f".staging-8-{os.getpid()}"
-    for leftover in (dead, alive):
-        leftover.mkdir(parents=True)
-    write(bundle, out)
-    assert not dead.exists()
-    assert alive.exists()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", ".hidden", "-dash", "a b", "a\n", "é", "a" * 129])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from serving import node
+from serving import node, sealed
 from serving.bundle import Bundle, open_bundle
 from serving.cache import CacheError, CacheWriter, Proof, open_entry, with_proofs
 from serving.errors import StartupError
@@ -20,8 +22,7 @@ from tests.support.node_caches import FP32, TIMINGS, engine, fill, proof
 from tests.support.poison import ENGINE
 from tests.support.tasks import tiny_model, write_bundle
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,38 @@ def test_nothing_of_another_bundle_is_taken_over(bundle: Bundle, tmp_path: Path)
     entry = open_entry(tmp_path, bundle)
     assert entry is not None
     assert entry.derived.engines == entry.derived.files == ()
+
+
+KEEP = """
+import pathlib, sys
+from serving.bundle import open_bundle
+from serving.cache import CacheWriter
+with CacheWriter(pathlib.Path(sys.argv[1]), "tag", 1) as writer:
+    (writer.path / sys.argv[3]).write_bytes(b"x")
+    writer.publish(open_bundle(pathlib.Path(sys.argv[2])), files=[sys.argv[3]])
+"""
+
+
+def test_what_another_process_publishes_meanwhile_is_taken_over(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server keeps its costs while an engine is put beside them: the newest entry has both."""
+
+    def late(*arguments: object) -> None:
+        monkeypatch.undo()
+        words = [sys.executable, "-c", KEEP, str(tmp_path), str(bundle.path), "costs"]
+        subprocess.run(words, cwd=ROOT, check=True)
+        sealed.write(*arguments)
+
+    fill(tmp_path, bundle)
+    monkeypatch.setattr("serving.sealed.write", late)
+    with CacheWriter(tmp_path, "tag", 1) as writer:
+        (writer.path / "new").write_bytes(b"x")
+        published = writer.publish(bundle, files=["new"])
+    entry = open_entry(tmp_path, bundle)
+    assert entry is not None
+    assert entry == published
+    assert {path.name for path in entry.path.iterdir()} == {"derived.json", ENGINE, TIMINGS, "costs", "new"}
 
 
 def test_the_newest_three_stay(bundle: Bundle, tmp_path: Path) -> None:

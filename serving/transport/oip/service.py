@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from serving.errors import Forbidden, InvalidRequest, ModelNotFound, Unsupported
+from serving.model_records import Duration, InferStatistics, ModelStatistics
 from serving.records import EncodedText, InferRequest
 from serving.transport.oip.tensors import IDS, inputs_of
 from serving.transport.oip.views import TOKENS, views
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.lifecycle import Lifecycle
+    from serving.model_records import VersionState
     from serving.pipeline import Pipeline
     from serving.repository import Repository
     from serving.settings import Settings
-    from serving.swap.versions import VersionState
     from serving.transport.oip.tensors import Tensor
     from serving.transport.oip.views import ModelConfig, View
 
@@ -45,47 +46,6 @@ class ServerMetadata(msgspec.Struct):
     name: str
     version: str
     extensions: list[str]
-
-
-class Duration(msgspec.Struct):
-    """How often, and how long in all, in nanoseconds."""
-
-    count: int = 0
-    ns: int = 0
-
-
-class InferStatistics(msgspec.Struct):
-    """Requests and their stages: tokenising is `compute_input`, what follows the engine `compute_output`."""
-
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    cache_hit: Duration
-    cache_miss: Duration
-
-
-class ModelStatistics(msgspec.Struct):
-    """What a model has answered since the server started, whatever the route.
-
-    Attributes:
-        last_inference: In milliseconds since 1970.
-        inference_count: Texts.
-        execution_count: Batches.
-        inference_stats: Requests; `fail` counts those of v2 alone.
-        batch_stats: Always empty, as the next.
-    """
-
-    name: str
-    version: str
-    last_inference: int
-    inference_count: int
-    execution_count: int
-    inference_stats: InferStatistics
-    batch_stats: list[Duration] = []
-    memory_usage: list[Duration] = []
 
 
 class StatisticsReply(msgspec.Struct):

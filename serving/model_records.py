@@ -1,0 +1,67 @@
+"""The records of what models have answered, and of versions that are not served. Plain data, as `records` are.
+
+Nothing of the project is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Duration(msgspec.Struct):
+    """How often, and how long in all, in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class InferStatistics(msgspec.Struct):
+    """Requests and their stages: tokenising is `compute_input`, what follows the engine `compute_output`."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class ModelStatistics(msgspec.Struct):
+    """What a model has answered since the server started, whatever the route.
+
+    Attributes:
+        last_inference: In milliseconds since 1970.
+        inference_count: Texts.
+        execution_count: Batches.
+        inference_stats: Requests; `fail` counts those of v2 alone.
+        batch_stats: Always empty, as the next.
+    """
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    batch_stats: list[Duration] = []
+    memory_usage: list[Duration] = []
+
+
+class VersionState(NamedTuple):
+    """A version that is not served, and why.
+
+    Attributes:
+        name: Its model.
+        version: Its number.
+        state: `LOADING` or `UNAVAILABLE`, as v2's index has it.
+        reason: A sentence.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
