@@ -91,7 +91,7 @@ class Server:
 
         Args:
             models: The model repository.
-            *options: More options; later ones win over the defaults (free ports, no lame duck).
+            *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness).
             env: More environment variables.
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
             output: Where its output goes; without it, `log` has it.
@@ -101,7 +101,8 @@ class Server:
         self._tls = tls
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
-            *("--models", str(models), "--lame-duck-s", "0"),
+            # Tests run side by side: an engine that gave way to the processes of another one would start late.
+            *("--models", str(models), "--lame-duck-s", "0", "--engine-nice", "0"),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
             *options,
