@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
 from serving.bundle import BundleError, open_bundle, read_bundle
 from serving.cache import with_proofs
 from serving.engine.base import ModelSpec
@@ -17,7 +19,7 @@ from serving.sealed import versions
 from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from serving.bundle import Bundle
@@ -143,6 +145,16 @@ class Repository:
         for task, name in self._defaults.items():
             if name not in self._by_name or self._by_name[name].manifest.task != task:
                 raise StartupError(f"--default {task}={name}: the repository holds no model of that name and task")
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is less than was meant: every form is proven, the engine the best one, no GPU given up."""
+        proven = all(model.artifact.proven for model in self.models)
+        return proven and not (self.engine.degraded or self.engine.lost)
+
+    def note_lost(self, cards: Iterable[str]) -> None:
+        """Keeps which GPUs the engine that serves has given up, each with its reason."""
+        self.engine = msgspec.structs.replace(self.engine, lost=tuple(cards))
 
     @classmethod
     def open(

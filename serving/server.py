@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import uvloop
 
 from serving.building import EngineBuilder
@@ -350,18 +349,14 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
-        proven = all(model.artifact.proven for model in self._repository.models)
-        self._repository.engine = choice = msgspec.structs.replace(self._repository.engine, lost=tuple(engine.lost))
-        whole = proven and not (choice.degraded or choice.lost)
-        if self._lifecycle.to(State.READY if whole else State.DEGRADED):
+        self._repository.note_lost(engine.lost)
+        if self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED):
             self._announce(engine)
 
     def device_lost(self) -> None:
         """One of several cards was given up: the others go on, and the state says it."""
         engine = self._supervisor.engine
-        self._repository.engine = msgspec.structs.replace(
-            self._repository.engine, lost=tuple(engine.lost) if engine else ()
-        )
+        self._repository.note_lost(engine.lost if engine else ())
         if self._lifecycle.state is State.READY:
             self._lifecycle.to(State.DEGRADED)
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from serving.engine.fleet import start_engine
 from serving.errors import EngineLost
 from serving.lifecycle import State
@@ -273,11 +271,8 @@ class Exchange:
         if not alike:
             self._repository.engine = held.choice
         self._repository.replace(held.models)
-        self._repository.engine = choice = msgspec.structs.replace(
-            self._repository.engine, lost=tuple(held.engine.lost)
-        )
-        whole = all(model.artifact.proven for model in held.models) and not (choice.degraded or choice.lost)
-        self._lifecycle.to(State.READY if whole else State.DEGRADED)
+        self._repository.note_lost(held.engine.lost)
+        self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     async def _drained(self, held: Held) -> None:
         """Waits for the requests that hold on to an engine's models, each of which has a deadline."""
