@@ -37,8 +37,9 @@ run: models/minilm ## export the demo model once, then serve it
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize
 
-# Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers,
+# and files keep their order: the unit tests, which are many and short, come last and so both processes end together.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long"

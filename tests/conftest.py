@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.models import demo_repository
-from tests.support.server import RUNNING, Server
+from tests.support.server import FAKE, IMPATIENT, RUNNING, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,12 +44,15 @@ def fp32_server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def fake_server(models: Path) -> Iterator[Server]:
-    """A server whose engine answers `fake_vector` at once; it waits only briefly for slow clients."""
-    with Server(
-        models,
-        *("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000"),
-        *("--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2"),
-    ) as server:
+    """A server whose engine answers `fake_vector` at once."""
+    with Server(models, *FAKE) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def impatient_server(models: Path) -> Iterator[Server]:
+    """The same, but it waits only briefly for slow clients."""
+    with Server(models, *IMPATIENT) as server:
         yield server
 
 
@@ -91,8 +94,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page of its own, which asks for nothing elsewhere and of which the browser does not complain."""
-    opened = browser.page()
-    yield opened
+    with contextlib.closing(browser.page()) as opened:
+        yield opened
     # What the browser says of replies with an error's status is no fault of the page.
     assert [problem for problem in opened.problems if "Failed to load resource" not in problem] == []
     assert [url for url in opened.requests if not url.startswith("http://127.0.0.1:")] == []

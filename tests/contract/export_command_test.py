@@ -271,7 +271,10 @@ def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("number", "stage", "code"),
-    [(signal.SIGTERM, "loading the weights", 143), (signal.SIGINT, "fusing operators", 130)],
+    [
+        (signal.SIGTERM, "loading the weights", 143),
+        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.long),
+    ],
 )
 def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
     """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
@@ -284,7 +287,9 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Sig
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("stage", ["loading the weights", "comparing model.fp32.onnx"])
+@pytest.mark.parametrize(
+    "stage", [pytest.param("loading the weights", marks=pytest.mark.long), "comparing model.fp32.onnx"]
+)
 def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stage: str) -> None:
     """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
     out = tmp_path / "models"

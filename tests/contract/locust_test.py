@@ -56,7 +56,7 @@ def test_one_user_sees_hundredths_of_milliseconds(fake_server: Server) -> None:
     assert found, ended.stdout + ended.stderr
     assert 0 < float(found[1]) <= float(found[2])
     assert "SLO p50 at most 10000 ms: held" in ended.stdout
-    assert ended.returncode == 0
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_missed_objective_is_exit_code_1(fake_server: Server) -> None:

@@ -60,6 +60,7 @@ def test_spearman_counts_ties() -> None:
     assert spearman(np.array([1.0, 2, 3]), np.array([9.0, 8, 7])) == pytest.approx(-100)
 
 
+@pytest.mark.long
 @needs_data
 def test_stsb_fp32(fp32_server: Server) -> None:
     """Served in fp32 the model scores what its checkpoint scores."""

@@ -28,10 +28,11 @@ def sing(server: Server, models: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def canary(request: pytest.FixtureRequest, models: Path) -> Iterator[None]:
-    """After every abuse of the shared server, a normal request is answered right."""
+    """After every abuse of a shared server, a normal request is answered right."""
     yield
-    if "fake_server" in request.fixturenames:
-        sing(request.getfixturevalue("fake_server"), models)
+    for name in ("fake_server", "impatient_server"):
+        if name in request.fixturenames:
+            sing(request.getfixturevalue(name), models)
 
 
 @pytest.fixture

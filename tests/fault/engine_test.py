@@ -19,7 +19,7 @@ from tests.fault.conftest import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle
-from tests.support.server import Server, elapsed
+from tests.support.server import FAKE, Server, elapsed
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -45,8 +45,7 @@ def fake_faults(models: Path) -> str:
 
 def faulty(models: Path, *options: str) -> Server:
     """A server with a fake engine that fails on some words."""
-    fixed = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000", "--engine-crash-limit", "100")
-    return Server(models, *fixed, "--fake-faults", fake_faults(models), *options)
+    return Server(models, *FAKE, "--engine-crash-limit", "100", "--fake-faults", fake_faults(models), *options)
 
 
 @pytest.fixture(scope="module")

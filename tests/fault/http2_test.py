@@ -69,6 +69,13 @@ def connection(fake_server: Server) -> Iterator[RawHttp2]:
         yield opened
 
 
+@pytest.fixture
+def hurried(impatient_server: Server) -> Iterator[RawHttp2]:
+    """The same to a server that waits only briefly."""
+    with RawHttp2(impatient_server.grpc) as opened:
+        yield opened
+
+
 # What every client does.
 
 
@@ -200,10 +207,10 @@ def test_a_reply_larger_than_the_window(fake_server: Server, models: Path) -> No
     np.testing.assert_allclose(vectors(reply.message), fake_answers(models, texts), atol=1e-5)
 
 
-def test_a_reply_that_is_never_taken(fake_server: Server) -> None:
+def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
     """A client that never opens its window loses the call after `body_timeout_s`, not the connection."""
     started = time.monotonic()
-    with RawHttp2(fake_server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 10)) as connection:
+    with RawHttp2(impatient_server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 10)) as connection:
         connection.call(1, infer(["x"]))
         assert connection.reply(1).reset == http2.CANCEL
         connection.send(http2.setting(http2.INITIAL_WINDOW_SIZE, WINDOW))
@@ -296,26 +303,26 @@ def test_row_05_a_message_too_large_is_refused_before_it_is_sent(connection: Raw
     assert connection.reply(3).status == 0
 
 
-def test_row_08_a_message_that_does_not_arrive(connection: RawHttp2) -> None:
+def test_row_08_a_message_that_does_not_arrive(hurried: RawHttp2) -> None:
     """Half a message and then silence is DEADLINE_EXCEEDED."""
     started = time.monotonic()
-    connection.send(headers(connection, 1) + frame(DATA, 0, 1, prefixed(b"abc")[:-1]))
-    assert connection.reply(1).status == DEADLINE_EXCEEDED
+    hurried.send(headers(hurried, 1) + frame(DATA, 0, 1, prefixed(b"abc")[:-1]))
+    assert hurried.reply(1).status == DEADLINE_EXCEEDED
     assert elapsed(started) < 8
 
 
 @pytest.mark.parametrize("said", [b"", http2.PREFACE[:10], http2.PREFACE], ids=["nothing", "half", "preface"])
-def test_row_08_a_connection_that_does_not_begin(fake_server: Server, said: bytes) -> None:
+def test_row_08_a_connection_that_does_not_begin(impatient_server: Server, said: bytes) -> None:
     """Silence in place of the preface or SETTINGS is closed."""
-    with RawConnection(fake_server.grpc) as connection:
+    with RawConnection(impatient_server.grpc) as connection:
         connection.send(said)
         connection.read_to_end()
 
 
-def test_row_08_a_frame_that_does_not_end(connection: RawHttp2) -> None:
+def test_row_08_a_frame_that_does_not_end(hurried: RawHttp2) -> None:
     """Half a frame and then silence ends the connection; an idle connection stays."""
-    connection.send(headers(connection, 1)[:-3])
-    assert connection.goaway() == http2.PROTOCOL_ERROR
+    hurried.send(headers(hurried, 1)[:-3])
+    assert hurried.goaway() == http2.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(

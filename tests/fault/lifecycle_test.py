@@ -18,7 +18,7 @@ from tests.fault.conftest import CANARY, sing
 from tests.support.certificates import open_channel
 from tests.support.clients import BOTH, Grpc, HttpConnection, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers
-from tests.support.server import Server, elapsed, is_running, listening, refused_start
+from tests.support.server import FAKE, Server, elapsed, is_running, listening, refused_start
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tests.support.clients import Transport
 
-FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
 SMALL = json.dumps({"inputs": "small"}).encode()
 CANARY_TOKENS = 16
 PROMPTLY_S = 5.0

@@ -12,14 +12,12 @@ import pytest
 
 from tests.fault import engine_test, http2_test, http_connection_test, lifecycle_test, transport_limits_test
 from tests.support.certificates import Certificates
-from tests.support.server import Server
+from tests.support.server import FAKE, IMPATIENT, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
-
-PATIENT = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
 
 SHORT = {
     *("test_requests_sent_ahead_are_answered_in_their_order", "test_a_refusal_comes_after_the_answers_that_are_due"),
@@ -46,6 +44,7 @@ PARTS: dict[ModuleType, tuple[str, ...]] = {
 }
 
 connection = http2_test.connection
+hurried = http2_test.hurried
 stopped_engine = lifecycle_test.stopped_engine
 
 
@@ -75,17 +74,21 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def fake_server(models: Path, certificates: Certificates) -> Iterator[Server]:
     """As the plain one."""
-    with Server(
-        *(models, *PATIENT, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2"),
-        tls=certificates,
-    ) as server:
+    with Server(models, *FAKE, tls=certificates) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def impatient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
+    """As the plain one."""
+    with Server(models, *IMPATIENT, tls=certificates) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def patient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
     """As the plain one."""
-    with Server(models, *PATIENT, "--threads", "1", "--engine-hang-s", "60", tls=certificates) as server:
+    with Server(models, *FAKE, "--threads", "1", "--engine-hang-s", "60", tls=certificates) as server:
         yield server
 
 

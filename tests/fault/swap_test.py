@@ -18,7 +18,7 @@ from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, too_large
-from tests.support.server import Server, is_running
+from tests.support.server import FAKE, Server, is_running
 from tests.support.stopping import is_stopped
 from tests.support.versions import (
     SWAPPED,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ORT = ("--engine", "ort-cpu", "--precision", "fp32", "--default-timeout-ms", "30000")
-FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
 CONTROLLED = ("--model-control", "true")
 WATCHED = ("--watch-models-s", "0.1")
 BODY = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}'

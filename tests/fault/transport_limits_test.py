@@ -34,7 +34,7 @@ BODY_LIMIT = 4 << 20
 SMALL = b'{"inputs": "small"}'
 HEAD = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
 GENEROUS_S = 8.0
-"""The shared server waits 1 s for headers and 1.5 s for bodies; a busy machine may take a little longer."""
+"""The impatient server waits 1 s for headers and 1.5 s for bodies; a busy machine may take a little longer."""
 
 
 @pytest.mark.parametrize(
@@ -254,19 +254,19 @@ def test_row_07_compressed_body(fake_server: Server) -> None:
         assert post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding}).status == status
 
 
-def test_row_08_slow_header(fake_server: Server) -> None:
+def test_row_08_slow_header(impatient_server: Server) -> None:
     """Half a header and then silence is 408."""
     started = time.monotonic()
-    with RawConnection(fake_server.http) as connection:
+    with RawConnection(impatient_server.http) as connection:
         connection.send(HEAD + b"X-Half: ")
         assert connection.status() == 408
     assert elapsed(started) < GENEROUS_S
 
 
-def test_row_08_trickled_header(fake_server: Server) -> None:
+def test_row_08_trickled_header(impatient_server: Server) -> None:
     """A client that sends a byte now and then gets no more time than one that stops."""
     started = time.monotonic()
-    with RawConnection(fake_server.http, timeout_s=0.1) as connection:
+    with RawConnection(impatient_server.http, timeout_s=0.1) as connection:
         connection.send(HEAD + b"X-Slow: ")
         reply = b""
         while not reply and elapsed(started) < GENEROUS_S:
@@ -278,54 +278,54 @@ def test_row_08_trickled_header(fake_server: Server) -> None:
     assert reply.startswith(b"HTTP/1.1 408")
 
 
-def test_row_08_slow_header_of_a_second_request(fake_server: Server) -> None:
+def test_row_08_slow_header_of_a_second_request(impatient_server: Server) -> None:
     """The clock runs for every request of a connection."""
-    with RawConnection(fake_server.http) as connection:
+    with RawConnection(impatient_server.http) as connection:
         connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(SMALL) + SMALL)
         assert connection.socket.recv(65_536).startswith(b"HTTP/1.1 200")
         connection.send(HEAD)
         assert b"HTTP/1.1 408" in connection.read_to_end()
 
 
-def test_row_08_slow_body(fake_server: Server) -> None:
+def test_row_08_slow_body(impatient_server: Server) -> None:
     """Half a body and then silence is 408."""
     started = time.monotonic()
-    with RawConnection(fake_server.http) as connection:
+    with RawConnection(impatient_server.http) as connection:
         connection.send(HEAD + b"Content-Length: 100\r\n\r\n" + SMALL)
         assert connection.status() == 408
     assert elapsed(started) < GENEROUS_S
 
 
-def test_row_08_slow_chunked_body(fake_server: Server) -> None:
+def test_row_08_slow_chunked_body(impatient_server: Server) -> None:
     """The same of a chunked body that does not end."""
-    with RawConnection(fake_server.http) as connection:
+    with RawConnection(impatient_server.http) as connection:
         connection.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(SMALL), SMALL))
         assert connection.status() == 408
 
 
-def test_row_08_silent_connection(fake_server: Server) -> None:
+def test_row_08_silent_connection(impatient_server: Server) -> None:
     """A connection on which nothing is ever said is closed."""
-    with RawConnection(fake_server.http, timeout_s=GENEROUS_S) as connection:
+    with RawConnection(impatient_server.http, timeout_s=GENEROUS_S) as connection:
         assert connection.read_to_end() == b""
 
 
-def test_row_08_empty_lines_only(fake_server: Server) -> None:
+def test_row_08_empty_lines_only(impatient_server: Server) -> None:
     """A connection on which only empty lines come is closed: they are no progress."""
-    with RawConnection(fake_server.http, timeout_s=GENEROUS_S) as connection:
+    with RawConnection(impatient_server.http, timeout_s=GENEROUS_S) as connection:
         connection.send(b"\r\n")
         connection.read_to_end()
 
 
-def test_row_08_idle_connection(fake_server: Server) -> None:
+def test_row_08_idle_connection(impatient_server: Server) -> None:
     """A connection that has had its answer is closed once it has been idle for `keep_alive_s`."""
-    with RawConnection(fake_server.http, timeout_s=GENEROUS_S) as connection:
+    with RawConnection(impatient_server.http, timeout_s=GENEROUS_S) as connection:
         connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(SMALL) + SMALL)
         assert connection.read_to_end().count(b"HTTP/1.1 200") == 1
 
 
-def test_row_08_empty_line_after_an_answer(fake_server: Server) -> None:
+def test_row_08_empty_line_after_an_answer(impatient_server: Server) -> None:
     """An empty line after an answer does not keep the connection open for ever."""
-    with RawConnection(fake_server.http, timeout_s=GENEROUS_S) as connection:
+    with RawConnection(impatient_server.http, timeout_s=GENEROUS_S) as connection:
         connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(SMALL) + SMALL)
         assert connection.socket.recv(65_536).startswith(b"HTTP/1.1 200")
         connection.send(b"\r\n")

@@ -49,24 +49,19 @@ class Browser:
         told = self._profile / "DevToolsActivePort"
         port, path = wait_for(lambda: told.is_file() and told.read_text().split(), "the browser's port", _LIMIT_S)
         self._url = f"ws://127.0.0.1:{port}{path}"
-        self._pages: list[Page] = []
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends it with all of its processes."""
-        for page in self._pages:
-            page.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def page(self) -> Page:
-        """An empty page with storage and a cache of its own."""
-        page = Page(self._url)
-        self._pages.append(page)
-        return page
+        """An empty page with storage and a cache of its own; to be closed, as it works on while it is open."""
+        return Page(self._url)
 
 
 class PageError(Exception):

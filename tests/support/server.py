@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
-_LOG_TAIL = 60
+_LOG_TAIL = 30
+
+FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
+"""Settings of a server whose engine answers `fake_vector` at once; a machine that stands still times nothing out."""
+IMPATIENT = (*FAKE, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2")
+"""The same of one that waits only briefly for slow clients."""
+
 _ANNOUNCED = re.compile(
     r"bertserve is ready.*?HTTP +https?://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
     re.DOTALL,

@@ -109,7 +109,8 @@ def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     assert [profile.maximum[1] for profile in made.profiles] == [16, 32, 64, 128, 256]
 
 
-@pytest.mark.parametrize("max_length", [SHORT, pytest.param(512, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("max_length", [SHORT, 512])
 def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int) -> None:
     """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""
     with quiet(), torch.random.fork_rng(devices=[]):

@@ -192,6 +192,7 @@ def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
         assert page.markdown(part, "").startswith("# Scheduling")
 
 
+@pytest.mark.long
 def test_the_t4_tables_are_simulated_by_the_command() -> None:
     """The answer holds a capacity, its sources and the curve below it."""
     found = simulated.t4("t4-bert-large-fp16", 384, 50.0)
