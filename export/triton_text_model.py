@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,6 +66,8 @@ class _OrtEngine:
     """An engine model's ONNX file, run by ONNX Runtime in this process."""
 
     def __init__(self, path: Path, threads: int, outputs: list[str]) -> None:
+        # Unless this is set, importing it reports to its makers what runs here.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # noqa: PLC0415  not needed where Triton runs the engine
 
         options = onnxruntime.SessionOptions()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from serving.settings import Settings
 from tests.support import kubernetes
@@ -130,6 +131,9 @@ def test_constraints_are_those_of_the_tests(path: Path) -> None:
     """Every package at the version that the tests ran with, on a Python that is supported."""
     (build, *_) = stages(path)
     assert "--constraint constraints.txt" in " ".join(build.of("RUN"))
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pinned = {canonicalize_name(Requirement(line).name) for line in lines if line}
+    assert {canonicalize_name(Requirement(need).name) for need in _own(frozenset(installed(stages(path))))} <= pinned
     version = re.fullmatch(r"python:(\d+\.\d+)-slim-\w+", build.base)
     assert version is not None
     assert tuple(map(int, version[1].split("."))) >= (3, 11)
