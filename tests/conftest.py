@@ -117,5 +117,6 @@ def pytest_runtest_makereport() -> Iterator[None]:
     """Shows the ends of the servers' logs beside a test that failed."""
     report = yield
     if report.failed:
-        report.sections += [(f"log of server {server.pid}", server.log_tail) for server in RUNNING]
+        # Few lines of each, as what failed stands above them: it shall be seen where only an output's end is kept.
+        report.sections += [(f"log of server {server.pid}", server.log_tail(8)) for server in RUNNING]
     return report

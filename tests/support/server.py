@@ -162,10 +162,9 @@ class Server:
         """Everything written to standard output and standard error so far, the engine's lines included."""
         return "".join(self._lines)
 
-    @property
-    def log_tail(self) -> str:
+    def log_tail(self, lines: int = _LOG_TAIL) -> str:
         """The last lines of the log."""
-        return "".join(self._lines[-_LOG_TAIL:])
+        return "".join(self._lines[-lines:])
 
     def engine_pid(self) -> int | None:
         """The engine process's id, or None while there is none."""
@@ -186,7 +185,7 @@ class Server:
                 self.process.kill()
             status = self.process.wait()
             self.__exit__(None, None, None)
-            raise AssertionError(f"the server did not become ready (exit code {status}):\n{self.log_tail}")
+            raise AssertionError(f"the server did not become ready (exit code {status}):\n{self.log_tail()}")
         self._take_addresses(found["http"], found["grpc"], found["metrics"])
 
     def wait_state(self, state: str = "ready") -> None:
@@ -194,7 +193,7 @@ class Server:
 
         def told() -> bool:
             if self.process.poll() is not None:
-                raise AssertionError(f"the server has ended (exit code {self.process.returncode}):\n{self.log_tail}")
+                raise AssertionError(f"the server has ended (exit code {self.process.returncode}):\n{self.log_tail()}")
             try:
                 with urllib.request.urlopen(f"http://{self.metrics}/readyz", timeout=5) as reply:
                     return state in reply.read().decode()
