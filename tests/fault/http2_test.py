@@ -21,7 +21,7 @@ from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor
 from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
 from tests.support.models import NAME
-from tests.support.server import elapsed
+from tests.support.server import FAKE, elapsed
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -549,7 +549,7 @@ def test_row_11_streams_at_a_time(connection: RawHttp2) -> None:
 
 def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
     """A call that is cancelled while it is computed frees its permit at once and is counted."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "300", "--default-timeout-ms", "30000")
+    server = serve(*FAKE, "--fake-ms", "300")
     with RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["cancelled"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
@@ -566,7 +566,7 @@ def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
 
 def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
     """First all streams are welcome; once the client has heard, the last is named, and it is still answered."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "300", "--default-timeout-ms", "30000")
+    server = serve(*FAKE, "--fake-ms", "300")
     with RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["under way"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")

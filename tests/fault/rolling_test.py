@@ -11,12 +11,11 @@ import pytest
 from loadtest.rolling.drive import Plan, experiment
 from loadtest.rolling.parts import CONFIGURATION, haproxy
 from serving.settings import Settings
+from tests.support.server import FAKE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
-"""No deadline that a busy machine could miss: this is about restarts."""
 RESTARTS, REQUESTS = 20, 200_000
 
 needs_haproxy = pytest.mark.skipif(haproxy() is None, reason="no HAProxy here (see make haproxy)")
