@@ -156,11 +156,11 @@ test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason w
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/transport/grpc/*.proto)
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/grpc/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
-	@$(BIN)/python -m serving.settings_page docs/settings.md
-	@$(BIN)/python -m serving.metrics_page docs/metrics.md
+	@$(BIN)/python -m serving.operations.settings_page docs/settings.md
+	@$(BIN)/python -m serving.operations.metrics_page docs/metrics.md
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
 clean: ## everything that was made here

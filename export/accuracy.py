@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from export.vocabulary import Vocabulary
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
 """The metrics, times 100 and by name, of raw answers in the order of the examples' texts."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 _TASKS: dict[str, Task] = {
     "Model": "embed",

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Self
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
 from export.source import DEMO, find
-from serving.bundle import open_bundle
-from serving.engine.cpu import available_cpus
+from serving.host import available_cpus
+from serving.models.bundle import open_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.manifest import Artifact, Manifest
+    from serving.models.manifest import Artifact, Manifest
 
 _RANDOM: dict[str, dict[str, Any]] = {
     "base": {},

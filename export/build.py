@@ -38,11 +38,10 @@ from export.decisions import Judge
 from export.engines import open_engine
 from export.errors import BrokenLimitError
 from export.recipe import FORMS
-from serving.bundle import BundleWriter, file_entry
-from serving.cache import CacheWriter
 from serving.engine.base import ModelSpec
-from serving.engine.cpu import available_cpus
-from serving.manifest import (
+from serving.host import available_cpus
+from serving.models.bundle import BundleWriter, file_entry
+from serving.models.manifest import (
     ENGINE_GRAPH,
     REPORT,
     SCHEMA_VERSION,
@@ -53,8 +52,9 @@ from serving.manifest import (
     Quantisation,
     Source,
 )
-from serving.node import processor
-from serving.sealed import digest
+from serving.models.node import processor
+from serving.models.node_cache import CacheWriter
+from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from export.checkpoint import Checkpoint
     from export.progress import Progress
     from export.recipe import Recipe
-    from serving.bundle import Bundle
     from serving.engine.base import Engine
-    from serving.manifest import Target
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Target
     from serving.records import EncodedText
 
 _WORK = "work"

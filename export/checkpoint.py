@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from export.source import Source
-    from serving.manifest import Task
+    from serving.models.manifest import Task
     from serving.records import EncodedText
 
 CANDIDATES = 100

@@ -14,7 +14,7 @@ from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Re
 from export.source import DEMO, find
 from export.tensorrt import GRAPH, NATIVE
 from export.tensorrt import TARGETS as TENSORRT_TARGETS
-from serving.bundle import BundleWriter
+from serving.models.bundle import BundleWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from export.errors import ExportError
 from export.interrupts import Interrupted, Interrupts
 from export.progress import Progress
-from serving.bundle import BundleError
-from serving.cache import CacheError
+from serving.models.bundle import BundleError
+from serving.models.node_cache import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from serving.records import EncodedText
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 LEAST_TEXTS = 256
 """Texts that batch invariance has to be proven on."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.manifest import Task
+    from serving.models.manifest import Task
     from serving.records import Array, EncodedText, Row, TensorSpec
 
     Numbers = NDArray[np.float64]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from serving.bundle import BundleError
-from serving.engine import cuda_driver, gpu
-from serving.engine.cuda import Device
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.gpu import cuda_driver, discovery
+from serving.engine.gpu.cuda import Device
+from serving.engine.gpu.tensorrt import TensorRtBackend
 from serving.engine.inline import InlineEngine
-from serving.engine.ort import OrtCpuBackend
-from serving.engine.trt import TensorRtBackend
-from serving.manifest import GPUS
+from serving.models.bundle import BundleError
+from serving.models.manifest import GPUS
 
 if TYPE_CHECKING:
     from serving.engine.base import Backend, Engine, ModelSpec
-    from serving.manifest import Artifact, Target
+    from serving.models.manifest import Artifact, Target
 
 MOST_TOKENS = 4096
 """Of a batch while a GPU is compared: 32 texts of 128 tokens."""
@@ -36,7 +36,7 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
         return InlineEngine(_on_a_gpu(spec, target))
     if target != "openvino":
         return InlineEngine(OrtCpuBackend([spec], threads))
-    from serving.engine.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
+    from serving.engine.cpu.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
 
     return InlineEngine(OpenVinoBackend([spec], threads))
 
@@ -46,7 +46,7 @@ def _on_a_gpu(spec: ModelSpec, target: Target) -> Backend:
         device = Device(cuda_driver.load(), 0)
         if target in GPUS:
             return TensorRtBackend([spec], device, MOST_TOKENS)
-        from serving.engine.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library on a GPU
+        from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library on a GPU
 
         return OrtCudaBackend([spec], device, MOST_TOKENS)
     except cuda_driver.CudaError as error:
@@ -54,8 +54,8 @@ def _on_a_gpu(spec: ModelSpec, target: Target) -> Backend:
 
 
 @cache
-def _machine() -> gpu.Machine:
-    return gpu.look()
+def _machine() -> discovery.Machine:
+    return discovery.look()
 
 
 def gpu_obstacle(artifact: Artifact) -> str | None:

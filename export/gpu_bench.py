@@ -36,15 +36,15 @@ from export.gpu_cells import (
     torch_cells,
 )
 from export.gpu_served import CLIENTS, Served, serve
-from serving.bundle import BundleError
-from serving.engine import cuda_driver, gpu
-from serving.engine.cuda import Device
-from serving.engine.gpu_model import SIZES
+from serving.engine.gpu import cuda_driver, discovery
+from serving.engine.gpu.cuda import Device
+from serving.engine.gpu.model import SIZES
+from serving.models.bundle import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.gpu import Machine
+    from serving.engine.gpu.discovery import Machine
 
 BUDGET_S = 460.0
 MODELS = {"base": roofline.BASE, "large": roofline.LARGE}
@@ -129,7 +129,7 @@ def plan() -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = gpu.look) -> int:
+def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discovery.look) -> int:
     """Measures and writes: 0 done, 1 there is no GPU that could be used."""
     parser = argparse.ArgumentParser(prog="python -m export.gpu_bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.md"), metavar="FILE")

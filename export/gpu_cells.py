@@ -14,10 +14,10 @@ from export.checkpoint import open_checkpoint
 from export.quiet import quiet
 from export.source import find
 from serving.engine.base import ModelSpec
-from serving.engine.gpu_model import SIZES
-from serving.engine.trt import TensorRtBackend
+from serving.engine.gpu.model import SIZES
+from serving.engine.gpu.tensorrt import TensorRtBackend
+from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex
-from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from export.checkpoint import Checkpoint
     from serving.engine.base import Backend
-    from serving.engine.cuda import Device
-    from serving.engine.gpu import Machine
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.discovery import Machine
 
 LENGTHS = (16, 32, 64, 128, 256, 384)
 COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
@@ -158,7 +158,7 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
     """Each way to run a model that this machine has, by name; what has not is told by what loading raises."""
 
     def ort_cuda() -> Backend:
-        from serving.engine.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
+        from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
 
         return OrtCudaBackend([model.spec(model.fused)], device, MOST_TOKENS)
 

@@ -13,7 +13,7 @@ from export import tensors
 from export.errors import ExportError
 from export.quiet import quiet
 from export.recipe import MAX_ONNX_BYTES
-from serving.manifest import IDS, MASK, POSITIONS, TYPES, graph_inputs, graph_outputs
+from serving.models.manifest import IDS, MASK, POSITIONS, TYPES, graph_inputs, graph_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from export import report
 from export.command import run
 from export.place import open_at
-from serving.manifest import MANIFEST
+from serving.models.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from serving.bundle import Bundle
+    from serving.models.bundle import Bundle
 
 
 def main(argv: list[str]) -> int:

@@ -10,8 +10,8 @@ from export import activations, calibration, corpus, openvino, optimize, quantiz
 from export.equalise import choose
 from export.errors import ExportError
 from export.products import Constants, find
-from serving.engine.cpu import available_cpus
-from serving.manifest import Quantisation
+from serving.host import available_cpus
+from serving.models.manifest import Quantisation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from export.errors import ExportError
 
 if TYPE_CHECKING:
     from export.folder import Folder
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 _PROBLEMS = {"single_label_classification": False, "multi_label_classification": True}
 """The values of problem_type, and whether labels are independent of one another."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from export import tensorrt
 from export.errors import ExportError, NoRoomError
 from export.verify import State, verify
-from serving.bundle import BundleError, open_bundle
-from serving.cache import CacheError, CacheWriter, Proof, open_entry
-from serving.engine import gpu
-from serving.manifest import ENGINE_GRAPH
+from serving.engine.gpu import discovery
+from serving.models.bundle import BundleError, open_bundle
+from serving.models.manifest import ENGINE_GRAPH
+from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from export.progress import Progress
     from export.tensorrt import Engine
     from export.verify import Outcome
-    from serving.bundle import Bundle
+    from serving.models.bundle import Bundle
 
 TIMINGS = "tensorrt.timings"
 """What TensorRT measured of its kernels on this GPU: the next build takes it from there."""
@@ -106,7 +106,7 @@ def _own_target(graph_bytes: int) -> str:
         ExportError: There is no GPU or no TensorRT for it.
         NoRoomError: Too little of the card is free.
     """
-    machine = gpu.look()
+    machine = discovery.look()
     if machine.problem:
         raise ExportError(f"there is no GPU to build an engine for: {machine.problem}")
     card = machine.cards[0]

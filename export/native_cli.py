@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from export.command import positive, run
 from export.place import open_at
 from export.tensorrt import TARGETS
-from serving.engine.cpu import available_cpus
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from export.progress import Progress

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from export.latency import Latency
     from export.parity import Comparison, Reference
-    from serving.manifest import Artifact, Manifest
+    from serving.models.manifest import Artifact, Manifest
 
 _WORST = 5
 _NO_LIMIT = Limits()

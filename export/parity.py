@@ -12,7 +12,7 @@ import numpy as np
 
 from export.corpus import shown
 from export.errors import ExportError
-from serving.manifest import Invariance, Parity
+from serving.models.manifest import Invariance, Parity
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.buckets import bucket_for
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from export.decisions import Judge, Numbers
     from export.recipe import Limits
     from serving.engine.base import Engine
-    from serving.manifest import Accuracy
+    from serving.models.manifest import Accuracy
     from serving.records import Row
 
     Count = Callable[[int, int], None]

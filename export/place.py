@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.bundle import open_bundle
-from serving.manifest import MANIFEST
-from serving.sealed import versions
+from serving.models.bundle import open_bundle
+from serving.models.manifest import MANIFEST
+from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
-    from serving.bundle import Bundle
+    from serving.models.bundle import Bundle
 
 
 def open_at(path: Path) -> Bundle:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, get_args
 
 from export.errors import ExportError
-from serving.manifest import Precision, Target, Task
+from serving.models.manifest import Precision, Target, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from serving.manifest import Artifact
+    from serving.models.manifest import Artifact
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,8 +10,8 @@ from export.recipe import Limits, limits_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.bundle import Bundle
-    from serving.manifest import Artifact, Manifest, Quantisation, Task
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact, Manifest, Quantisation, Task
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")

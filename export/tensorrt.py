@@ -19,16 +19,16 @@ import msgspec
 from export import room
 from export.errors import ExportError, NoRoomError
 from export.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
-from serving.engine.cpu import available_cpus
-from serving.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
+from serving.host import available_cpus
+from serving.models.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
+from serving.models.verified_dir import digest
 from serving.scheduling.buckets import BUCKETS, bucket_for
-from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.manifest import Target
+    from serving.models.manifest import Target
 
 Flavour = Literal["tensorrt_rtx", "tensorrt"]
 

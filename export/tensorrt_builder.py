@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.engine import trt_library
+from serving.engine.gpu import tensorrt_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.trt_library import Native
+    from serving.engine.gpu.tensorrt_library import Native
 
 Shape = tuple[int, int]
 
@@ -142,10 +142,10 @@ def run(order: Order, report: Callable[[Answer], None]) -> Done:
     # Asked before TensorRT is, which says less clearly that there is no GPU.
     capability = f"{target[2:-1]}.{target[-1]}" if target else _own_capability()
     try:
-        library = trt_library.load("rtx" if order.library == "tensorrt_rtx" else "enterprise")
-    except trt_library.LibraryMissing as error:
+        library = tensorrt_library.load("rtx" if order.library == "tensorrt_rtx" else "enterprise")
+    except tensorrt_library.LibraryMissing as error:
         raise BuilderError(str(error)) from error
-    logger = trt_library.logger(library)
+    logger = tensorrt_library.logger(library)
     try:
         if isinstance(order, Build):
             _Builder(library, logger).build(order, report)
@@ -153,7 +153,7 @@ def run(order: Order, report: Callable[[Answer], None]) -> Done:
             _open(library, logger, Path(order.engine))
     except (TypeError, RuntimeError, MemoryError) as error:
         # Where a native constructor answers null, pybind11 raises TypeError.
-        raise BuilderError(trt_library.reason([*logger.errors, str(error)])) from error
+        raise BuilderError(tensorrt_library.reason([*logger.errors, str(error)])) from error
     return Done(library.__version__, capability, time.perf_counter() - started, _peak_memory_bytes())
 
 
@@ -181,7 +181,7 @@ class _Builder:
             self._add(profile, network, config)
         plan = self._builder.build_serialized_network(network, config)
         if plan is None:
-            raise BuilderError(trt_library.reason(self._logger.errors))
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
         with Path(order.engine).open("wb") as file:
             file.write(plan)
         if order.timing_cache:
@@ -192,11 +192,13 @@ class _Builder:
         network = self._builder.create_network(typed)
         parser = self._library.OnnxParser(network, self._logger)
         if not parser.parse_from_file(graph):
-            raise BuilderError(trt_library.reason([parser.get_error(at).desc() for at in range(parser.num_errors)]))
+            raise BuilderError(
+                tensorrt_library.reason([parser.get_error(at).desc() for at in range(parser.num_errors)])
+            )
         layers = (network.get_layer(at) for at in range(network.num_layers))
         products = [layer for layer in layers if layer.type == self._library.LayerType.MATRIX_MULTIPLY]
         if any(layer.get_input(0).dtype == self._library.float32 for layer in products):
-            raise BuilderError(trt_library.reason(["FP32 GEMM"]))
+            raise BuilderError(tensorrt_library.reason(["FP32 GEMM"]))
         return network
 
     def _aim(self, config: Native, capability: str) -> None:
@@ -206,7 +208,7 @@ class _Builder:
             raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not build for {capability.lower()}")
         config.num_compute_capabilities = 1
         if not config.set_compute_capability(known[capability], 0):
-            raise BuilderError(trt_library.reason(self._logger.errors))
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
 
     def _read_timings(self, config: Native, file: Path) -> None:
         """A cache of another GPU or version is no error: TensorRT measures again, and the file is written anew."""
@@ -224,12 +226,12 @@ class _Builder:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
             shapes.set_shape(tensor.name, *triple)
         if config.add_optimization_profile(shapes) < 0:
-            raise BuilderError(trt_library.reason(self._logger.errors))
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
 
 
 def _open(library: Native, logger: Native, engine: Path) -> None:
-    if trt_library.runtime(library, logger).deserialize_cuda_engine(engine.read_bytes()) is None:
-        raise BuilderError(trt_library.reason(logger.errors))
+    if tensorrt_library.runtime(library, logger).deserialize_cuda_engine(engine.read_bytes()) is None:
+        raise BuilderError(tensorrt_library.reason(logger.errors))
 
 
 def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
@@ -280,7 +282,7 @@ def _own_capability() -> str:
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
-        raise BuilderError(trt_library.NO_DRIVER) from None
+        raise BuilderError(tensorrt_library.NO_DRIVER) from None
     code = driver.cuInit(0)
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     code = code or driver.cuDeviceGet(ctypes.byref(device), 0)

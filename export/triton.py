@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
-from serving.aside import Aside
-from serving.manifest import POSITIONS, TOKENIZER
+from serving.models.manifest import POSITIONS, TOKENIZER
+from serving.models.staging_dir import Aside
+from serving.models.verified_dir import digest
 from serving.scheduling.buckets import bucket_for
-from serving.sealed import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.bundle import Bundle
-    from serving.manifest import Artifact, Manifest
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact, Manifest
     from serving.records import TensorSpec
 
 CONFIG = "config.pbtxt"

@@ -17,19 +17,19 @@ from export.engines import gpu_obstacle, open_engine
 from export.errors import ExportError
 from export.recipe import limits_of
 from export.vocabulary import BareExceptions, Vocabulary
-from serving.bundle import BundleError
-from serving.cache import CacheWriter, Proof
 from serving.engine.base import ModelSpec
-from serving.manifest import TOKENIZER, Accuracy
-from serving.sealed import digest
+from serving.models.bundle import BundleError
+from serving.models.manifest import TOKENIZER, Accuracy
+from serving.models.node_cache import CacheWriter, Proof
+from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from export.progress import Progress
-    from serving.bundle import Bundle
     from serving.engine.base import Engine
-    from serving.manifest import Artifact, Manifest
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact, Manifest
 
 
 class State(Enum):

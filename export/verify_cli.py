@@ -10,8 +10,8 @@ from export import report
 from export.command import positive, run
 from export.errors import ExportError
 from export.place import open_at
-from serving.cache import with_engines
-from serving.engine.cpu import available_cpus
+from serving.host import available_cpus
+from serving.models.node_cache import with_engines
 
 if TYPE_CHECKING:
     from export.progress import Progress

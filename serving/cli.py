@@ -53,11 +53,11 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
 
     log = logs.start(settings.log_format, settings.log_level)
     started.append(log)
-    from serving.choice import Chooser  # noqa: PLC0415
+    from serving.rollout.engine_choice import Chooser  # noqa: PLC0415
 
     chooser = Chooser(settings)
     choice = chooser.first()
-    from serving.transport.ports import Ports  # noqa: PLC0415
+    from serving.net.ports import Ports  # noqa: PLC0415
 
     ports = Ports.open(settings)
     choice.tell()  # now that the start has passed its checks: one that fails them says that and nothing else

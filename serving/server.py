@@ -14,74 +14,74 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from serving.building import EngineBuilder
-from serving.choice import BUILT, too_full
-from serving.cost_cache import KeptCosts
-from serving.dispatch import Dispatcher
-from serving.engine.cpu import available_cpus
-from serving.engine.fleet import start_engine
-from serving.engine.supervisor import EngineFailed, Supervisor
-from serving.engine.wire import Load
+from serving.engine.process.fleet import start_engine
+from serving.engine.process.supervisor import EngineFailed, Supervisor
+from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
-from serving.kernel_cache import KernelCache
+from serving.grpc import guard
+from serving.grpc.server import GrpcListener
+from serving.host import available_cpus
+from serving.http import exchange
+from serving.http.apis import (
+    cohere,
+    console,
+    huggingface,
+    oip,
+    oip_models,
+    openai,
+    operations,
+    tei,
+    tei_text,
+    tei_tokens,
+)
+from serving.http.cors import Cors, CorsRoutes
+from serving.http.documentation import docs_operations, document
+from serving.http.listener import HttpListener
+from serving.http.routing import Routes
+from serving.inference.dispatcher import Dispatcher
+from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
-from serving.pipeline import Pipeline
-from serving.repository import choose
+from serving.models.cost_cache import KeptCosts
+from serving.models.kernel_cache import KernelCache
+from serving.models.repository import choose
+from serving.oip.service import SERVER_VERSION, V2Service
+from serving.operations.probe_port import ProbeListener
+from serving.operations.status import Status
+from serving.rollout.activation import place
+from serving.rollout.engine_build import EngineBuilder
+from serving.rollout.engine_choice import BUILT, too_full
+from serving.rollout.engine_swap import Exchange
+from serving.rollout.repository_watch import RepositoryWatch
+from serving.rollout.retries import Retries
+from serving.rollout.upgrade import Upgrade
+from serving.rollout.versions import Versions
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
 from serving.security.tls import LEAST_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
-from serving.status import Status
-from serving.swap.exchange import Exchange
-from serving.swap.placing import place
-from serving.swap.retries import Retries
-from serving.swap.upgrade import Upgrade
-from serving.swap.versions import Versions
-from serving.swap.watch import RepositoryWatch
 from serving.telemetry import access, catalogue
 from serving.telemetry.gpus import GpuWatch
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
 from serving.telemetry.refusals import Refusals
 from serving.telemetry.tracing import Sampler, SpanCounts
-from serving.transport.grpc import guard
-from serving.transport.grpc.server import GrpcListener
-from serving.transport.http import (
-    cohere,
-    console,
-    exchange,
-    openai,
-    operations,
-    tasks,
-    tei,
-    tei_text,
-    tei_tokens,
-    v2,
-    v2_models,
-)
-from serving.transport.http.cors import Cors, CorsRoutes
-from serving.transport.http.documentation import docs_operations, document
-from serving.transport.http.listener import HttpListener
-from serving.transport.http.routing import Routes
-from serving.transport.oip.service import SERVER_VERSION, V2Service
-from serving.transport.probes import ProbeListener
 from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.bundle import Bundle
-    from serving.choice import Choice, Chooser
-    from serving.engine.supervisor import EngineLife
+    from serving.engine.process.supervisor import EngineLife
     from serving.logs import LogWriter
-    from serving.manifest import Artifact, Task
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact, Task
+    from serving.net.ports import Ports
     from serving.records import UsedCard
+    from serving.rollout.engine_choice import Choice, Chooser
     from serving.settings import Settings
     from serving.telemetry.otlp import Exporter
-    from serving.transport.ports import Ports
 
 log = logging.getLogger("bertserve")
 
@@ -197,11 +197,11 @@ class Server:
             *tei.operations(pipeline, repository, settings),
             *tei_tokens.operations(pipeline, repository, settings),
             *tei_text.operations(pipeline, repository, lifecycle, settings),
-            *tasks.operations(pipeline, repository, settings),
+            *huggingface.operations(pipeline, repository, settings),
             *openai.operations(pipeline, repository, settings),
             *cohere.operations(pipeline, repository, settings),
-            *v2.operations(v2_service, pipeline),
-            *v2_models.operations(v2_service),
+            *oip.operations(v2_service, pipeline),
+            *oip_models.operations(v2_service),
             *probes,
             *console.operations(),
         ]

@@ -10,21 +10,21 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from serving.dispatch import Dispatcher, Ticket
 from serving.errors import BertserveError, ClientGone, MethodNotAllowed, RouteNotFound
-from serving.pipeline import Pipeline
+from serving.grpc import guard
+from serving.http import exchange
+from serving.inference.dispatcher import Dispatcher, Ticket
+from serving.inference.pipeline import Pipeline
 from serving.records import DEFAULT_PRIORITY
 from serving.telemetry.seen import CURRENT, Seen
-from serving.transport.grpc import guard
-from serving.transport.http import exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from serving.grpc.calls import Call, Method
+    from serving.http.exchange import Handler, HttpReply, HttpRequest
+    from serving.net.identity import RecordError
     from serving.records import A, EncodedText, InferRequest, ModelIndex, Outcome
-    from serving.transport.grpc.calls import Call, Method
-    from serving.transport.http.exchange import Handler, HttpReply, HttpRequest
-    from serving.transport.identity import RecordError
 
 _GONE = 499
 _NO_ROUTE = (RouteNotFound.reason, MethodNotAllowed.reason)

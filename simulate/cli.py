@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
-from serving.scheduling.simulator import Device, Overhead
 from simulate import page
 from simulate.errors import SimulateError
 from simulate.figures import Figures, World, capacity
+from simulate.simulator import Device, Overhead
 from simulate.tables import PUBLISHED, Table, find_table
 from simulate.traffic import parse_mix, poisson, replayed
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from loadtest.capacity import bracket
 from loadtest.sample import percentile as nearest_rank
-from serving.scheduling.simulator import Arrival, Fate, Outcome, simulate
+from simulate.simulator import Arrival, Fate, Outcome, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.scheduling.batcher import Policy
     from serving.scheduling.scheduler import Scheduler
-    from serving.scheduling.simulator import Device
+    from simulate.simulator import Device
 
 _NARROW = 1.01
 """A search ends when the rates on both sides of the edge are so near."""

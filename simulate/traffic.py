@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from loadtest.arrivals import choices, schedule
 from loadtest.scenario import Phase, Scenario
-from serving.scheduling.simulator import Arrival
 from simulate.errors import SimulateError
+from simulate.simulator import Arrival
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("serving", "export", "loadtest", "simulate")
 GENERATED = "_pb2"
+TRANSPORT = ("serving.http", "serving.grpc", "serving.oip", "serving.net")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ def _below(*prefixes: str) -> list[Module]:
 
 def test_records_errors_buckets_and_cost_stand_alone() -> None:
     """The bottom of the picture imports nothing of the project."""
-    for module in _below("serving.records", "serving.model_records", "serving.errors", "serving.scheduling.buckets"):
+    for module in _below(
+        "serving.records", "serving.models.statistics", "serving.errors", "serving.scheduling.buckets"
+    ):
         assert not module.reaches(*PACKAGES), module.name
     for module in _below("serving.scheduling.cost"):
         assert module.reaches(*PACKAGES) <= module.reaches("serving.scheduling.buckets"), module.name
@@ -81,23 +84,22 @@ def test_scheduling_reads_no_clock_and_does_no_io() -> None:
 
 def test_engine_knows_nothing_above_it() -> None:
     """What runs a batch knows neither wire nor task nor metric."""
-    above = ("transport", "pipeline", "telemetry", "tasks", "dispatch", "repository", "server", "lifecycle", "settings")
+    above = ("http", "grpc", "oip", "net", "inference", "telemetry", "rollout", "server", "lifecycle", "settings")
     for module in _below("serving.engine"):
         assert not module.reaches(*(f"serving.{name}" for name in above)), module.name
 
 
 def test_transport_sees_no_engine_and_no_queue() -> None:
     """A protocol talks to the pipeline; how work is done is not its business."""
-    for module in _below("serving.transport"):
-        assert not module.reaches("serving.engine", "serving.scheduling", "serving.dispatch", "serving.tasks"), (
-            module.name
-        )
+    below = ("serving.engine", "serving.scheduling", "serving.inference.dispatcher", "serving.inference.tasks")
+    for module in _below(*TRANSPORT):
+        assert not module.reaches(*below), module.name
 
 
 def test_telemetry_knows_no_protocol() -> None:
     """What is counted is the same whichever wire it came over."""
     for module in _below("serving.telemetry"):
-        assert not module.reaches("serving.transport"), module.name
+        assert not module.reaches(*TRANSPORT), module.name
 
 
 def test_keys_and_certificates_know_nothing_of_requests_or_settings() -> None:
@@ -116,11 +118,11 @@ def test_serving_never_needs_pytorch_or_the_other_packages() -> None:
 @pytest.mark.parametrize(
     ("library", "owners"),
     [
-        ("onnxruntime", {"serving.engine.ort", "serving.engine.ort_cuda"}),
-        ("openvino", {"serving.engine.openvino"}),
-        ("tensorrt", {"serving.engine.trt_library"}),
-        ("tensorrt_rtx", {"serving.engine.trt_library"}),
-        ("cuda", {"serving.engine.cuda_driver"}),
+        ("onnxruntime", {"serving.engine.cpu.ort", "serving.engine.gpu.ort_cuda"}),
+        ("openvino", {"serving.engine.cpu.openvino"}),
+        ("tensorrt", {"serving.engine.gpu.tensorrt_library"}),
+        ("tensorrt_rtx", {"serving.engine.gpu.tensorrt_library"}),
+        ("cuda", {"serving.engine.gpu.cuda_driver"}),
         ("pynvml", {"serving.telemetry.gpus"}),
         ("opentelemetry", {"serving.telemetry.otlp"}),
     ],
@@ -139,19 +141,22 @@ def test_the_wire_is_ours() -> None:
 def test_export_uses_of_serving_what_writes_and_checks_a_bundle() -> None:
     """The exporter shares the bundle and the engines with the server, nothing else."""
     allowed = (
-        "serving.aside",
-        "serving.bundle",
-        "serving.cache",
-        "serving.manifest",
-        "serving.node",
-        "serving.sealed",
+        "serving.host",
+        "serving.models.staging_dir",
+        "serving.models.bundle",
+        "serving.models.node_cache",
+        "serving.models.manifest",
+        "serving.models.node",
+        "serving.models.verified_dir",
         "serving.records",
         "serving.scheduling.buckets",
         "serving.engine",
         "serving.errors",
     )
     for module in _below("export"):
-        assert module.reaches("serving", "loadtest", "simulate") - {"serving"} <= module.reaches(*allowed), module.name
+        assert module.reaches("serving", "loadtest", "simulate") - {"serving", "serving.models"} <= module.reaches(
+            *allowed
+        ), module.name
 
 
 def test_loadtest_knows_the_server_by_its_wire() -> None:
@@ -163,7 +168,7 @@ def test_loadtest_knows_the_server_by_its_wire() -> None:
 def test_the_simulator_joins_decisions_and_arrivals() -> None:
     """It runs the server's decisions over the load generator's schedules, and draws with its charts."""
     tools = ("arrivals", "scenario", "capacity", "sample", "charts", "page")
-    allowed = ("serving.scheduling", *(f"loadtest.{name}" for name in tools))
+    allowed = ("serving.scheduling", "serving.records", "serving.errors", *(f"loadtest.{name}" for name in tools))
     for module in _below("simulate"):
         strangers = module.reaches("serving", "export", "loadtest") - {"serving", "loadtest"}
         assert strangers <= module.reaches(*allowed), module.name
@@ -208,13 +213,13 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 
 
 BROAD_HANDLERS = {
-    "serving.transport.http.exchange": "the HTTP boundary",
-    "serving.transport.grpc.guard": "the gRPC boundary",
-    "serving.engine.worker": "the engine's loop",
-    "serving.swap.watch": "the watch's loop, which nobody awaits",
-    "serving.swap.upgrade": "the same: without it the reason would say for ever that an engine is being built",
+    "serving.http.exchange": "the HTTP boundary",
+    "serving.grpc.guard": "the gRPC boundary",
+    "serving.engine.process.worker": "the engine's loop",
+    "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
+    "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
-    "serving.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
+    "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }
 
 

@@ -6,7 +6,7 @@ import runpy
 from itertools import pairwise
 from pathlib import Path
 
-from serving import metrics_page, settings_page
+from serving.operations import metrics_page, settings_page
 
 ROOT = Path(__file__).parents[1]
 

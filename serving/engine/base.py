@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from serving.errors import BertserveError
-from serving.manifest import EngineBuild  # noqa: TC001  read at run time by msgspec
+from serving.models.manifest import EngineBuild  # noqa: TC001  read at run time by msgspec
 from serving.records import Batch, BatchOutput, TensorSpec
 
 if TYPE_CHECKING:

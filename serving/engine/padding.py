@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.manifest import IDS, MASK, POSITIONS, TYPES
+from serving.models.manifest import IDS, MASK, POSITIONS, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,11 +18,11 @@ from serving.telemetry.triton import TritonMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.dispatch import Dispatcher
-    from serving.engine.supervisor import Supervisor
-    from serving.model_records import ModelStatistics
+    from serving.engine.process.supervisor import Supervisor
+    from serving.inference.dispatcher import Dispatcher
+    from serving.models.repository import Repository, ServedModel
+    from serving.models.statistics import ModelStatistics
     from serving.records import ModelIndex, Outcome
-    from serving.repository import Repository, ServedModel
     from serving.scheduling.batcher import Assignment
     from serving.telemetry.catalogue import Metric
     from serving.telemetry.collectors import Values

@@ -12,9 +12,9 @@ from serving.telemetry import catalogue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from serving.model_records import Duration, ModelStatistics
+    from serving.models.repository import Repository
+    from serving.models.statistics import Duration, ModelStatistics
     from serving.records import ModelIndex
-    from serving.repository import Repository
     from serving.telemetry.catalogue import Metric
 
 _NS_PER_US = 1000

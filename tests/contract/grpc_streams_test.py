@@ -212,7 +212,7 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
         file = _field(_field(next(stream.replies), 4), 1)
         stream.send(asked(4, b"no.such.Symbol"))
         assert b"nothing of that name" in next(stream.replies)
-        stream.send(asked(3, b"serving/transport/grpc/inference.proto"))
+        stream.send(asked(3, b"serving/grpc/services/inference.proto"))
         assert _field(_field(next(stream.replies), 4), 1) == file
     pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
     service = pool.FindServiceByName("inference.GRPCInferenceService")

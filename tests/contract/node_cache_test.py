@@ -10,7 +10,7 @@ import pytest
 
 from export import verify_cli
 from export.cli import main as export
-from serving.cache import DERIVED
+from serving.models.node_cache import DERIVED
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get
 from tests.support.poison import edit_manifest

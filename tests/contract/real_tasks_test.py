@@ -19,7 +19,7 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
-from serving.bundle import open_bundle
+from serving.models.bundle import open_bundle
 from tests.support.clients import post_json
 from tests.support.console import answered, visit
 from tests.support.models import ROOT

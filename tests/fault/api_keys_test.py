@@ -13,7 +13,7 @@ import tritonclient.utils
 from google.protobuf import descriptor_pb2
 
 import serving
-from serving.transport.grpc import reflection_pb2
+from serving.grpc.services import reflection_pb2
 from tests.support.clients import (
     MODEL_INFER,
     HttpConnection,

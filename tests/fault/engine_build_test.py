@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from export.cli import main as export
-from serving.building import EngineBuilder
-from serving.bundle import open_bundle
-from serving.cache import open_entry
-from serving.engine.supervisor import EngineFailed
-from serving.swap.upgrade import BUILDING
+from serving.engine.process.supervisor import EngineFailed
+from serving.models.bundle import open_bundle
+from serving.models.node_cache import open_entry
+from serving.rollout.engine_build import EngineBuilder
+from serving.rollout.upgrade import BUILDING
 from tests.support.cards import environment
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get, metric, post_json

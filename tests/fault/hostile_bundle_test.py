@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.bundle import MANIFEST, BundleError, open_bundle
-from serving.manifest import TOKENIZER, Manifest
-from serving.tokenizer import TextTokenizer
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import MANIFEST, BundleError, open_bundle
+from serving.models.manifest import TOKENIZER, Manifest
 from tests.support.clients import post_json
 from tests.support.gate import Gate
 from tests.support.models import NAME

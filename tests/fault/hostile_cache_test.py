@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from serving.bundle import Bundle, open_bundle
-from serving.cache import DERIVED, CacheError, CacheWriter, open_entry, with_proofs
+from serving.models.bundle import Bundle, open_bundle
+from serving.models.node_cache import DERIVED, CacheError, CacheWriter, open_entry, with_proofs
 from tests.support.node_caches import FP32, TIMINGS, fill, proof
 from tests.support.poison import ENGINE
 from tests.support.tasks import tiny_model, write_bundle

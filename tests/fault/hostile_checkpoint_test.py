@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.cli import main
-from serving.bundle import open_bundle
+from serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
 
 if TYPE_CHECKING:

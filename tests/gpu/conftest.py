@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.bundle import open_bundle
-from serving.engine import cuda_driver, gpu
-from serving.engine.cuda import Device
+from serving.engine.gpu import cuda_driver, discovery
+from serving.engine.gpu.cuda import Device
+from serving.models.bundle import open_bundle
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.bundle import Bundle
-    from serving.engine.gpu import Machine
+    from serving.engine.gpu.discovery import Machine
+    from serving.models.bundle import Bundle
 
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     """A machine with a card."""
-    found = gpu.look()
+    found = discovery.look()
     if found.problem:
         pytest.skip(f"needs an NVIDIA card: {found.problem}")
     return found

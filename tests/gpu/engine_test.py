@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.cuda import Buffer
-from serving.engine.ort import OrtCpuBackend
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.gpu.cuda import Buffer
+from serving.models.repository import Repository
 from serving.records import Batch, EncodedText, ModelIndex
-from serving.repository import Repository
 from tests.support.expected import cosines
 from tests.support.models import ROOT
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.bundle import Bundle
     from serving.engine.base import Backend
-    from serving.engine.cuda import Device
-    from serving.engine.gpu import Machine
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.discovery import Machine
+    from serving.models.bundle import Bundle
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +58,7 @@ FAULT = """
 import ctypes
 from serving.engine import cuda_driver
 from serving.engine.base import DeviceLost
-from serving.engine.cuda import Device
+from serving.engine.gpu.cuda import Device
 from tests.gpu.engine_test import kernel
 device = Device(cuda_driver.load(), 0)
 kernel(device)(16)
@@ -130,10 +130,10 @@ def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bu
     specs = [model.spec() for model in repository.models]
     assert all(spec.batch_invariant for spec in specs)
     if name == "tensorrt":
-        from serving.engine.trt import TensorRtBackend  # noqa: PLC0415  only where there is a card
+        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a card
 
         return TensorRtBackend(specs, device, MOST_TOKENS)
-    from serving.engine.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
+    from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
 
     return OrtCudaBackend(specs, device, MOST_TOKENS)
 

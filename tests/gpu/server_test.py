@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from serving.bundle import Bundle
-    from serving.engine.gpu import Machine
+    from serving.engine.gpu.discovery import Machine
+    from serving.models.bundle import Bundle
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from serving.bundle import BundleWriter, file_entry, open_bundle
-from serving.engine import ort_cuda, trt, trt_library
-from serving.engine.cuda import Device
-from serving.engine.cuda_driver import Driver
-from serving.manifest import EngineBuild, ShapeProfile
-from serving.sealed import digest
+from serving.engine.gpu import ort_cuda, tensorrt, tensorrt_library
+from serving.engine.gpu.cuda import Device
+from serving.engine.gpu.cuda_driver import Driver
+from serving.models.bundle import BundleWriter, file_entry, open_bundle
+from serving.models.manifest import EngineBuild, ShapeProfile
+from serving.models.verified_dir import digest
 from tests.support.models import ROOT
 from tests.support.simulated import simulated_ort, simulated_trt
 from tests.support.simulated.cuda.bindings import driver as simulated_driver
@@ -61,7 +61,7 @@ class Bench:
         self.device = Device(Driver(simulated_driver), 0)
         self.libraries: dict[str, SimpleNamespace] = {}
         self.use_ort()
-        patch.setattr(trt_library, "load", self.library)
+        patch.setattr(tensorrt_library, "load", self.library)
 
     def use_ort(self, **options: bool) -> None:
         """Takes the place of ONNX Runtime."""
@@ -76,7 +76,7 @@ class Bench:
         """Models on an engine of `ENGINES`; those of TensorRT are made of the graphs first."""
         if engine == "ort-cuda":
             return ort_cuda.OrtCudaBackend(specs, self.device, LARGEST_BATCH_TOKENS)
-        return trt.TensorRtBackend(
+        return tensorrt.TensorRtBackend(
             [as_plan(spec, engine) for spec in specs], self.device, LARGEST_BATCH_TOKENS, kernels
         )
 

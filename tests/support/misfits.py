@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from serving.sealed import digest
+from serving.models.verified_dir import digest
 from tests.support.poison import TINY_SIZE, tiny_model
 from tests.support.specs import model_spec
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving import node
-from serving.cache import CacheWriter, Proof
-from serving.manifest import Artifact, EngineBuild, Invariance, Parity, ShapeProfile
-from serving.sealed import digest
+from serving.models import node
+from serving.models.manifest import Artifact, EngineBuild, Invariance, Parity, ShapeProfile
+from serving.models.node_cache import CacheWriter, Proof
+from serving.models.verified_dir import digest
 from tests.support.poison import ENGINE, ENGINE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.bundle import Bundle
-    from serving.cache import CacheEntry
+    from serving.models.bundle import Bundle
+    from serving.models.node_cache import CacheEntry
 
 FP32 = "model.fp32.onnx"
 TIMINGS = "tensorrt.timings"

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from serving.bundle import MANIFEST
-from serving.sealed import digest
+from serving.models.bundle import MANIFEST
+from serving.models.verified_dir import digest
 from tests.support.expected import tokenizer
 from tests.support.models import HIDDEN_SIZE, copy_bundle
 

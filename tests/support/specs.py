@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from serving.engine.base import ModelSpec
-from serving.manifest import graph_inputs, graph_outputs
+from serving.models.manifest import graph_inputs, graph_outputs
 
 if TYPE_CHECKING:
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 
 def model_spec(

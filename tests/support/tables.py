@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
-    from serving.transport.http.routing import Routes
+    from serving.http.routing import Routes
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Tables:
 
 def read_tables(models: Path) -> Tables:
     """Builds a server, starts nothing, and reads its tables."""
-    from serving.choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
     from serving.logs import LogWriter  # noqa: PLC0415
+    from serving.net.ports import Ports  # noqa: PLC0415
+    from serving.rollout.engine_choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
     from serving.server import Server  # noqa: PLC0415
     from serving.settings import Settings  # noqa: PLC0415
-    from serving.transport.ports import Ports  # noqa: PLC0415
 
     settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
     ports = Ports(*(socket.socket() for _ in range(3)))

@@ -18,8 +18,8 @@ from transformers.models.bert import (
 )
 
 from export.quiet import quiet
-from serving.bundle import BundleWriter, file_entry
-from serving.manifest import (
+from serving.models.bundle import BundleWriter, file_entry
+from serving.models.manifest import (
     IDS,
     MASK,
     POSITIONS,
@@ -38,7 +38,7 @@ from tests.support.checkpoints import stripped_tokenizer, vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.manifest import Task
+    from serving.models.manifest import Task
 
 MAX_LENGTH = 64
 HIDDEN_SIZE = 32

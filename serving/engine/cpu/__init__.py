@@ -1,0 +1,1 @@
+"""Engines that run on CPUs: ONNX Runtime and OpenVINO."""

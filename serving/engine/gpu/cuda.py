@@ -1,0 +1,190 @@
+"""A card and what an engine does on it: memory, one stream, graphs, and the end when the card is lost.
+
+Everything of an engine runs in one stream, so one thing follows another without further ado, and what the contexts of
+all models need for a moment can lie in one place. Memory is taken once, while models load, and stays where it is:
+a graph remembers addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+
+from serving.engine.base import DeviceLost
+from serving.engine.gpu.cuda_driver import CudaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.engine.gpu.cuda_driver import Driver
+    from serving.records import Array
+
+log = logging.getLogger("bertserve.engine")
+
+ALIGNMENT = 256
+"""Of buffers inside one allocation, as CUDA aligns its own."""
+
+_RESERVE_SHARE = 0.05
+"""Of a card's memory that graphs leave free: for what libraries take while they run."""
+
+
+class Buffer:
+    """A tensor twice: pinned in this machine's memory, and on the card, always at the same addresses.
+
+    Attributes:
+        address: On the card.
+    """
+
+    def __init__(self, device: Device, dtype: Literal["int32", "float32"], size: int) -> None:
+        """Takes the memory.
+
+        Args:
+            device: The card.
+            dtype: Of its numbers.
+            size: How many there are.
+
+        Raises:
+            CudaError: There is no room.
+        """
+        self._device = device
+        kind = np.dtype(dtype)
+        count = max(1, size) * kind.itemsize
+        self._item = kind.itemsize
+        self._pinned = device.driver.allocate_pinned(count)
+        # Never given back: as long as there is this array, somebody may write through it.
+        self._host = np.frombuffer(memoryview((ctypes.c_char * count).from_address(self._pinned)), kind)
+        self.address = device.allocate(count)
+
+    def view(self, shape: tuple[int, ...]) -> Array:
+        """The first numbers of the pinned memory in a shape; what is written there is what is sent."""
+        return cast("Array", self._host[: math.prod(shape)].reshape(shape))
+
+    def send(self, shape: tuple[int, ...]) -> None:
+        """Queues the copy of so many numbers to the card."""
+        device = self._device
+        device.driver.copy_in(self.address, self._pinned, math.prod(shape) * self._item, device.stream)
+
+    def fetch(self, shape: tuple[int, ...]) -> None:
+        """Queues the copy of so many numbers from the card."""
+        device = self._device
+        device.driver.copy_out(self._pinned, self.address, math.prod(shape) * self._item, device.stream)
+
+
+class Device:
+    """A card in use by this process.
+
+    Attributes:
+        driver: What speaks to it.
+        card: Which it is.
+        stream: The stream that all work goes through.
+    """
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        """Takes a card for the calling thread.
+
+        Args:
+            driver: The driver.
+            ordinal: The card's place among those that this process may use.
+
+        Raises:
+            CudaError: It cannot be used.
+        """
+        self.driver = driver
+        self.card = driver.card(ordinal)
+        driver.use(ordinal)
+        self.stream = driver.stream()
+        self._scratch, self._scratch_size = 0, 0
+
+    def enter(self) -> None:
+        """Makes the card the calling thread's own too; whoever runs batches is another thread than the loader."""
+        self.driver.use(self.card.ordinal)
+
+    def allocate(self, size: int) -> int:
+        """The address of so many bytes on the card.
+
+        Raises:
+            CudaError: There is no room; what was wanted and what is free stands in the log.
+        """
+        try:
+            return self.driver.allocate(size)
+        except CudaError as error:
+            if error.out_of_memory:
+                free, total = self.driver.memory()
+                log.warning(
+                    "no room for %d MiB on the card: %d MiB of %d are free", size >> 20, free >> 20, total >> 20
+                )
+            raise
+
+    def scratch(self, size: int) -> int:
+        """The one place for what every context needs while it runs, at least so large.
+
+        Asked for by all before anything runs: a larger one lies elsewhere, and the one before is given back.
+        """
+        if size > self._scratch_size:
+            if self._scratch:
+                self.wait()
+                self.driver.free(self._scratch)
+            self._scratch, self._scratch_size = self.allocate(size), size
+        return self._scratch
+
+    def wait(self) -> None:
+        """Waits for the stream, and so hears of what went wrong in it.
+
+        Raises:
+            CudaError: Something did.
+        """
+        self.driver.wait(self.stream)
+
+    def has_room(self, used_before: int = 0) -> bool:
+        """Whether there is memory for one more graph.
+
+        Args:
+            used_before: What the last one took, in bytes.
+        """
+        free, total = self.driver.memory()
+        return free - used_before > _RESERVE_SHARE * total
+
+    def capture(self, work: Callable[[], None]) -> int:
+        """What `work` queues, as a graph; nothing of it runs.
+
+        Raises:
+            CudaError: It holds something that cannot be captured.
+        """
+        self.driver.begin_capture(self.stream)
+        try:
+            work()
+        except BaseException:
+            self._abandon_capture()
+            raise
+        return self.driver.end_capture(self.stream)
+
+    def launch(self, graph: int) -> None:
+        """Queues all of a graph."""
+        self.driver.launch(graph, self.stream)
+
+    def check(self, reason: str, *, lost: bool) -> None:
+        """After a failure: goes on where the card still works.
+
+        Args:
+            reason: What failed, for the log.
+            lost: Whether it is known that the card does not, or that its memory is full.
+
+        Raises:
+            DeviceLost: So it is, or nothing works in this process any more.
+        """
+        if lost:
+            raise DeviceLost(reason)
+        try:
+            self.driver.finish()
+        except CudaError as found:
+            raise DeviceLost(f"{reason}; then {found}") from found
+
+    def _abandon_capture(self) -> None:
+        try:
+            self.driver.destroy_graph(self.driver.end_capture(self.stream))
+        except CudaError as error:  # the capture broke: there is nothing to give back
+            log.info("a graph was not captured: %s", error)

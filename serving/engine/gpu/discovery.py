@@ -1,0 +1,175 @@
+"""What GPUs this machine has and what could run on them, found out by a process of its own.
+
+A driver that hangs or a library that crashes then costs that process alone, and whoever asks never starts CUDA, which
+would take memory of each card. `python -m serving.engine.gpu.discovery` is that process: it answers one JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+from typing import Literal
+
+import msgspec
+
+from serving.engine.gpu import cuda_driver, tensorrt_library
+
+LIMIT_S = 30.0
+"""A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
+
+_KILL_S = 1.0
+"""More than a process that can be killed takes to end."""
+
+Runtime = Literal["ort-cuda", "rtx", "enterprise"]
+"""ONNX Runtime's CUDA provider, and the flavours of TensorRT."""
+
+_PROVIDER = "CUDAExecutionProvider"
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A GPU that this process may use.
+
+    Attributes:
+        ordinal: Its place among them.
+        name: As its maker calls it.
+        uuid: Its identity, as NVML has it too.
+        compute_capability: Major and minor.
+        memory_bytes: All that it has.
+        free_bytes: What nobody had taken.
+    """
+
+    ordinal: int
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    free_bytes: int
+
+    @property
+    def target(self) -> str:
+        """What artifacts for it are for, as `sm75`."""
+        return "sm{}{}".format(*self.compute_capability)
+
+
+class Library(msgspec.Struct, frozen=True):
+    """What could run a model on a card.
+
+    Attributes:
+        version: Its own; empty where it cannot be used.
+        cuda: The major version of CUDA that it was built for; 0 where it does not say.
+        problem: Why it cannot be used.
+    """
+
+    version: str = ""
+    cuda: int = 0
+    problem: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What was found.
+
+    Attributes:
+        cards: In CUDA's order.
+        cuda: The newest CUDA that the driver runs; (0, 0) without one.
+        problem: Why there is no card that could be used; empty where there is one.
+        broken: Whether there is a driver, or was meant to be one, that does not work.
+        libraries: By what they are.
+    """
+
+    cards: tuple[Card, ...] = ()
+    cuda: tuple[int, int] = (0, 0)
+    problem: str = ""
+    broken: bool = False
+    libraries: dict[str, Library] = {}
+
+
+def look(limit_s: float = LIMIT_S) -> Machine:
+    """What this machine has; never fails, and takes at most so long."""
+    # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+    command = [sys.executable, "-P", "-m", "serving.engine.gpu.discovery"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        answer, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # Not `subprocess.run`, which waits for the end: whoever hangs inside the kernel does not even hear SIGKILL.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILL_S)
+        return Machine(problem=f"the NVIDIA driver does not answer within {limit_s:g} s", broken=True)
+    try:
+        return msgspec.json.decode(answer, type=Machine)
+    except msgspec.DecodeError:
+        return Machine(problem=f"looking for GPUs ended with status {process.returncode}", broken=True)
+
+
+def found() -> Machine:
+    """The same in this process."""
+    try:
+        driver = cuda_driver.load()
+        cards = tuple(_card(driver, info) for info in driver.cards())
+        cuda = driver.version()
+    except cuda_driver.CudaError as error:
+        return Machine(problem=cuda_driver.explained(error), broken=error.code not in cuda_driver.NOTHING_HERE)
+    if not cards:
+        return Machine(cuda=cuda, problem="the NVIDIA driver shows no GPU; is the container given one?")
+    return Machine(
+        cards,
+        cuda,
+        libraries={"ort-cuda": _onnx_runtime(), "rtx": _tensorrt("rtx"), "enterprise": _tensorrt("enterprise")},
+    )
+
+
+def _card(driver: cuda_driver.Driver, info: cuda_driver.CardInfo) -> Card:
+    driver.use(info.ordinal)
+    free, _ = driver.memory()
+    return Card(info.ordinal, info.name, info.uuid, info.compute_capability, info.memory_bytes, free)
+
+
+def _onnx_runtime() -> Library:
+    try:
+        # The one user of the library for CPUs may be missing it; the one for GPUs has the same module.
+        from serving.engine.cpu import ort  # noqa: PLC0415  needs its library
+    except ImportError as error:
+        return Library(problem=f"ONNX Runtime is not installed ({error}): pip install 'bertserve[gpu]'")
+    if _PROVIDER not in ort.providers():
+        return Library(
+            problem=f"ONNX Runtime {ort.VERSION} is installed without CUDA: pip install 'bertserve[gpu]' in place of"
+            " [cpu]"
+        )
+    return Library(ort.VERSION, _major(ort.cuda_version()))
+
+
+def _tensorrt(flavour: tensorrt_library.Flavour) -> Library:
+    try:
+        return Library(str(tensorrt_library.load(flavour).__version__), _cuda_of(tensorrt_library.PACKAGES[flavour]))
+    except tensorrt_library.LibraryMissing as error:
+        return Library(problem=str(error))
+
+
+def _cuda_of(package: str) -> int:
+    """The CUDA that a package names in its own name or in those that it needs, as `tensorrt_cu13`; 0 without."""
+    try:
+        names = [package, *(importlib.metadata.requires(package) or [])]
+    except importlib.metadata.PackageNotFoundError:
+        names = [package]
+    return next((major for major in (13, 12) if any(f"cu{major}" in name for name in names)), 0)
+
+
+def _major(version: str) -> int:
+    head = version.partition(".")[0]
+    return int(head) if head.isdecimal() else 0
+
+
+def main() -> None:
+    """Answers on standard output; what libraries print meanwhile goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with answers:
+        answers.write(msgspec.json.encode(found()))
+
+
+if __name__ == "__main__":
+    main()

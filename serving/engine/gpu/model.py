@@ -1,0 +1,364 @@
+"""A model on a card, whatever runs its kernels: batches padded to few shapes, copied, run and copied back.
+
+A shape is a captured size (1, 2, 4, ... texts) in a sequence bucket. Every shape within the budget of a batch gets a
+graph while the model loads, smallest first, as long as the memory set aside for graphs lasts; the others run the same
+work queued piece by piece. What a batch costs depends on its shape alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from serving.engine.gpu.cuda import Buffer
+from serving.engine.gpu.cuda_driver import CudaError
+from serving.engine.padding import Padder, finite_rows
+from serving.errors import EngineFault
+from serving.models.manifest import IDS, MASK, POSITIONS
+from serving.records import Batch, BatchOutput
+from serving.scheduling.buckets import BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from serving.engine.base import ModelSpec
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.padding import Tensors
+    from serving.records import Array, TensorSpec
+
+log = logging.getLogger("bertserve.engine")
+
+SIZES = (1, 2, 4, 8, 16, 32)
+"""Texts in a batch; others are padded up, and what is larger runs in several."""
+
+MASK_SIZES = (1, 2, 4, 8, 16)
+"""Masks of a text, likewise; the optimization profiles of engines end there."""
+
+GRAPH_BYTES = 1 << 30
+"""Memory that the graphs of all models may take."""
+
+_MIB = 1 << 20
+
+_FULL = re.compile(r"out ?of ?memory|failed to allocate memory|memory does not suffice", re.IGNORECASE)
+"""How libraries say that the card's memory is full; the driver itself has a number for it."""
+
+
+class Shape(NamedTuple):
+    """What a batch is padded to; `masks` is 0 where the model takes no places."""
+
+    rows: int
+    length: int
+    masks: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows."""
+        return self.rows * self.length
+
+    def input(self, name: str) -> tuple[int, int]:
+        """An input's shape."""
+        return self.rows, self.masks if name == POSITIONS else self.length
+
+    def output(self, spec: TensorSpec) -> tuple[int, ...]:
+        """An output's shape: what varies beside the rows is the masks, or else the tokens."""
+        return self.rows, *(size if size >= 0 else self.masks or self.length for size in spec.shape[1:])
+
+
+class ProgramError(Exception):
+    """The library that queues a model's work could not; the message is for the log."""
+
+
+class Program(Protocol):
+    """What queues a model's work on a device's stream, from and to the addresses that it was given.
+
+    Attributes:
+        records_itself: Whether the library keeps graphs of its own; else they are captured here.
+    """
+
+    records_itself: bool
+
+    def prepare(self, shape: Shape, *, graph: bool) -> None:
+        """Makes ready for a shape, before its first run; with `graph` where the library shall keep one of it."""
+
+    def enqueue(self, shape: Shape, *, eager: bool) -> None:
+        """Queues the work for a shape, with `eager` piece by piece even where the library has a graph of it.
+
+        Raises:
+            ProgramError: The library could not.
+        """
+
+
+class GraphBudget:
+    """How much memory graphs may take on a card, all models together.
+
+    Attributes:
+        used: Bytes that they have taken, as the card's free memory tells.
+    """
+
+    def __init__(self, device: Device, limit: int | None = None) -> None:
+        self._device = device
+        self._limit = GRAPH_BYTES if limit is None else limit
+        self._last = 0
+        self.used = 0
+
+    @property
+    def allows(self) -> bool:
+        """Whether another graph like the last one may be made."""
+        return self.used + self._last <= self._limit and self._device.has_room(self._last)
+
+    def spend(self, free_before: int) -> None:
+        """Counts what has been taken since so much was free."""
+        self._last = max(0, free_before - self._device.driver.memory()[0])
+        self.used += self._last
+
+
+def lengths_for(max_length: int) -> list[int]:
+    """The sequence buckets of a model; the last one is its longest text.
+
+    >>> lengths_for(100)
+    [16, 32, 64, 100]
+    """
+    return [*itertools.takewhile(lambda bucket: bucket < max_length, BUCKETS), max_length]
+
+
+class ModelBuffers:
+    """The buffers of a model's inputs and outputs, each as large as the largest shape needs.
+
+    Attributes:
+        inputs: By name.
+        outputs: By name.
+    """
+
+    def __init__(self, device: Device, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
+        self.inputs = {
+            name: Buffer(device, "int32", max(int(np.prod(shape.input(name))) for shape in shapes))
+            for name in spec.inputs
+        }
+        self.outputs = {
+            output.name: Buffer(device, output.dtype, max(int(np.prod(shape.output(output))) for shape in shapes))
+            for output in spec.outputs
+        }
+
+
+class GpuModel:
+    """One model; used by one thread at a time."""
+
+    def __init__(
+        self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
+    ) -> None:
+        """Joins what is there; `capture` then makes the graphs.
+
+        Args:
+            device: The card.
+            spec: The model.
+            tensors: Its buffers, which the program knows the addresses of.
+            program: What queues its work.
+            shapes: All that it may be padded to.
+        """
+        self._device = device
+        self._spec = spec
+        self._tensors = tensors
+        self._program = program
+        self._padder = Padder(spec)
+        self._pad_id = spec.special_ids.get("pad", 0)
+        self._graphs: dict[Shape, int] = {}
+        self._shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
+        self._prepared: set[Shape] = set()
+        self._eager = False
+        self._thread = threading.get_ident()
+        self._lengths = sorted({shape.length for shape in shapes})
+        self._most: dict[int, int] = defaultdict(int)
+        for shape in shapes:
+            self._most[shape.length] = max(self._most[shape.length], shape.rows)
+
+    def capture(self, budget: GraphBudget) -> None:
+        """Makes the graphs, those of the smallest batches first, as far as the memory for them goes.
+
+        Raises:
+            CudaError: The card failed.
+            ProgramError: The library did.
+        """
+        started, made = time.perf_counter(), 0
+        shapes = [shape for shape in self._shapes if shape.masks <= 1]
+        for shape in shapes:
+            if not budget.allows:
+                break
+            free, _ = self._device.driver.memory()
+            self._prepare(shape, graph=True)
+            budget.spend(free)
+            made += 1
+        log.info(
+            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the card",
+            *(self._spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
+        )
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """All that it may be padded to, in the order in which they are captured."""
+        return self._shapes
+
+    def forget_graphs(self) -> None:
+        """Runs everything piece by piece from now on."""
+        for graph in self._graphs.values():
+            self._device.driver.destroy_graph(graph)
+        self._graphs.clear()
+
+    def run(self, batch: Batch) -> BatchOutput:
+        """Runs a batch, in several parts where it is larger than the largest shape.
+
+        Raises:
+            EngineFault: It could not be computed, and the card still works.
+            DeviceLost: The card does not.
+        """
+        started = time.perf_counter()
+        try:
+            self._enter()
+            arrays = self._computed(batch)
+        except CudaError as error:
+            self._device.check(str(error), lost=error.sticky or error.out_of_memory)
+            raise EngineFault(f"CUDA: {error}") from error
+        except ProgramError as error:
+            self._device.check(str(error), lost=_FULL.search(str(error)) is not None)
+            raise EngineFault(str(error)) from error
+        finite = finite_rows(arrays, len(batch.texts))
+        return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
+
+    def replay(self, batch: Batch, *, eager: bool) -> list[Array]:
+        """The arrays of a batch as `run` has them, with its graph or without; for comparing the two."""
+        kept = self._graphs
+        self._graphs, self._eager = {} if eager else kept, eager
+        try:
+            return self._computed(batch)
+        finally:
+            self._graphs, self._eager = kept, False
+
+    def _enter(self) -> None:
+        """A card is a thread's own: whoever serves is another thread than the one that loaded."""
+        if self._thread != threading.get_ident():
+            self._device.enter()
+            self._thread = threading.get_ident()
+
+    def _computed(self, batch: Batch) -> list[Array]:
+        tensors = self._padder.tensors(batch)
+        length = self._length(batch.padded_length)
+        rows = [self._masked(part, length, batch.padded_length) for part in self._parts(tensors, self._most[length])]
+        return rows[0] if len(rows) == 1 else _joined(rows, axis=0)
+
+    def _masked(self, tensors: Tensors, length: int, padded: int) -> list[Array]:
+        """A part's arrays; where it has more masks than a shape, those of some after the other."""
+        if POSITIONS not in tensors:
+            return self._once(tensors, Shape(_fitting(SIZES, len(tensors[IDS])), length), padded)
+        places = tensors[POSITIONS]
+        found = []
+        for at in range(0, places.shape[1], MASK_SIZES[-1]):
+            some = places[:, at : at + MASK_SIZES[-1]]
+            masks = _fitting(MASK_SIZES, some.shape[1])
+            shape = Shape(_fitting(SIZES, len(places)), length, masks)
+            found.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
+        return found[0] if len(found) == 1 else _joined(found, axis=1)
+
+    def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
+        """What the card answers to tensors that fit a shape; `width` is what they have of what varies."""
+        self._write(tensors, shape)
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            self._device.launch(graph)
+        else:
+            self._prepare(shape, graph=False)
+            self._queue(shape)
+        self._device.wait()
+        rows = len(tensors[IDS])
+        return [self._read(spec, shape, rows, width) for spec in self._spec.outputs]
+
+    def _write(self, tensors: Tensors, shape: Shape) -> None:
+        """Fills the pinned inputs; rows beyond the batch repeat its first one, so that they hold a real text."""
+        for name, values in tensors.items():
+            target = self._tensors.inputs[name].view(shape.input(name))
+            rows, width = values.shape
+            target[:rows, :width] = values
+            target[:rows, width:] = self._pad_id if name == IDS else 0
+            target[rows:] = target[0]
+
+    def _read(self, spec: TensorSpec, shape: Shape, rows: int, width: int) -> Array:
+        """An output without its padding; a copy, since the next batch writes over it."""
+        values = self._tensors.outputs[spec.name].view(shape.output(spec))[:rows]
+        return (values[:, :width] if spec.shape[1] == -1 else values).copy()
+
+    def _queue(self, shape: Shape) -> None:
+        for name, buffer in self._tensors.inputs.items():
+            buffer.send(shape.input(name))
+        self._program.enqueue(shape, eager=self._eager)
+        for spec in self._spec.outputs:
+            self._tensors.outputs[spec.name].fetch(shape.output(spec))
+
+    def _prepare(self, shape: Shape, *, graph: bool) -> None:
+        """What a shape needs before it runs: libraries allocate and choose kernels at the first sight of one."""
+        if shape in self._prepared:
+            return
+        self._program.prepare(shape, graph=graph)
+        self._prepared.add(shape)
+        if not graph:
+            return
+        self._write_nothing(shape)
+        self._queue(shape)
+        self._device.wait()
+        if self._program.records_itself:
+            self._queue(shape)
+        else:
+            self._graphs[shape] = self._device.capture(lambda: self._queue(shape))
+            self._device.launch(self._graphs[shape])
+        self._device.wait()
+
+    def _write_nothing(self, shape: Shape) -> None:
+        """Texts of padding, but for attention that has something to look at."""
+        for name, buffer in self._tensors.inputs.items():
+            buffer.view(shape.input(name))[...] = 1 if name == MASK else 0
+
+    def _length(self, tokens: int) -> int:
+        return _fitting(self._lengths, tokens)
+
+    def _parts(self, tensors: Tensors, most: int) -> Iterator[Tensors]:
+        for at in range(0, len(tensors[IDS]), most):
+            yield {name: values[at : at + most] for name, values in tensors.items()}
+
+
+class GpuRunner:
+    """The lane of a card: runs a batch on the model that it is for.
+
+    Attributes:
+        models: All of them, by their index.
+    """
+
+    def __init__(self, models: Sequence[GpuModel]) -> None:
+        self.models = models
+
+    def run(self, batch: Batch) -> BatchOutput:
+        """As `GpuModel.run`."""
+        return self.models[batch.model].run(batch)
+
+
+def shapes_for(spec: ModelSpec, lengths: Sequence[int], max_batch_tokens: int) -> list[Shape]:
+    """Every shape of a model: each bucket with as many texts as a batch may have, at least one."""
+    masks = MASK_SIZES if POSITIONS in spec.inputs else (0,)
+    return [
+        Shape(rows, length, count)
+        for length in lengths
+        for rows in SIZES
+        for count in masks
+        if rows == 1 or (rows * length <= max_batch_tokens and spec.batch_invariant)
+    ]
+
+
+def _fitting(sizes: Sequence[int], size: int) -> int:
+    return next((each for each in sizes if each >= size), sizes[-1])
+
+
+def _joined(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
+    return [np.concatenate(arrays, axis=axis) for arrays in zip(*parts, strict=True)]

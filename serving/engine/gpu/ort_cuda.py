@@ -1,0 +1,159 @@
+"""ONNX Runtime on a GPU: its CUDA provider on our stream, between our buffers, with a CUDA graph for each shape.
+
+ONNX Runtime falls back to a CPU in silence, so what it says that it runs on is compared with what it was told. With
+graphs on, it refuses by itself a model of which a part would be computed elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime as ort
+
+from serving.engine.base import LaneKind
+from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors
+from serving.engine.gpu.model import (
+    SIZES,
+    GpuModel,
+    GpuRunner,
+    GraphBudget,
+    ModelBuffers,
+    ProgramError,
+    lengths_for,
+    shapes_for,
+)
+from serving.models.bundle import BundleError, read_artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import ModelSpec, Runner
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.model import Shape
+
+__all__ = ["VERSION", "OrtCudaBackend"]
+
+PROVIDER = "CUDAExecutionProvider"
+
+_NO_GRAPH = "-1"
+"""ONNX Runtime's annotation of a run that neither makes nor uses a graph."""
+
+
+class OrtCudaBackend:
+    """Sessions of the CUDA provider, made from verified bytes."""
+
+    name = "ort-cuda"
+    largest_batch = SIZES[-1]
+    padded_to: Sequence[int] = SIZES
+
+    def __init__(self, models: Sequence[ModelSpec], device: Device, max_batch_tokens: int) -> None:
+        """Loads every model and captures its graphs.
+
+        Args:
+            models: What to load.
+            device: The card.
+            max_batch_tokens: Padded tokens of the largest batch.
+
+        Raises:
+            BundleError: An artifact's bytes are not those of its manifest, it does not load on this provider, or it
+                takes or gives other tensors than the manifest says.
+            CudaError: The card has no room, or failed.
+        """
+        if PROVIDER not in ort.get_available_providers():
+            raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
+        # Finds CUDA's and cuDNN's libraries where pip has put them.
+        ort.preload_dlls()
+        budget = GraphBudget(device)
+        self._models = [_model(spec, device, max_batch_tokens) for spec in models]
+        for model, spec in zip(self._models, models, strict=True):
+            try:
+                model.capture(budget)
+            except ProgramError as error:
+                raise BundleError(f"{spec.path}: {error}") from error
+
+    def lanes(self) -> Sequence[LaneKind]:
+        """The card is one lane."""
+        return [LaneKind.WIDE]
+
+    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
+        """The runner of every model."""
+        return GpuRunner(self._models)
+
+
+def _model(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
+    data = read_artifact(Path(spec.path), spec.sha256)
+    try:
+        session = _session(data, device)
+    except LOAD_ERRORS as error:
+        raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
+    if (providers := session.get_providers())[0] != PROVIDER:
+        raise BundleError(f"{spec.path}: ONNX Runtime runs it on {providers[0]} and not on the GPU; its log says why")
+    check_tensors(spec, session)
+    shapes = shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
+    buffers = ModelBuffers(device, spec, shapes)
+    return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
+
+
+def _session(data: bytes, device: Device) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = LOG_ERRORS_ONLY
+    options.enable_mem_pattern = False
+    provider = {
+        "device_id": str(device.card.ordinal),
+        "user_compute_stream": str(device.stream),
+        "enable_cuda_graph": "1",
+        # Of fp32 it would keep 10 bits: a text's answer would no longer be the same in any company.
+        "use_tf32": "0",
+        # Doubling what it takes would waste up to half of a card that holds several models.
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    session = ort.InferenceSession(data, options, providers=[(PROVIDER, provider)])
+    session.disable_fallback()
+    return session
+
+
+class _OrtProgram:
+    """One session's work, bound to the model's buffers."""
+
+    records_itself = True
+
+    def __init__(self, session: ort.InferenceSession, spec: ModelSpec, device: Device, buffers: ModelBuffers) -> None:
+        self._session = session
+        self._spec = spec
+        self._device = device
+        self._buffers = buffers
+        self._bindings: dict[Shape, ort.IOBinding] = {}
+        self._graphs: dict[Shape, ort.RunOptions] = {}
+        self._eager = _options(_NO_GRAPH)
+
+    def prepare(self, shape: Shape, *, graph: bool) -> None:
+        self._bindings[shape] = self._binding(shape)
+        if graph:
+            self._graphs[shape] = _options(str(len(self._graphs)))
+
+    def enqueue(self, shape: Shape, *, eager: bool) -> None:
+        options = self._eager if eager else self._graphs.get(shape, self._eager)
+        try:
+            self._session.run_with_iobinding(self._bindings[shape], options)
+        except RUN_ERRORS as error:
+            raise ProgramError(f"ONNX Runtime: {error}") from error
+
+    def _binding(self, shape: Shape) -> ort.IOBinding:
+        binding = self._session.io_binding()
+        ordinal = self._device.card.ordinal
+        for name, buffer in self._buffers.inputs.items():
+            binding.bind_input(name, "cuda", ordinal, np.int32, shape.input(name), buffer.address)
+        for spec in self._spec.outputs:
+            address = self._buffers.outputs[spec.name].address
+            binding.bind_output(spec.name, "cuda", ordinal, np.dtype(spec.dtype).type, shape.output(spec), address)
+        return binding
+
+
+def _options(graph: str) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", graph)
+    # The copies of the answers wait in the same stream; whoever queued them waits for all at once.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options

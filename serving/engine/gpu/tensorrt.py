@@ -1,0 +1,269 @@
+"""TensorRT: an engine's contexts on our stream, between our buffers, in one scratch memory.
+
+Each optimization profile, which is a sequence bucket, has a context of its own that never changes its profile. The
+enterprise library's work is captured into graphs here. TensorRT for RTX compiles its kernels when it loads an engine,
+and by default a better one in the background later, under a graph that then holds the old one; so it is told to
+compile at once, for the very shapes, and keeps whole graphs itself. What it compiled is kept for the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.engine.base import LaneKind
+from serving.engine.gpu import tensorrt_library
+from serving.engine.gpu.model import (
+    MASK_SIZES,
+    SIZES,
+    GpuModel,
+    GpuRunner,
+    GraphBudget,
+    ModelBuffers,
+    ProgramError,
+    shapes_for,
+)
+from serving.models.bundle import BundleError, read_artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from serving.engine.base import KernelFiles, ModelSpec, Runner
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.model import Shape
+    from serving.engine.gpu.tensorrt_library import Native
+    from serving.models.manifest import EngineBuild, ShapeProfile
+
+log = logging.getLogger("bertserve.engine")
+
+_VERSION_PARTS = 3
+
+
+class TensorRtBackend:
+    """Engines of verified bytes, of whichever flavour built them.
+
+    Attributes:
+        version: Of the libraries in use.
+    """
+
+    name = "tensorrt"
+    largest_batch = SIZES[-1]
+    padded_to: Sequence[int] = SIZES
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        device: Device,
+        max_batch_tokens: int,
+        kernels: Sequence[KernelFiles] = (),
+    ) -> None:
+        """Opens every engine and captures its graphs.
+
+        Args:
+            models: What to load.
+            device: The card.
+            max_batch_tokens: Padded tokens of the largest batch.
+            kernels: For each model where what TensorRT for RTX compiles is kept; empty for nowhere.
+
+        Raises:
+            BundleError: An engine's bytes are not those of its manifest, it is for another GPU or version, or it
+                takes or gives other tensors than the manifest says.
+            CudaError: The card has no room, or failed.
+        """
+        flavours = {_build(spec).flavour for spec in models}
+        try:
+            self._libraries = {flavour: _Library(flavour) for flavour in sorted(flavours)}
+        except tensorrt_library.LibraryMissing as error:
+            raise BundleError(str(error)) from error
+        self.version = ", ".join(library.version for library in self._libraries.values())
+        opened = [
+            _Opened(self._libraries[_build(spec).flavour], spec, device, kernels[place] if kernels else None)
+            for place, spec in enumerate(models)
+        ]
+        # All contexts run in one stream, so what they need for a moment can be the same memory.
+        scratch_size = max(engine.scratch_size for engine in opened)
+        scratch = device.scratch(scratch_size)
+        budget = GraphBudget(device)
+        self._models = [engine.model(scratch, scratch_size, max_batch_tokens) for engine in opened]
+        for engine, model in zip(opened, self._models, strict=True):
+            try:
+                model.capture(budget)
+            except ProgramError as error:
+                raise BundleError(f"{engine.spec.path}: {error}") from error
+            engine.keep_kernels()
+
+    def lanes(self) -> Sequence[LaneKind]:
+        """The card is one lane."""
+        return [LaneKind.WIDE]
+
+    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
+        """The runner of every model."""
+        return GpuRunner(self._models)
+
+
+class _Library:
+    """A flavour in use."""
+
+    def __init__(self, flavour: tensorrt_library.Flavour) -> None:
+        self.flavour = flavour
+        self.module = tensorrt_library.load(flavour)
+        self.log = tensorrt_library.logger(self.module)
+        self.runtime = tensorrt_library.runtime(self.module, self.log)
+        self.version = f"{tensorrt_library.PACKAGES[flavour]} {self.module.__version__}"
+
+    def reason(self) -> str:
+        """What the library last complained of; it then starts anew."""
+        messages = list(self.log.errors)
+        self.log.errors.clear()
+        return tensorrt_library.reason(messages)
+
+
+class _Opened:
+    """One model's engine and its contexts, by the length of their profiles."""
+
+    def __init__(self, library: _Library, spec: ModelSpec, device: Device, kernels: KernelFiles | None) -> None:
+        self.spec = spec
+        self._library = library
+        self._device = device
+        self._kernels = kernels
+        self._cache: Native = None
+        self._check_fits(_build(spec))
+        data = read_artifact(Path(spec.path), spec.sha256)
+        self._engine = library.runtime.deserialize_cuda_engine(data)
+        if self._engine is None:
+            raise BundleError(f"{spec.path}: {library.reason()}")
+        _check_tensors(library.module, self._engine, spec)
+        self._contexts = {profile.max[1]: self._context(place) for place, profile in enumerate(_build(spec).profiles)}
+        device.wait()
+
+    @property
+    def scratch_size(self) -> int:
+        """What a context needs while it runs."""
+        return int(self._engine.device_memory_size_v2)
+
+    def model(self, scratch: int, scratch_size: int, max_batch_tokens: int) -> GpuModel:
+        """The model, its contexts given their memory."""
+        profiles = {profile.max[1]: profile for profile in _build(self.spec).profiles}
+        shapes = [
+            shape
+            for shape in shapes_for(self.spec, sorted(profiles), max_batch_tokens)
+            if _holds(profiles[shape.length], shape)
+        ]
+        buffers = ModelBuffers(self._device, self.spec, shapes)
+        for context in self._contexts.values():
+            context.set_device_memory(scratch, scratch_size)
+            for name, buffer in (buffers.inputs | buffers.outputs).items():
+                if not context.set_tensor_address(name, buffer.address):
+                    raise BundleError(f"{self.spec.path}: {self._library.reason()}")
+        program = _TrtProgram(self._library, self.spec, self._device, self._contexts)
+        return GpuModel(self._device, self.spec, buffers, program, shapes)
+
+    def keep_kernels(self) -> None:
+        """Writes what was compiled to where the server takes it from; a start without it is only slower."""
+        if self._cache is None or self._kernels is None or not self._kernels.write:
+            return
+        try:
+            Path(self._kernels.write).write_bytes(bytes(self._cache.serialize()))
+        except OSError as error:
+            log.warning("the kernels of %s were not kept: %s", self.spec.name, error)
+
+    def _check_fits(self, build: EngineBuild) -> None:
+        """Refuses an engine for another GPU or version before the library sees it, which says it less clearly."""
+        path = self.spec.path
+        card = self._device.card
+        found = "{}.{}".format(*card.compute_capability)
+        if found != build.compute_capability:
+            raise BundleError(
+                f"{path}: the engine is for compute capability {build.compute_capability}, this {card.name} has"
+                f" {found}; build one here with `bertserve export --tensorrt native`"
+            )
+        version = str(self._library.module.__version__)
+        if version.split(".")[:_VERSION_PARTS] != build.version.split(".")[:_VERSION_PARTS]:
+            raise BundleError(
+                f"{path}: the engine was built by TensorRT {build.version}, here is {version}; install that version,"
+                " or export again"
+            )
+
+    def _context(self, profile: int) -> Native:
+        strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._library.flavour == "rtx":
+            context = self._engine.create_execution_context(self._config(strategy))
+        else:
+            context = self._engine.create_execution_context(strategy)
+        if context is None or not context.set_optimization_profile_async(profile, self._device.stream):
+            raise BundleError(f"{self.spec.path}: {self._library.reason()}")
+        return context
+
+    def _config(self, strategy: Native) -> Native:
+        module = self._library.module
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        config.dynamic_shapes_kernel_specialization_strategy = module.DynamicShapesKernelSpecializationStrategy.EAGER
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            self._recall(self._cache)
+        config.set_runtime_cache(self._cache)
+        return config
+
+    def _recall(self, cache: Native) -> None:
+        """Reads what an earlier start compiled; the library refuses what another driver or card has made."""
+        if self._kernels is None or not self._kernels.read:
+            return
+        try:
+            known = read_artifact(Path(self._kernels.read), self._kernels.sha256)
+        except (OSError, BundleError) as error:
+            log.warning("the kept kernels of %s cannot be read: %s", self.spec.name, error)
+            return
+        if not cache.deserialize(known):
+            log.info("the kept kernels of %s are of another driver or card: compiling anew", self.spec.name)
+
+
+class _TrtProgram:
+    """One engine's work."""
+
+    def __init__(self, library: _Library, spec: ModelSpec, device: Device, contexts: Mapping[int, Native]) -> None:
+        self.records_itself = library.flavour == "rtx"
+        self._library = library
+        self._inputs = spec.inputs
+        self._stream = device.stream
+        self._contexts = contexts
+        self._set: dict[int, Shape] = {}
+
+    def prepare(self, shape: Shape, *, graph: bool) -> None:
+        """Nothing: a context learns of a shape when it is first queued."""
+
+    def enqueue(self, shape: Shape, *, eager: bool) -> None:  # noqa: ARG002  RTX replays as it sees fit
+        context = self._contexts[shape.length]
+        if self._set.get(shape.length) != shape:
+            self._set.pop(shape.length, None)  # if one of them fails, the context is between two shapes
+            for name in self._inputs:
+                if not context.set_input_shape(name, shape.input(name)):
+                    raise ProgramError(f"TensorRT: {self._library.reason()}")
+            self._set[shape.length] = shape
+        if not context.execute_async_v3(self._stream):
+            raise ProgramError(f"TensorRT: {self._library.reason()}")
+
+
+def _build(spec: ModelSpec) -> EngineBuild:
+    if spec.build is None:
+        raise BundleError(f"{spec.path}: is no TensorRT engine")
+    return spec.build
+
+
+def _holds(profile: ShapeProfile, shape: Shape) -> bool:
+    return profile.min[0] <= shape.rows <= profile.max[0] and shape.masks <= min(MASK_SIZES[-1], shape.length)
+
+
+def _check_tensors(library: Native, engine: Native, spec: ModelSpec) -> None:
+    """Holds what an engine takes and answers against the manifest."""
+    names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
+    inputs = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
+    types = {library.int32: "int32", library.float32: "float32"}
+    found = {name: (types.get(engine.get_tensor_dtype(name)), tuple(engine.get_tensor_shape(name))) for name in names}
+    if set(inputs) != set(spec.inputs) or any(found[name] != ("int32", (-1, -1)) for name in inputs):
+        raise BundleError(f"{spec.path}: the engine's inputs are not those of the manifest")
+    outputs = {name: said for name, said in found.items() if name not in inputs}
+    if outputs != {output.name: (output.dtype, output.shape) for output in spec.outputs}:
+        raise BundleError(f"{spec.path}: the engine's outputs are not those of the manifest")

@@ -1,0 +1,508 @@
+"""The server's side of an engine process: starts it, speaks to it, notices its end and starts it again.
+
+`RemoteEngine` is one life of an engine process. `Supervisor` gives it another: at once, unless it died
+`crash_limit` times within `crash_window_s`; then the slot has failed. It can be given another engine to look after,
+which somebody else has started beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from serving.engine.base import Engine
+from serving.engine.lanes import lanes_for
+from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
+from serving.errors import BertserveError, EngineFault, EngineLost
+from serving.scheduling.cost import CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from serving.engine.base import Done, LaneKind
+    from serving.records import Batch, BatchOutput
+    from serving.scheduling.cost import CostPoint
+
+log = logging.getLogger("bertserve.engine")
+
+_LOOK_S = 0.25
+"""How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
+
+_HANG_FACTOR = 10.0
+
+_ENDED_LOADING = "the engine process ended while it was loading"
+
+
+def _ignore(_: int) -> None:
+    """Is told of a process that nobody has to know of."""
+
+
+class EngineFailed(Exception):
+    """The engine refused what it was told to load; starting it again would not help.
+
+    Attributes:
+        passing: Whether it would another time: what it lacked was memory.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
+
+
+class EngineLife(Engine, Protocol):
+    """One life of an engine, from its first warm batch to its end.
+
+    Attributes:
+        apart: Whether lanes other than the wide one may work beside it, as several cards do.
+        on_end: Told once when it has ended.
+        on_lost: Told whenever one of several devices is given up.
+        ready: What it said of itself.
+    """
+
+    apart: bool
+    on_end: Callable[[], None]
+    on_lost: Callable[[], None]
+    ready: Ready | None
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Devices that were given up, each with its reason."""
+
+    @property
+    def devices(self) -> int:
+        """How many of them work."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to it that it has not answered."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its process's id, or that of the first of several."""
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        """What each model's texts were measured to cost."""
+
+    def kill(self, why: str) -> None:
+        """Ends it at once."""
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status, negative for a signal."""
+
+    async def close(self) -> None:
+        """Ends it and reaps it."""
+
+
+class Slot(Protocol):
+    """Who is told what becomes of the engine process."""
+
+    def engine_up(self, engine: EngineLife) -> None:
+        """A warm engine takes batches now."""
+
+    def engine_down(self) -> None:
+        """The engine has gone and a new one is being started."""
+
+    def device_lost(self) -> None:
+        """One of several devices of the engine was given up."""
+
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
+        """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often.
+
+        `passing` as `EngineFailed` has it.
+        """
+
+
+class _Lane(asyncio.Protocol):
+    """One lane's socket: batches go out one after another, and their answers come back in that order."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+        self._frames = FrameReader()
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._pending: deque[tuple[int, Batch, Done]] = deque()
+        self._since = 0.0
+        self._suspect = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.WriteTransport", transport)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending)
+
+    def submit(self, batch: Batch, done: Done) -> None:
+        self._number += 1
+        if not self._pending:
+            self._since = self._loop.time()
+        self._pending.append((self._number, batch, done))
+        self.transport.write(pack_run(self._number, batch))
+
+    def hangs(self) -> bool:
+        """Whether the batch that the lane works on was overdue at the last look and still is.
+
+        Once is not enough: this loop may have been stalled itself, and the answer may lie in the socket.
+        """
+        overdue = 0
+        if self._pending:
+            number, batch, _ = self._pending[0]
+            if self._loop.time() - self._since >= self._engine.patience_s(batch):
+                overdue = number
+        suspect, self._suspect = self._suspect, overdue
+        return overdue > 0 and overdue == suspect
+
+    def data_received(self, data: bytes) -> None:
+        for kind, number, payload in self._frames.feed(data):
+            if self._pending and number == self._pending[0][0]:
+                self._finish(_result(kind, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._engine.ended()
+        while self._pending:
+            self._finish(EngineLost("the engine ended while it worked on this request; try again", retry_after_s=1))
+
+    def _finish(self, outcome: BatchOutput | BertserveError) -> None:
+        _, _, done = self._pending.popleft()
+        if self._pending:
+            self._since = self._loop.time()
+        done(outcome)
+
+
+def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
+    if kind is Kind.RESULT:
+        return unpack_result(payload)
+    log.error("engine fault: %s", payload.decode("utf-8", "replace"))
+    return EngineFault("the engine failed on this input")
+
+
+class _Control(asyncio.Protocol):
+    """The control socket: what LOAD is answered with, then silence until the end."""
+
+    def __init__(self) -> None:
+        self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
+        self._frames = FrameReader()
+
+    async def answer(self) -> tuple[Kind, bytes]:
+        """The next frame.
+
+        Raises:
+            EngineLost: The process ended first.
+        """
+        answer = await self._answers.get()
+        if answer is None:
+            raise EngineLost(_ENDED_LOADING)
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        for kind, _, payload in self._frames.feed(data):
+            self._answers.put_nowait((kind, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._answers.put_nowait(None)
+
+
+class RemoteEngine:
+    """One engine process; implements `EngineLife` over its sockets."""
+
+    apart = False
+    devices = 1
+    lost: Sequence[str] = ()
+
+    def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
+        self._process = process
+        self._hang_s = hang_s
+        self._gone = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._look: asyncio.TimerHandle | None = None
+        self._lanes: list[_Lane] = []
+        self._transports: list[asyncio.BaseTransport] = []
+        self.lanes: Sequence[LaneKind] = ()
+        self._tables: list[CostTable] = []
+        self.ready: Ready | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        load: Load,
+        hang_s: float = 2.0,
+        *,
+        started: Callable[[int], None] = _ignore,
+        verified: Callable[[], Awaitable[None]] | None = None,
+    ) -> RemoteEngine:
+        """Starts a process and waits until its models are warm.
+
+        Args:
+            load: What it loads.
+            hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
+            started: Told the process's id once it can be paused; it has done nothing yet.
+            verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
+
+        Raises:
+            EngineFailed: It refused to load; the message is for the operator.
+            EngineLost: It died before it was ready.
+        """
+        with contextlib.ExitStack() as unused:
+            pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
+            for pair in pairs:
+                unused.callback(pair[0].close)
+                unused.callback(pair[1].close)
+            theirs = [pair[1].fileno() for pair in pairs]
+            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+            command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
+            process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+                command, pass_fds=theirs, stdin=subprocess.DEVNULL
+            )
+            # While it has one thread, whose urgency all others will have.
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
+            # The transports work on copies, so that every socket made here is closed here.
+            ends = [pair[0].dup() for pair in pairs]
+        engine = cls(process, hang_s)
+        try:
+            await engine._connect(ends, load, started, verified)
+        except BaseException as error:
+            if not isinstance(error, EngineFailed):
+                process.kill()  # it may be paused, and then it would not see that its sockets close
+            await engine.close()
+            for end in ends[len(engine._transports) :]:
+                end.close()
+            raise
+        return engine
+
+    async def _connect(
+        self,
+        ends: list[socket.socket],
+        load: Load,
+        started: Callable[[int], None],
+        verified: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for end in ends:
+            end.setblocking(False)
+        self._control, control = await loop.create_connection(_Control, sock=ends[0])
+        self._transports.append(self._control)
+        for end in ends[1:]:
+            transport, lane = await loop.create_connection(lambda: _Lane(self), sock=end)
+            self._transports.append(transport)
+            self._lanes.append(lane)
+        self._tell(pack(Kind.LOAD, msgspec.json.encode(load)))
+        await control.answer()  # STARTED
+        started(self.pid)
+        kind, payload = await control.answer()
+        if kind is Kind.VERIFIED:
+            if verified is not None:
+                await verified()
+            self._tell(pack(Kind.PROCEED, b""))
+            kind, payload = await control.answer()
+        if kind is Kind.REFUSED:
+            refused = msgspec.json.decode(payload, type=Refused)
+            raise EngineFailed(refused.message, passing=refused.passing)
+        self.ready = msgspec.json.decode(payload, type=Ready)
+        self.lanes = self.ready.lanes
+        self._look_at_lanes()
+        self._tables = [CostTable.of(points) for points in self.costs]
+
+    def _tell(self, frame: bytes) -> None:
+        """Sends a frame to the process, which may have ended since it was started: a closed transport takes nothing.
+
+        Raises:
+            EngineLost: It has.
+        """
+        if self._control.is_closing():
+            raise EngineLost(_ENDED_LOADING)
+        self._control.write(frame)
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        """What each model's texts were measured to cost; empty until it is ready."""
+        return self.ready.costs if self.ready else ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to it that it has not answered."""
+        return any(lane.busy for lane in self._lanes)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._gone.is_set()
+
+    @property
+    def pid(self) -> int:
+        """The engine process's id."""
+        return self._process.pid
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
+        if self._gone.is_set():
+            done(EngineLost("the engine has just ended; try again", retry_after_s=1))
+        else:
+            self._lanes[lane].submit(batch, done)
+
+    def patience_s(self, batch: Batch) -> float:
+        """How long a lane may work on a batch before it is suspected to hang."""
+        predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
+        return max(self._hang_s - 2 * _LOOK_S, _HANG_FACTOR * predicted_s)
+
+    def kill(self, why: str) -> None:
+        """Ends the process at once; its requests fail and the supervisor takes over."""
+        if self._process.poll() is None:
+            log.error("killing the engine process %d: it %s", self.pid, why)
+            self._process.kill()
+
+    def _look_at_lanes(self) -> None:
+        if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
+            self.kill("hangs")
+        else:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_lanes)
+
+    def ended(self) -> None:
+        """Told by each lane whose socket closes; the slot hears of it before any request is answered."""
+        if not self._gone.is_set():
+            self._gone.set()
+            self.on_end()
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status, negative for a signal."""
+        await self._gone.wait()
+        await self.close()
+        return self._process.returncode
+
+    async def close(self) -> None:
+        """Closes the sockets, which ends the process, and reaps it."""
+        if self._look is not None:
+            self._look.cancel()
+        for transport in self._transports:
+            transport.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+class Supervisor:
+    """Keeps one engine process alive.
+
+    Attributes:
+        load: What it loads.
+        engine: The process that runs; None while there is none.
+        restarts: How often a new process was started after the first.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        slot: Slot,
+        *,
+        crash_limit: int = 3,
+        crash_window_s: float = 60.0,
+        hang_s: float = 2.0,
+        start: Callable[[Load, float], Awaitable[EngineLife]] = RemoteEngine.start,
+    ) -> None:
+        self.load = load
+        self._hang_s = hang_s
+        self._slot = slot
+        self._start = start
+        self._changed = asyncio.Event()
+        self._crash_limit = crash_limit
+        self._crash_window_s = crash_window_s
+        self._crashes: deque[float] = deque()
+        self.engine: EngineLife | None = None
+        self.restarts = 0
+
+    def load_instead(self, load: Load) -> None:
+        """What is loaded from now on; the deaths of what was before are forgotten."""
+        self.load = load
+        self._crashes.clear()
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine that runs said of itself; None while there is none."""
+        return self.engine.ready if self.engine else None
+
+    async def run(self) -> None:
+        """Starts engines until cancelled or until they crash too often; reports to the slot."""
+        while True:
+            try:
+                engine = await self._start(self.load, self._hang_s)
+            except EngineFailed as refused:
+                self._slot.engine_failed(str(refused), passing=refused.passing)
+                return
+            except EngineLost as lost:
+                log.warning("%s", lost.message)
+            else:
+                # What the first life has measured holds for the next, which is wanted soon.
+                self._look_after(engine, self.load)
+                await self._watch(engine)
+            if self._too_many_crashes():
+                self._slot.engine_failed(
+                    f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s", crashed=True
+                )
+                return
+            self.restarts += 1
+
+    def exchange(self, engine: EngineLife, load: Load) -> None:
+        """Looks after another engine from now on, in place of the one that there is, which is the caller's then.
+
+        Args:
+            engine: Ready.
+            load: What it has loaded, and what those that follow it shall load.
+        """
+        if self.engine is not None:
+            self.engine.on_end = self.engine.on_lost = lambda: None
+        self._look_after(engine, load)
+        self._changed.set()
+
+    def _look_after(self, engine: EngineLife, load: Load) -> None:
+        self.engine = engine
+        # What the first life has measured holds for the next, which is wanted soon; and it was verified. What it
+        # compiled has been written, and nobody would take what the next one writes.
+        kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
+        self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
+        engine.on_end, engine.on_lost = self._ended, self._slot.device_lost
+
+    def _ended(self) -> None:
+        self._slot.engine_down()
+        self._changed.set()
+
+    async def _watch(self, engine: EngineLife) -> None:
+        """Waits until an engine has ended and no other has taken its place."""
+        if not engine.gone:
+            self._slot.engine_up(engine)
+        try:
+            while not engine.gone:
+                self._changed.clear()
+                await self._changed.wait()
+                engine = self.engine or engine
+            status = await engine.wait()
+        except asyncio.CancelledError:
+            engine = self.engine or engine
+            engine.on_end = lambda: None
+            await engine.close()
+            raise
+        finally:
+            self.engine = None
+        log.error("the engine process %d ended with status %d", engine.pid, status)
+
+    def _too_many_crashes(self) -> bool:
+        now = time.monotonic()
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._crash_window_s:
+            self._crashes.popleft()
+        return len(self._crashes) >= self._crash_limit

@@ -1,0 +1,163 @@
+"""Warm-up: runs every lane over what it will see, and measures what it costs.
+
+A lane's first runs of a length allocate and choose kernels; a client shall not wait for that. The same runs measure
+the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. A narrow
+lane is measured with all of its siblings at the same work, since that is when it is used: they share caches and
+memory. All of it ends in time: what was not measured is extended from what was. A model that answers one of these
+texts with NaN or infinity is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+from serving.engine.base import LaneKind
+from serving.engine.cpu.one_by_one import OneByOne
+from serving.errors import EngineFault
+from serving.models.bundle import BundleError
+from serving.records import Batch, EncodedText, ModelIndex
+from serving.scheduling.buckets import BUCKETS
+from serving.scheduling.cost import CostPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import Backend, ModelSpec, Runner
+
+log = logging.getLogger("bertserve.engine")
+
+LIMIT_S = 2.5
+"""For one model; what has begun then is still finished. A cell takes at most a tenth of a second longer."""
+
+_SHORTEST = 8
+"""Tokens of the shortest real texts; the other lengths are the buckets."""
+
+_LEAST_RUNS, _MOST_RUNS = 6, 25
+_CELL_S, _LONG_CELL_S = 0.025, 0.1
+"""A cell has its least number of runs and ends then once it took the first time, or after two runs that took the
+second: short texts are measured often, since what disturbs them is as long as they are, and long ones seldom."""
+
+_WORTH, _SMALL_TOKENS = 0.95, 128
+"""A doubling that makes a text cheaper by less than this, and has more tokens, is the last one: from there on cost
+grows in proportion. Small batches are the ones that busy narrow lanes get."""
+
+
+def warm_up(
+    backend: Backend, models: Sequence[ModelSpec], known: Sequence[Sequence[CostPoint]], max_batch_tokens: int
+) -> list[list[CostPoint]]:
+    """Warms every lane and returns for each model what it costs.
+
+    Args:
+        backend: What runs them.
+        models: The models.
+        known: What was measured before on this very node, for each model; those are warmed and not measured.
+        max_batch_tokens: Padded tokens of the largest batch.
+
+    Raises:
+        BundleError: A model cannot answer, or answers what is not finite.
+    """
+    found = []
+    for index, model in enumerate(models):
+        started = time.perf_counter()
+        before = list(known[index]) if index < len(known) else []
+        points = _Model(backend, models, ModelIndex(index), max_batch_tokens).measured(measure=not before)
+        how = f"{len(before)} costs known from before" if before else f"{len(points)} costs measured"
+        log.info("warm-up of %s: %.2f s, %s", model.name, time.perf_counter() - started, how)
+        found.append(before or points)
+    return found
+
+
+class _Model:
+    """One model on its lanes."""
+
+    def __init__(self, backend: Backend, models: Sequence[ModelSpec], index: ModelIndex, max_batch_tokens: int) -> None:
+        self._spec = spec = models[index]
+        self._index = index
+        self._max_batch_tokens = max_batch_tokens
+        self._largest_batch = backend.largest_batch
+        kinds = backend.lanes() if spec.narrow else backend.lanes()[:1]
+        runners = [OneByOne(backend.runner(lane), models) for lane in range(len(kinds))]
+        self._groups = {kind: [r for r, k in zip(runners, kinds, strict=True) if k is kind] for kind in kinds}
+        self._lengths = sorted({min(length, spec.max_length) for length in (_SHORTEST, *BUCKETS, spec.max_length)})
+
+    def measured(self, *, measure: bool) -> list[CostPoint]:
+        """Every single text, and then batches as long as there is time.
+
+        Those of narrow lanes come first, which carry the load where there are any, and the short ones, which gain most.
+        """
+        limit = time.perf_counter() + LIMIT_S
+        runs = _MOST_RUNS if measure else 1
+        points = [
+            self._cell(kind, tokens, 1, runs if time.perf_counter() < limit else 1)
+            for tokens in self._lengths
+            for kind in self._groups
+        ]
+        for single in sorted(points, key=lambda point: point.kind == "wide") if measure else ():
+            last = single
+            while self._may_grow(last) and time.perf_counter() < limit:
+                size = 2 * last.batch
+                grown = self._cell(LaneKind(last.kind), last.tokens, size, runs)
+                points.append(grown)
+                if size * last.tokens > _SMALL_TOKENS and grown.us / size > _WORTH * last.us / last.batch:
+                    break
+                last = grown
+        return points
+
+    def _may_grow(self, point: CostPoint) -> bool:
+        size = 2 * point.batch
+        fits = size <= self._largest_batch and size * point.tokens <= self._max_batch_tokens
+        return self._spec.batch_invariant and fits
+
+    def _cell(self, kind: LaneKind, tokens: int, size: int, runs: int) -> CostPoint:
+        batch = Batch(self._index, [self._text(tokens)] * size)
+        times = _side_by_side(self._spec.name, self._groups[kind], batch, runs)
+        quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [0.0, times[0], 0.0]
+        return CostPoint(kind.value, tokens, size, statistics.median(times), quarters[2] - quarters[0])
+
+    def _text(self, tokens: int) -> EncodedText:
+        spec = self._spec
+        middle = [(7919 * place) % spec.vocab_size for place in range(1, tokens - 1)]
+        return EncodedText(array("i", [spec.special_ids.get("cls", 0), *middle, spec.special_ids.get("sep", 0)]))
+
+
+def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
+    """The times of a model's batch on each of the runners while all of them work, in microseconds."""
+    times: list[float] = []
+    faults: list[EngineFault] = []
+    start = threading.Barrier(len(runners))
+
+    def work(runner: Runner) -> None:
+        own: list[float] = []
+        start.wait()
+        started = time.perf_counter()
+        try:
+            for _ in range(runs):
+                output = runner.run(batch)
+                if not all(output.finite):
+                    faults.append(EngineFault(f"the answer to {batch.padded_length} tokens is not finite"))
+                    break
+                own.append(output.compute_us)
+                if _enough(len(own), time.perf_counter() - started):
+                    break
+        except EngineFault as fault:
+            faults.append(fault)
+        times.extend(own[1:] or own)  # the first is a cold one
+
+    threads = [threading.Thread(target=work, args=(runner,)) for runner in runners[1:]]
+    for thread in threads:
+        thread.start()
+    work(runners[0])
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise BundleError(f"warm-up of {name} failed: {faults[0].message}") from faults[0]
+    return times
+
+
+def _enough(runs: int, seconds: float) -> bool:
+    return (runs >= _LEAST_RUNS and seconds > _CELL_S) or (runs > 1 and seconds > _LONG_CELL_S)

@@ -1,0 +1,209 @@
+"""The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
+
+Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
+It ends when the server's end of any of them closes, so no orphan ever holds the device (and `process` sees to it that
+one which is paused ends too). Signals that a terminal or a service manager sends to the whole group are ignored: the
+server decides when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import msgspec
+
+from serving import logs
+from serving.engine.base import DeviceLost
+from serving.engine.cpu.one_by_one import OneByOne
+from serving.engine.fake import FakeBackend, Fault
+from serving.engine.gpu import cuda_driver
+from serving.engine.gpu.cuda import Device
+from serving.engine.process.warm_up import warm_up
+from serving.engine.process.wire import (
+    Channel,
+    Kind,
+    Load,
+    Ready,
+    Refused,
+    WireError,
+    pack,
+    pack_result,
+    unpack_run,
+)
+from serving.errors import EngineFault
+from serving.models.bundle import BundleError, open_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.engine.base import Backend, Runner
+    from serving.records import Batch
+
+log = logging.getLogger("bertserve.engine")
+
+DEVICE_LOST = 70
+"""Exit status where the device works no more in this process; EX_SOFTWARE of sysexits.h."""
+
+_NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.IGNORECASE)
+"""Libraries have no class of errors for it, only words: the C++ library's, ONNX Runtime's, CUDA's."""
+
+T = TypeVar("T")
+
+
+def main(descriptors: list[int]) -> None:
+    """Serves until the server closes a socket; does not return.
+
+    Args:
+        descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
+    load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
+    writer = logs.start(load.log_format, "info")
+    try:
+        if load.bundles:
+            verify(load)
+            # Only now may it take memory for a model.
+            _until_the_end(lambda: control.send(pack(Kind.VERIFIED, b"")))
+            _until_the_end(control.receive)
+        backend, ready = prepare(load)
+    except BundleError as error:
+        refused = Refused(str(error))
+        if _lacked_memory(error):
+            log.error("%s", error)  # noqa: TRY400  says it all
+            refused = Refused("there was not enough memory for it", passing=True)
+        answer = pack(Kind.REFUSED, msgspec.json.encode(refused))
+        _until_the_end(lambda: control.send(answer))
+        writer.flush()
+        os._exit(1)
+    except DeviceLost as lost:
+        _end_without(lost)
+    for lane in range(len(backend.lanes())):
+        runner = OneByOne(backend.runner(lane), load.models)
+        threading.Thread(target=_serve, args=(lanes[lane], runner), daemon=True).start()
+    _until_the_end(lambda: control.send(pack(Kind.READY, msgspec.json.encode(ready))))
+    _until_the_end(control.receive)
+    log.error("an unexpected frame on the control socket")
+    writer.flush()
+    os._exit(1)
+
+
+def _end_without(lost: DeviceLost) -> NoReturn:
+    log.error("the device is lost: %s", lost)
+    for handler in logging.root.handlers:
+        handler.flush()
+    os._exit(DEVICE_LOST)
+
+
+def _lacked_memory(error: BaseException | None) -> bool:
+    """Whether models were refused because there was no room for them now."""
+    while error is not None:
+        if _NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _until_the_end(speak: Callable[[], T]) -> T:
+    """One exchange with the server; when the server has ended, so does this process."""
+    try:
+        return speak()
+    except (EOFError, WireError, OSError):
+        os._exit(0)
+
+
+def verify(load: Load) -> None:
+    """Verifies the bundles that the server has not verified itself.
+
+    Raises:
+        BundleError: One of them is not what its manifest says, or holds what must not be served.
+    """
+    for path, sha256 in load.bundles:
+        if open_bundle(Path(path)).sha256 != sha256:
+            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
+
+
+def prepare(load: Load) -> tuple[Backend, Ready]:
+    """Loads and warms every model.
+
+    Raises:
+        BundleError: An artifact is not what its manifest says or cannot be loaded, or a model's answers are not
+            finite.
+    """
+    backend: Backend
+    if load.engine == "fake":
+        faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
+        backend, version = FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
+    elif load.engine == "openvino":
+        backend, version = _openvino(load)
+    elif load.engine in {"tensorrt", "ort-cuda"}:
+        backend, version = _gpu(load)
+    else:
+        from serving.engine.cpu.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
+
+        backend, version = OrtCpuBackend(load.models, load.threads), VERSION
+    costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
+    lanes = list(backend.lanes())
+    return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
+
+
+def _openvino(load: Load) -> tuple[Backend, str]:
+    try:
+        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  needs its library
+    except ModuleNotFoundError:
+        raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
+    return OpenVinoBackend(load.models, load.threads), VERSION
+
+
+def _gpu(load: Load) -> tuple[Backend, str]:
+    """An engine on a card; what cannot be had of the card refuses the models."""
+    try:
+        device = Device(cuda_driver.load(), load.cards[0] if load.cards else 0)
+        if load.engine == "tensorrt":
+            from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  read only where it is used
+
+            backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
+            return backend, backend.version
+        from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415  needs its library
+
+        return OrtCudaBackend(load.models, device, load.max_batch_tokens), VERSION
+    except cuda_driver.CudaError as error:
+        raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
+    except ModuleNotFoundError as error:
+        raise BundleError(
+            f"the engine {load.engine} is not installed ({error}): pip install 'bertserve[gpu]'"
+        ) from error
+
+
+def _serve(channel: Channel, runner: Runner) -> None:
+    try:
+        while True:
+            _, model, number, payload = channel.receive()
+            batch = unpack_run(model, payload)
+            del payload
+            channel.send(_answer(runner, batch, number))
+    except (EOFError, WireError, OSError):
+        os._exit(0)
+
+
+def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
+    try:
+        return pack_result(number, runner.run(batch))
+    except EngineFault as fault:
+        message = fault.message
+    except DeviceLost as lost:
+        # Whoever tried again here would fail again: the end of the process fails what is under way, and a new one is
+        # started with a card that has forgotten.
+        _end_without(lost)
+    except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
+        log.exception("a batch failed")
+        message = "unexpected error in the engine process; its log has the details"
+    return pack(Kind.FAULT, message.encode(), batch=number)

@@ -1,0 +1,1 @@
+"""HTTP/2 (RFC 9113) and HPACK on one connection."""

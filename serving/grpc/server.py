@@ -1,0 +1,109 @@
+"""The gRPC port: opens, closes and drains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from serving.grpc.guard import answer, answer_one
+from serving.grpc.h2.connection import Http2Connection
+from serving.grpc.port import Port
+from serving.grpc.services.health import SERVICE as HEALTH
+from serving.grpc.services.health import HealthService
+from serving.grpc.services.inference import SERVICE, InferenceService
+from serving.grpc.services.reflection import ReflectionService
+from serving.lifecycle import State
+from serving.net.acceptor import Acceptor
+from serving.net.ports import keep_alive
+
+if TYPE_CHECKING:
+    import socket
+
+    from serving.grpc.calls import Answer, AnswerOne
+    from serving.inference.pipeline import Pipeline
+    from serving.net.identity import RecordError
+    from serving.oip.service import V2Service
+    from serving.security.keys import ApiKeys
+    from serving.security.tls import Tls
+    from serving.settings import Settings
+
+_TICK_S = 1.0
+
+
+class GrpcListener:
+    """One gRPC port and its connections.
+
+    Attributes:
+        health: The health service, which tells the server's state.
+    """
+
+    def __init__(
+        self,
+        opened: socket.socket,
+        v2_service: V2Service,
+        pipeline: Pipeline,
+        settings: Settings,
+        record_error: RecordError,
+        *,
+        keys: ApiKeys | None = None,
+        tls: Tls | None = None,
+        answer: Answer = answer,
+        answer_one: AnswerOne = answer_one,
+    ) -> None:
+        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
+        self.health = HealthService([SERVICE])
+        methods = InferenceService(v2_service, pipeline).methods()
+        reflection = ReflectionService([SERVICE, HEALTH])
+        methods |= {**self.health.methods(), **reflection.methods()}
+        self._port = Port(methods, settings, record_error, keys, answer, answer_one)
+        self._acceptor = Acceptor(opened, lambda: Http2Connection(self._port), tls, "h2")
+        keep_alive(opened)
+        self._clock: asyncio.TimerHandle | None = None
+        v2_service.lifecycle.subscribe(self._follow)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._acceptor.address
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._port.connections)
+
+    async def start(self) -> None:
+        """Accepts connections."""
+        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        await self._acceptor.start()
+
+    async def renew(self) -> None:
+        """Other certificates, as `Acceptor.renew`."""
+        await self._acceptor.renew()
+
+    async def close(self, grace_s: float) -> None:
+        """Accepts no more, lets the calls under way finish for so long, then ends their connections."""
+        self.health.close()
+        self._acceptor.close()
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + grace_s
+        for connection in list(self._port.connections):
+            connection.drain()
+        while self._port.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
+            await asyncio.sleep(0.01)
+        for connection in list(self._port.connections):
+            connection.end()
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def keys_changed(self) -> None:
+        """The API keys are others now."""
+        self._port.keys_changed()
+
+    def _follow(self, state: State) -> None:
+        """Shows the server's state in the health service."""
+        self.health.set(serving=state in {State.READY, State.DEGRADED})
+
+    def _tick(self) -> None:
+        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        for connection in list(self._port.connections):
+            connection.tick(_TICK_S)

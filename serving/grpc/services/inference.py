@@ -1,0 +1,240 @@
+"""`inference.GRPCInferenceService`: the Open Inference Protocol v2, as tritonclient speaks it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.protobuf.json_format import ParseDict
+
+from serving.errors import BertserveError, InvalidRequest, Unsupported
+from serving.grpc.calls import Method
+from serving.grpc.services import inference_pb2 as pb
+from serving.net.priority import priority_of
+from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
+from serving.oip.tensors import BYTES, Tensor, decode_text
+from serving.records import DEFAULT_PRIORITY
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from serving.grpc.calls import Call
+    from serving.inference.pipeline import Pipeline
+    from serving.oip.service import V2Service
+    from serving.records import Outcome
+
+SERVICE = "inference.GRPCInferenceService"
+
+_OPEN = frozenset({"ServerLive", "ServerReady"})
+"""What probes ask, and need no API key for."""
+
+_US_PER_MS = 1000
+_STREAM_ERRORS = b"triton_grpc_error"
+"""Metadata with which a client wants the errors of a stream as the call's own status."""
+
+_FINAL_WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
+
+
+class InferenceService:
+    """The calls of the service, each a plain coroutine from message to message."""
+
+    def __init__(self, service: V2Service, pipeline: Pipeline) -> None:
+        self._service = service
+        self._pipeline = pipeline
+
+    def methods(self) -> dict[str, Method | BertserveError]:
+        """Its methods, by path; what Triton has beyond them says that it is not here."""
+        unary: dict[str, tuple[Any, Any]] = {
+            "ModelInfer": (self.model_infer, pb.ModelInferRequest),
+            "ServerLive": (self.server_live, pb.ServerLiveRequest),
+            "ServerReady": (self.server_ready, pb.ServerReadyRequest),
+            "ModelReady": (self.model_ready, pb.ModelReadyRequest),
+            "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
+            "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
+            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
+            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
+            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
+            "RepositoryModelLoad": (self.load, pb.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (self.unload, pb.RepositoryModelUnloadRequest),
+        }
+        methods: dict[str, Method | BertserveError] = {
+            name: Method(kind, unary=method, open=name in _OPEN) for name, (method, kind) in unary.items()
+        }
+        methods["ModelStreamInfer"] = Method(pb.ModelInferRequest, duplex=self.stream_infer)
+        for kind in ("System", "Cuda"):
+            for verb in ("Status", "Register", "Unregister"):
+                methods[f"{kind}SharedMemory{verb}"] = Unsupported(SHARED_MEMORY)
+        methods |= {name: Unsupported(SETTINGS) for name in ("TraceSetting", "LogSettings")}
+        return {f"/{SERVICE}/{name}": method for name, method in methods.items()}
+
+    async def server_live(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
+        """Whether the server runs."""
+        return pb.ServerLiveResponse(live=self._service.lifecycle.live)
+
+    async def server_ready(self, _: pb.ServerReadyRequest, __: object) -> pb.ServerReadyResponse:
+        """Whether it takes requests."""
+        return pb.ServerReadyResponse(ready=self._service.lifecycle.ready)
+
+    async def model_ready(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
+        """Whether a model takes requests; an unknown model does not."""
+        return pb.ModelReadyResponse(ready=self._service.model_ready(request.name, request.version))
+
+    async def server_metadata(self, _: pb.ServerMetadataRequest, __: object) -> Message:
+        """What this server is."""
+        return _message(self._service.server_metadata(), pb.ServerMetadataResponse())
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest, _: object) -> Message:
+        """What a model takes and gives."""
+        return _message(self._service.view(request.name, request.version).metadata(), pb.ModelMetadataResponse())
+
+    async def model_config(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
+        """A model as Triton describes it."""
+        reply = pb.ModelConfigResponse()
+        _message(self._service.config(request.name, request.version), reply.config)
+        return reply
+
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, _: object) -> Message:
+        """What a model, or each, has answered."""
+        return _message(self._service.statistics(request.name, request.version), pb.ModelStatisticsResponse())
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest, _: object) -> pb.RepositoryIndexResponse:
+        """The models of the repository."""
+        states = self._service.index(ready=request.ready)
+        index = pb.RepositoryIndexResponse.ModelIndex
+        return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
+
+    async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
+        """Serves a version of a model."""
+        values = {
+            name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+            for name, value in request.parameters.items()
+        }
+        await self._service.load(request.model_name, values)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, _: object) -> pb.RepositoryModelUnloadResponse:
+        """Takes a model out of service."""
+        self._service.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
+        """Answers a request; the outputs come back in `raw_output_contents`."""
+        arrival = time.perf_counter()
+        names: list[str] = []
+        for choice in request.outputs:
+            refuse_unsupported(choice.parameters)
+            names.append(choice.name)
+        view, asked = self._service.request(
+            request.model_name,
+            request.model_version,
+            _tensors(request),
+            names,
+            truncate=_truncate(request) if request.parameters else None,
+            timeout_ms=_timeout_ms(request, call),
+            priority=_priority(request),
+            arrival=arrival,
+            request_id=request.id,
+        )
+        try:
+            outcome = await self._pipeline.infer(asked)
+        except BertserveError:
+            self._service.failed(view, arrival)
+            raise
+        response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
+        width = 0 if view.takes_text else request.inputs[0].shape[-1]
+        for output in view.answer(outcome.answer, names, width):
+            response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            response.raw_output_contents.append(output.blob())
+        call.set_trailing_metadata(_trailers(outcome))
+        return response
+
+    async def stream_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelStreamInferResponse:
+        """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
+        try:
+            response = await self.model_infer(request, call)
+        except BertserveError as error:
+            if call.metadata(_STREAM_ERRORS) == b"true":
+                raise
+            call.record(error, request.id)
+            return pb.ModelStreamInferResponse(
+                error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
+            )
+        if request.parameters and request.parameters[_FINAL_WANTED].bool_param:
+            response.parameters[_FINAL].bool_param = True
+        return pb.ModelStreamInferResponse(infer_response=response)
+
+
+def _message(struct: msgspec.Struct, message: Message) -> Message:
+    """A record as the message that has its fields."""
+    return ParseDict(msgspec.to_builtins(struct), message)
+
+
+def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
+    """The inputs, from `raw_input_contents` or from each one's `contents`."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
+    tensors = []
+    for index, tensor in enumerate(request.inputs):
+        if tensor.parameters:
+            refuse_unsupported(tensor.parameters)
+        if raw:
+            if tensor.HasField("contents"):
+                raise InvalidRequest("contents field must not be specified when using raw_input_contents")
+            blob = memoryview(raw[index])
+            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, blob))
+        else:
+            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, _contents(tensor)))
+    return tensors
+
+
+def _contents(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    if tensor.datatype == BYTES:
+        return [decode_text(element) for element in tensor.contents.bytes_contents]
+    return [*tensor.contents.int_contents, *tensor.contents.int64_contents]
+
+
+def _truncate(request: pb.ModelInferRequest) -> bool | None:
+    if "truncate" not in request.parameters:
+        return None
+    parameter = request.parameters["truncate"]
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidRequest("the parameter `truncate` must be a bool")
+    return parameter.bool_param
+
+
+def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
+    """The smaller of the call's deadline and v2's parameter `timeout` (microseconds)."""
+    limits = []
+    remaining_s = call.time_remaining()
+    if remaining_s is not None:
+        limits.append(max(remaining_s, 1e-6) * 1e3)
+    if "timeout" in request.parameters:
+        parameter = request.parameters["timeout"]
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice not in {"int64_param", "uint64_param"} or getattr(parameter, choice) < 0:
+            raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
+        if timeout_us := getattr(parameter, choice):
+            limits.append(timeout_us / _US_PER_MS)
+    return min(limits, default=None)
+
+
+def _priority(request: pb.ModelInferRequest) -> int:
+    if "priority" not in request.parameters:
+        return DEFAULT_PRIORITY
+    parameter = request.parameters["priority"]
+    choice = parameter.WhichOneof("parameter_choice")
+    return priority_of(getattr(parameter, choice) if choice else None, "the parameter `priority`")
+
+
+def _trailers(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
+    times = outcome.timings
+    return (
+        ("bertserve-tokenize-us", str(round(times.tokenize_us))),
+        ("bertserve-queue-us", str(round(times.queue_us))),
+        ("bertserve-compute-us", str(round(times.compute_us))),
+        ("bertserve-total-us", str(round(times.total_us))),
+        ("bertserve-tokens", str(outcome.tokens)),
+        ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
+    )

@@ -1,0 +1,77 @@
+"""The console: the page at `/` and its files, each by its exact name.
+
+They hold no data and need no key: what the page shows it asks for itself, on the routes that everybody has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.http.apis.operations import TAG
+from serving.http.connection import NOT_MODIFIED
+from serving.http.documentation import UNLISTED
+from serving.http.exchange import HttpReply, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.http.exchange import HttpRequest
+
+_FOLDER = Path(__file__).parents[2] / "web"
+_PAGE = "index.html"
+_TYPES: Mapping[str, bytes] = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+ASSETS = (
+    "api.js",
+    "console.css",
+    "console.js",
+    "dom.js",
+    "draw.js",
+    "icon.svg",
+    "panels.js",
+    "request.js",
+    "tasks.js",
+    "timing.js",
+    "vectors.js",
+)
+"""The page's files, each served as `/console/NAME`."""
+
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
+        # The browser itself refuses innerHTML and its like.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEAD = (
+    f"content-security-policy: {_POLICY}\r\n"
+    "x-content-type-options: nosniff\r\nreferrer-policy: no-referrer\r\ncache-control: no-cache\r\n"
+).encode()
+
+
+def operations() -> list[Operation]:
+    """The routes of the page and of each of its files."""
+    page = _static(_PAGE, "/", "The console: a page to try the models and to see what the server does.", TAG)
+    return [page, *[_static(name, f"/console/{name}", "A file of the console.", UNLISTED) for name in ASSETS]]
+
+
+def _static(name: str, path: str, summary: str, tag: str) -> Operation:
+    body = (_FOLDER / name).read_bytes()
+    entity = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
+    reply = HttpReply(body, content_type=_TYPES[Path(name).suffix], head=b"etag: %b\r\n" % entity + _HEAD)
+    unchanged = HttpReply(body, NOT_MODIFIED, reply.content_type, reply.head)
+
+    async def serve(http: HttpRequest) -> HttpReply:
+        # One of several, or weakened by a proxy on the way: it is the same all the same.
+        return unchanged if entity in (http.header(b"if-none-match") or b"") else reply
+
+    return Operation("GET", path, serve, summary, tag, open=True)

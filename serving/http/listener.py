@@ -1,0 +1,107 @@
+"""An HTTP port: opens, closes and drains."""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serving.http.connection import HttpConnection, Limits, Port
+from serving.http.exchange import answer
+from serving.http.guarded import GuardedConnection
+from serving.net.acceptor import Acceptor
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from serving.http.cors import Cors
+    from serving.http.exchange import Answer
+    from serving.http.routing import Routes
+    from serving.net.identity import RecordError
+    from serving.security.keys import ApiKeys
+    from serving.security.tls import Tls
+    from serving.settings import Settings
+
+TICK_S = 1.0
+
+
+class HttpListener:
+    """One port and its connections."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        opened: socket.socket,
+        settings: Settings,
+        *,
+        closing: Callable[[], bool],
+        record_error: RecordError,
+        keys: ApiKeys | None = None,
+        tls: Tls | None = None,
+        cors: Cors | None = None,
+        answer: Answer = answer,
+    ) -> None:
+        """Prepares; nothing is accepted before `start`.
+
+        Args:
+            routes: What it serves.
+            opened: A listening socket; owned from here on.
+            settings: Limits.
+            closing: Whether replies should ask clients to close their connections.
+            record_error: Told of each error reply.
+            keys: What all but the open routes need one of.
+            tls: What connections are secured with.
+            cors: Whose pages may ask.
+            answer: What runs a request's handler.
+        """
+        self._port = Port(routes, Limits.of(settings), closing, record_error, answer)
+        guarded = partial(GuardedConnection, keys=keys, cors=cors)
+        self._connection = HttpConnection if keys is None and cors is None else guarded
+        self._keep_alive_s = settings.keep_alive_s
+        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1")
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._acceptor.address
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._port.connections)
+
+    async def start(self) -> None:
+        """Accepts connections."""
+        self._tick()
+        await self._acceptor.start()
+
+    async def renew(self) -> None:
+        """Other certificates, as `Acceptor.renew`."""
+        await self._acceptor.renew()
+
+    def close(self) -> None:
+        """Accepts no more; closes what is idle; what is under way goes on and is the last of its connection."""
+        self._acceptor.close()
+        for connection in list(self._port.connections):
+            connection.end_when_idle()
+
+    async def drained(self) -> None:
+        """Waits until the last connection is gone."""
+        while self._port.connections:  # noqa: ASYNC110  once in a lifetime
+            await asyncio.sleep(0.01)
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def _open(self) -> asyncio.Protocol:
+        return self._connection(self._port)
+
+    def _tick(self) -> None:
+        """Once a second: the Date header, and the connections that have been idle for too long."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._port.connections):
+            connection.close_if_idle(now, self._keep_alive_s)
+        self._port.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+        self._clock = asyncio.get_running_loop().call_later(TICK_S, self._tick)

@@ -1,0 +1,35 @@
+"""One file a task: what goes into the graph and what its outputs mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.inference.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag, tensors
+from serving.records import (
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    EmbedTokensOptions,
+    FillMaskOptions,
+    RerankOptions,
+    TagOptions,
+    TensorOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.inference.tasks.base import Task
+    from serving.records import TaskOptions
+
+TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
+    EmbedOptions: embed.TASK,
+    EmbedTokensOptions: embed_tokens.TASK,
+    ClassifyOptions: classify.TASK,
+    RerankOptions: rerank.TASK,
+    AnswerOptions: answer.TASK,
+    TagOptions: tag.TASK,
+    FillMaskOptions: fill_mask.TASK,
+    TensorOptions: tensors.TASK,
+}
+"""The task that a request's options ask for."""

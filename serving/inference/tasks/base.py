@@ -1,0 +1,138 @@
+"""What a task is to the pipeline: functions between a request's inputs, the graph's rows and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.inference.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from serving.models.manifest import Manifest
+    from serving.models.manifest import Task as TaskName
+    from serving.records import EncodedText, Row, TextInput, Truncate
+
+O = TypeVar("O")  # noqa: E741  the options
+O_contra = TypeVar("O_contra", contravariant=True)
+A = TypeVar("A", bound=Sized)
+
+
+class Work(msgspec.Struct, Generic[O]):
+    """A request that the engine has answered.
+
+    Attributes:
+        inputs: As the request brought them.
+        options: As the request brought them.
+        texts: What went to the engine; at least one for each input.
+        rows: Each text's row of every output; outputs of a token each are padded.
+        manifest: Of the model.
+        tokenizer: Of the model.
+    """
+
+    inputs: Sequence[TextInput]
+    options: O
+    texts: Sequence[EncodedText]
+    rows: Sequence[Row]
+    manifest: Manifest
+    tokenizer: TextTokenizer
+
+
+class Encode(Protocol[O_contra]):
+    """Inputs to token ids; raises `InvalidRequest`."""
+
+    def __call__(
+        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
+    ) -> Sequence[EncodedText]:
+        """What goes to the engine."""
+
+
+def encode_each(
+    tokenizer: TextTokenizer,
+    inputs: Sequence[TextInput],
+    _: object,
+    *,
+    truncate: Truncate,
+) -> Sequence[EncodedText]:
+    """One text for the engine from each input."""
+    return tokenizer.encode(inputs, truncate=truncate)
+
+
+def accept(_: object, __: Manifest) -> None:
+    """Every value of the options suits every model."""
+
+
+@dataclass(slots=True, frozen=True)
+class Task(Generic[O, A]):
+    """A task's functions.
+
+    Attributes:
+        name: As manifests call it; None suits models of every task.
+        finish: The answer.
+        check: Refuses options that a model cannot follow, with `InvalidRequest`.
+        size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
+        encode: Inputs to token ids.
+        token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
+        windows: Whether a text that is too long is read in several windows; otherwise it is cut.
+    """
+
+    name: TaskName | None
+    finish: Callable[[Work[O]], A]
+    check: Callable[[O, Manifest], None] = accept
+    size_bytes: Callable[[TextTokenizer, Sequence[TextInput]], int] = TextTokenizer.size_bytes
+    encode: Encode[O] = encode_each
+    token_outputs: bool = False
+    windows: bool = False
+
+
+def check_top_k(top_k: int | None, most: int) -> None:
+    """Refuses a number of results that the model cannot give.
+
+    Raises:
+        InvalidRequest: Not between 1 and `most`.
+    """
+    if top_k is not None and not 1 <= top_k <= most:
+        raise InvalidRequest(f"`top_k` is {top_k}; between 1 and {most} are given")
+
+
+def texts_of(inputs: Sequence[TextInput]) -> list[str]:
+    """The inputs of a task whose answer points into its text.
+
+    Raises:
+        InvalidRequest: A pair, or token ids.
+    """
+    texts = [value for value in inputs if isinstance(value, str)]
+    if len(texts) != len(inputs):
+        raise InvalidRequest("each input must be one text")
+    return texts
+
+
+def pairs_of(inputs: Sequence[TextInput]) -> list[tuple[str, str]]:
+    """The inputs of a task that looks at two texts at once.
+
+    Raises:
+        InvalidRequest: A single text, or token ids.
+    """
+    pairs = [value for value in inputs if isinstance(value, tuple)]
+    if len(pairs) != len(inputs):
+        raise InvalidRequest("each input must be a pair of texts")
+    return pairs
+
+
+def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Probabilities along the last axis; the largest logit is subtracted first, so that none overflows."""
+    scaled = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
+    probabilities: NDArray[np.float64] = scaled / scaled.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Each number between 0 and 1 by itself; no logit overflows."""
+    probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+    return probabilities

@@ -1,0 +1,65 @@
+"""The task `classify`: the classes of a text or a pair of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.inference.tasks.base import Task, check_top_k, sigmoid, softmax
+from serving.records import LabelScore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.inference.tasks.base import Work
+    from serving.models.manifest import Manifest
+    from serving.records import ClassifyOptions, Row
+
+_FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": np.asarray,
+}
+
+
+def check(options: ClassifyOptions, manifest: Manifest) -> None:
+    """Refuses options that the model cannot follow.
+
+    Raises:
+        InvalidRequest: `top_k` is not between 1 and the number of classes.
+    """
+    check_top_k(options.top_k, len(manifest.labels))
+
+
+def finish(
+    rows: Sequence[Row], options: ClassifyOptions, labels: Sequence[str], *, multi_label: bool
+) -> list[list[LabelScore]]:
+    """The answer from the graph's `logits` output.
+
+    Args:
+        rows: Each input's `logits`, float32 [classes].
+        options: How to score, and how many.
+        labels: Names of the classes.
+        multi_label: Whether they are independent of one another.
+
+    Returns:
+        For each input, its classes, best first; of equals the one with the lower index first.
+    """
+    logits = np.stack([row[0] for row in rows]).astype(np.float64)
+    function = options.function or ("sigmoid" if multi_label or len(labels) == 1 else "softmax")
+    scores = _FUNCTIONS[function](logits)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
+    return [
+        [LabelScore(labels[index], float(row[index])) for index in best]
+        for row, best in zip(scores, order.tolist(), strict=True)
+    ]
+
+
+def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
+    return finish(work.rows, work.options, work.manifest.labels, multi_label=work.manifest.multi_label)
+
+
+TASK = Task("classify", _finish, check)

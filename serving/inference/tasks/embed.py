@@ -1,0 +1,67 @@
+"""The task `embed`: one vector a text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.inference.tasks.base import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.inference.tasks.base import Work
+    from serving.models.manifest import Manifest
+    from serving.records import EmbedOptions, Row
+
+_SMALLEST_NORM = 1e-12
+"""A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
+
+
+def check(options: EmbedOptions, hidden_size: int) -> None:
+    """Refuses options that the model cannot follow.
+
+    Raises:
+        InvalidRequest: `dimensions` is not between 1 and the model's size.
+    """
+    if options.dimensions is not None and not 1 <= options.dimensions <= hidden_size:
+        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {hidden_size}")
+
+
+def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
+    """The answer from the graph's `pooled` output.
+
+    Args:
+        rows: Each text's `pooled`, float32 [hidden_size].
+        options: Cut and scale.
+
+    Returns:
+        float32 [texts, dimensions], each row of length 1 if asked for.
+    """
+    pooled = rows[0][0][None] if len(rows) == 1 else np.stack([row[0] for row in rows])
+    vectors = pooled.astype(np.float32, copy=False)
+    if options.dimensions is not None:
+        # What is cut must be whole again in memory: encoders write rows as they lie.
+        vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
+    if not options.normalize:
+        return vectors
+    # Row by row: for the one row of most requests, NumPy's way over a whole array takes three times as long.
+    lengths = [max(math.sqrt(row.dot(row)), _SMALLEST_NORM) for row in vectors]
+    scaled: NDArray[np.float32] = vectors / (np.array(lengths, np.float32)[:, None] if len(rows) > 1 else lengths[0])
+    return scaled
+
+
+def _check(options: EmbedOptions, manifest: Manifest) -> None:
+    check(options, manifest.hidden_size)
+
+
+def _finish(work: Work[EmbedOptions]) -> NDArray[np.float32]:
+    return finish(work.rows, work.options)
+
+
+TASK = Task("embed", _finish, _check)

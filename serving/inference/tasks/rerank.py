@@ -1,0 +1,51 @@
+"""The task `rerank`: how well each text answers a query, by a cross-encoder that reads both together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.inference.tasks.base import Task, pairs_of, sigmoid
+from serving.records import EncodedText
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.inference.tasks.base import Work
+    from serving.inference.tokenizer import TextTokenizer
+    from serving.records import RerankOptions, Row, TextInput, Truncate
+
+
+def encode(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: RerankOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    """Token ids of each pair, or the pairs' own where they come as such.
+
+    Raises:
+        InvalidRequest: An input is no pair, or too long.
+    """
+    as_tokens = all(isinstance(value, EncodedText) for value in inputs)
+    return tokenizer.encode(inputs if as_tokens else pairs_of(inputs), truncate=truncate)
+
+
+def finish(rows: Sequence[Row], options: RerankOptions) -> list[float]:
+    """The answer from the graph's `logits` output.
+
+    Args:
+        rows: Each pair's `logits`, float32 [1].
+        options: Raw or between 0 and 1.
+
+    Returns:
+        A score for each pair, in their order.
+    """
+    logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
+    scores: list[float] = (logits if options.raw_scores else sigmoid(logits)).tolist()
+    return scores
+
+
+def _finish(work: Work[RerankOptions]) -> list[float]:
+    return finish(work.rows, work.options)
+
+
+TASK = Task("rerank", _finish, encode=encode)

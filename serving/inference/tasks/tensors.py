@@ -1,0 +1,43 @@
+"""Tokens in, the graph's own outputs out: what every model can do, whatever its task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.inference.tasks.base import Task
+from serving.models.manifest import POSITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.inference.tasks.base import Work
+    from serving.models.manifest import Manifest
+    from serving.records import EncodedText, Row, TensorOptions
+
+
+def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Manifest) -> list[Row]:
+    """The rows without what padding added to them.
+
+    Args:
+        texts: What went in.
+        rows: Each text's row of every output; where an output has something for each token or each mask, a row
+            is as long as the batch was padded.
+        manifest: Says which outputs these are.
+    """
+    ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
+    if not any(ragged):
+        return list(rows)
+    masked = any(spec.name == POSITIONS for spec in manifest.inputs)
+    mask = manifest.special_ids.get("mask", -1)
+    sizes = [text.ids.count(mask) if masked else len(text.ids) for text in texts]
+    return [
+        tuple(array[:size] if cut else array for array, cut in zip(row, ragged, strict=True))
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def _finish(work: Work[TensorOptions]) -> list[Row]:
+    return finish(work.texts, work.rows, work.manifest)
+
+
+TASK = Task(None, _finish)

@@ -1,0 +1,298 @@
+"""Text to token ids, with bounds: what is too long is cut and counted, or refused before any work."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from serving.errors import InvalidRequest
+from serving.inference.wordpiece_cache import word_table
+from serving.models.bundle import BundleError
+from serving.models.manifest import TOKENIZER
+from serving.records import AlignedText, EncodedText, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from tokenizers import Encoding
+
+    from serving.models.manifest import Manifest
+    from serving.records import TextInput, Truncate
+
+CHARACTERS_PER_TOKEN = 32
+"""A text may have this many characters for each token that the model takes."""
+
+CONTEXT_LIMIT_BYTES = 1_000_000
+"""Of a context that is read in windows."""
+
+
+class TextTokenizer:
+    """The tokenizer of one model.
+
+    Attributes:
+        max_length: Tokens of the longest input, special tokens included.
+        max_characters: Characters of the longest text that is tokenised at all.
+        mask_id: Id of the mask token; None where the model has none.
+        mask_token: The mask token as it stands in a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._words = word_table(tokenizer)
+        self._vocab_size = vocab_size
+        self.max_length = max_length
+        self.max_characters = CHARACTERS_PER_TOKEN * max_length
+        self.mask_id = mask_id
+        self.mask_token = ("" if mask_id is None else tokenizer.id_to_token(mask_id)) or ""
+
+    @classmethod
+    def open(cls, bundle: Path, manifest: Manifest) -> TextTokenizer:
+        """Reads the tokenizer of a verified bundle.
+
+        Raises:
+            BundleError: It does not parse, or is not the one that the manifest describes.
+        """
+        try:
+            tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
+            frame = tokenizer.encode("").ids
+        except Exception as error:  # the binding raises a bare Exception
+            raise BundleError(f"bundle {bundle}: {TOKENIZER} is not a tokenizer: {error}") from error
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            raise BundleError(f"bundle {bundle}: {TOKENIZER} truncates or pads; lengths belong to the manifest")
+        for role, token in manifest.special_ids.items():
+            if tokenizer.id_to_token(token) is None:
+                raise BundleError(f"bundle {bundle}: {TOKENIZER} has no token {token}, the manifest's {role} token")
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        if size > manifest.vocab_size:
+            raise BundleError(f"bundle {bundle}: {TOKENIZER} has {size} tokens, the model {manifest.vocab_size}")
+        # Ids need not be consecutive: fewer tokens than rows may still lead beyond the last one.
+        if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
+            raise BundleError(f"bundle {bundle}: {TOKENIZER} has the token id {largest}, the model's are smaller")
+        for role, ids in (("cls", frame[:1]), ("sep", frame[-1:])):
+            if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
+                raise BundleError(
+                    f"bundle {bundle}: {TOKENIZER} does not frame a text with the manifest's {role} token"
+                )
+        return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
+
+    def size_bytes(self, inputs: Sequence[TextInput]) -> int:
+        """Size of the inputs, after checking that each is short enough to be tokenised.
+
+        Raises:
+            InvalidRequest: A text has more than `max_characters`.
+        """
+        total = 0
+        for index, value in enumerate(inputs):
+            if not isinstance(value, str | tuple):
+                total += 4 * len(value if isinstance(value, list) else value.ids)
+                continue
+            size = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
+            if size > self.max_characters:
+                raise InvalidRequest(
+                    f"input {index} has {size} characters; at most {self.max_characters} are read"
+                    f" ({CHARACTERS_PER_TOKEN} for each of the model's {self.max_length} tokens)"
+                )
+            total += len(value.encode()) if isinstance(value, str) else sum(len(part.encode()) for part in value)
+        return total
+
+    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
+        """Token ids of each input; one bad input never touches its neighbours.
+
+        Args:
+            inputs: Texts, pairs or token ids.
+            truncate: Cut what is too long, at its end or its beginning, instead of refusing it.
+
+        Raises:
+            InvalidRequest: An input is too long, or its ids are not the model's.
+        """
+        return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
+
+    def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
+        """Token ids of each text, with the characters and the word that each token stands for.
+
+        Raises:
+            InvalidRequest: A text is too long.
+        """
+        aligned = []
+        for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
+            surplus = self._surplus(source, encoding, truncate=truncate)
+            whole = self._truncated(text, surplus, truncate) if surplus else encoding
+            spans, words = _alignment(whole)
+            aligned.append(
+                AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
+            )
+        return aligned
+
+    def windows_size_bytes(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """Size of pairs whose second parts are read in windows, after checking that each is short enough.
+
+        Raises:
+            InvalidRequest: A first part has more than `max_characters`, or a second more than its limit.
+        """
+        total = self.size_bytes([first for first, _ in pairs])
+        for index, (_, second) in enumerate(pairs):
+            size = len(second.encode())
+            if size > CONTEXT_LIMIT_BYTES:
+                raise InvalidRequest(
+                    f"the context of input {index} has {size} bytes; at most {CONTEXT_LIMIT_BYTES} are read"
+                )
+            total += size
+        return total
+
+    def encode_windows(
+        self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: Truncate
+    ) -> list[AlignedText]:
+        """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
+
+        A window's `spans` are those of whole words, and point into the second part.
+
+        Args:
+            pairs: A first part, which every window repeats, and a second.
+            overlap: Tokens that neighbouring windows share; half of their room at most.
+            truncate: Cut a first part that has more than half of the model's tokens instead of refusing it.
+
+        Raises:
+            InvalidRequest: A first part is too long, or the model too short for any second.
+        """
+        parts = self._tokenizer.encode_batch([part for pair in pairs for part in pair], add_special_tokens=False)
+        return [
+            window
+            for source, (first, second) in enumerate(zip(parts[::2], parts[1::2], strict=True))
+            for window in self._windows(source, first, second, overlap, truncate=truncate)
+        ]
+
+    def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
+        """The text of token ids; `bare` leaves out special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=bare)
+        return text
+
+    def tokens(self, text: str, *, special: bool) -> list[Token]:
+        """The tokens of a text, which is not cut.
+
+        Args:
+            text: The text.
+            special: Add the special tokens that a model sees around it.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=special)
+        return [
+            Token(token, name if alone else text[start:stop], alone, None if alone else start, None if alone else stop)
+            for token, name, alone, (start, stop) in zip(
+                encoding.ids, encoding.tokens, map(bool, encoding.special_tokens_mask), encoding.offsets, strict=True
+            )
+        ]
+
+    def check_readable(self, ids: Sequence[int]) -> None:
+        """Refuses ids that are not turned into text.
+
+        Raises:
+            InvalidRequest: They are too many, or the model does not have one of them.
+        """
+        if len(ids) > self.max_characters:
+            raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
+            raise InvalidRequest(f"a token id lies outside 0..{self._vocab_size - 1}")
+
+    def _windows(
+        self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: Truncate
+    ) -> Iterator[AlignedText]:
+        cut = self._cut_first(source, first, truncate=truncate)
+        # What stands around the second part is the same in every window: it is read off around any text.
+        frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
+        inside = [place for place, part in enumerate(frame.sequence_ids) if part == 1]
+        head, tail = inside[0], len(frame) - inside[-1] - 1
+        room = self.max_length - head - tail
+        if room < 1:
+            raise InvalidRequest(f"the model's {self.max_length} tokens leave no room for a context")
+        step = room - min(overlap, room // 2)
+        ids, (spans, words) = second.ids, _alignment(second)
+        spans = _of_words(spans, words)
+        for start in range(0, max(1, len(ids) - room + step), step):
+            own = slice(start, start + room)
+            size = len(ids[own])
+            types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
+            yield AlignedText(
+                ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
+                type_ids=array("i", types),
+                truncated=cut if start == 0 else 0,
+                source=source,
+                spans=np.pad(spans[own], ((head, tail), (0, 0))),
+                words=np.pad(words[own], (head, tail), constant_values=-1),
+            )
+
+    def _cut_first(self, source: int, first: Encoding, *, truncate: Truncate) -> int:
+        """Leaves half of the model's tokens to the second part; answers how many of the first went."""
+        most = max(0, self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+        surplus = len(first) - most
+        if surplus <= 0:
+            return 0
+        if not truncate:
+            raise InvalidRequest(
+                f"the question of input {source} has {len(first)} tokens; the model takes {most}:"
+                " shorten it or allow truncation"
+            )
+        first.truncate(most)
+        return surplus
+
+    def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
+        if not isinstance(value, str | tuple):
+            return self._check_ids(index, value)
+        if self._words is not None and isinstance(value, str):
+            ids = self._words.encode(value)
+            if ids is not None and len(ids) <= self.max_length:
+                return EncodedText(ids)
+        # Unlike `encode`, this holds neither the interpreter's lock nor the characters' places.
+        encoding = self._tokenizer.encode_batch_fast([value])[0]
+        surplus = self._surplus(index, encoding, truncate=truncate)
+        whole = self._truncated(value, surplus, truncate) if surplus else encoding
+        types = None if isinstance(value, str) else array("i", whole.type_ids)
+        return EncodedText(array("i", whole.ids), types, surplus)
+
+    def _surplus(self, index: int, encoding: Encoding, *, truncate: Truncate) -> int:
+        """How many tokens must go; 0 for an input that fits."""
+        surplus = max(0, len(encoding) - self.max_length)
+        if surplus and not truncate:
+            raise InvalidRequest(
+                f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
+                " shorten it or allow truncation"
+            )
+        return surplus
+
+    def _truncated(self, value: str | tuple[str, str], surplus: int, truncate: Truncate) -> Encoding:
+        """Cuts the longer part first, as BERT was trained on pairs, and keeps every special token."""
+        parts = (value,) if isinstance(value, str) else value
+        encodings = [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        lengths = [len(encoding) for encoding in encodings]
+        for _ in range(surplus):
+            lengths[lengths.index(max(lengths))] -= 1
+        for encoding, length in zip(encodings, lengths, strict=True):
+            encoding.truncate(length, direction="left" if truncate == "left" else "right")
+        return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
+
+    def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
+        ids = value if isinstance(value, list) else value.ids
+        if not 0 < len(ids) <= self.max_length:
+            raise InvalidRequest(f"input {index} has {len(ids)} token ids; between 1 and {self.max_length} are taken")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
+        return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Characters [tokens, 2] and word [tokens] of each token; the word is -1 for what the text does not hold."""
+    words = [-1 if word is None else word for word in encoding.word_ids]
+    return np.array(encoding.offsets, np.int32).reshape(-1, 2), np.array(words, np.int32)
+
+
+def _of_words(spans: NDArray[np.int32], words: NDArray[np.int32]) -> NDArray[np.int32]:
+    """For each token, the characters of its whole word."""
+    if not len(words):
+        return spans
+    begins = np.flatnonzero(np.diff(words, prepend=-2))
+    ends = np.append(begins[1:], len(words)) - 1
+    sizes = ends - begins + 1
+    return np.repeat(np.stack([spans[begins, 0], spans[ends, 1]], axis=1), sizes, axis=0)

@@ -1,0 +1,394 @@
+"""The node's cache: `<cache-dir>/<model>/<version>/<n>/`, what this node made of a bundle.
+
+A bundle is read-only and may lie on many nodes. What holds on one node alone lies here: the proof that an artifact
+answers as PyTorch does on this device with these libraries, engines built for its GPU, and files that make the next
+of them faster. `derived.json` names the bundle by its manifest's SHA-256 and lists every file; a cache is data from
+outside as a bundle is, and is held to the same rules. What does not fit counts for nothing: the bundle is then
+served, or refused, as if there were no cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from serving.models import node, verified_dir
+from serving.models.bundle import file_entry
+from serving.models.manifest import Accuracy, Artifact, EngineBuild, FileEntry, Invariance, Parity, problem
+from serving.models.plan_scan import UnfitPlanError, check_plan_file
+from serving.models.verified_dir import SealError, Staging, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from serving.models.bundle import Bundle
+
+DERIVED = "derived.json"
+SCHEMA_VERSION = 1
+
+_KEPT = 3
+"""Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
+started, and has itself added its costs and its kernels since."""
+
+_ATTEMPTS = 10
+"""Other processes may publish in between as often."""
+
+_SHOWN_DIGITS = 12
+
+_WRITING = threading.Lock()
+"""Of two threads that write, the second takes over what the first has published."""
+
+log = logging.getLogger("bertserve")
+
+
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One artifact's answers beside PyTorch's, as this node gave them.
+
+    Attributes:
+        file: Of the artifact, in the bundle or among the engines.
+        device: What ran it, as `node.device_of` says it.
+        libraries: Version by name of what ran it.
+    """
+
+    file: str
+    device: str
+    libraries: dict[str, str]
+    parity: Parity
+    invariance: Invariance
+    batch_invariant: bool
+    accuracy: tuple[Accuracy, ...] = ()
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Proof:
+        """The proof in an artifact's figures, which this node has just found.
+
+        Raises:
+            ValueError: It holds none.
+        """
+        if artifact.parity is None or artifact.invariance is None:
+            raise ValueError(f"{artifact.file} was not compared")
+        return cls(
+            file=artifact.file,
+            device=node.device_of(artifact.target),
+            libraries=node.libraries(artifact.target),
+            parity=artifact.parity,
+            invariance=artifact.invariance,
+            batch_invariant=artifact.batch_invariant,
+            accuracy=artifact.accuracy,
+        )
+
+
+class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node made of one bundle.
+
+    Attributes:
+        bundle: SHA-256 of the bundle's manifest.
+        engines: Native engines, whose files lie beside this manifest.
+        files: Other files there: timing caches, tables of costs.
+    """
+
+    schema_version: int
+    model: str
+    version: int
+    bundle: str
+    created: str
+    proofs: tuple[Proof, ...] = ()
+    engines: tuple[Artifact, ...] = ()
+    files: tuple[FileEntry, ...] = ()
+
+    def entries(self) -> list[FileEntry | Artifact]:
+        """Every file of the entry but this manifest."""
+        return [*self.engines, *self.files]
+
+
+class CacheError(Exception):
+    """What the cache holds of a bundle must not be used; the message names the place and says why."""
+
+
+@dataclass(slots=True, frozen=True)
+class CacheEntry:
+    """What the cache holds of a bundle, verified."""
+
+    path: Path
+    derived: Derived
+
+
+def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
+    """Verifies and reads the newest that the cache holds of a bundle; None where it holds nothing.
+
+    Args:
+        root: The cache.
+        bundle: The bundle, verified.
+
+    Raises:
+        CacheError: What it holds is of another bundle, damaged, or must not be used.
+    """
+    place = root / bundle.manifest.model / str(bundle.manifest.version)
+    try:
+        _check_place(place)
+        found = versions(place) if place.is_dir() else []
+        return _verified(place / str(found[-1]), bundle) if found else None
+    except (SealError, OSError) as error:
+        raise CacheError(f"cache {place}: {error}") from error
+
+
+def with_engines(root: Path, bundle: Bundle) -> Bundle:
+    """The bundle with the engines that this node has built of it, proven or not.
+
+    Args:
+        root: The cache.
+        bundle: The bundle, verified.
+
+    Raises:
+        CacheError: What the cache holds must not be used.
+    """
+    entry = open_entry(root, bundle)
+    if entry is None:
+        return bundle
+    return replace(bundle, made_here=tuple((artifact, entry.path) for artifact in entry.derived.engines))
+
+
+def with_proofs(root: Path, bundle: Bundle) -> Bundle:
+    """The bundle with this node's proofs of artifacts that it brings without one, and with the engines made here.
+
+    What must not be used counts for nothing, and the log says why in a line.
+
+    Args:
+        root: The cache.
+        bundle: The bundle, verified.
+    """
+    try:
+        entry = open_entry(root, bundle)
+    except CacheError as error:
+        log.warning("%s; prove it anew with `bertserve verify`", error)
+        return bundle
+    if entry is None:
+        return bundle
+    proofs = {proof.file: proof for proof in entry.derived.proofs}
+    own, made = (
+        tuple(_proven(artifact, proofs.get(artifact.file), bundle.path) for artifact in artifacts)
+        for artifacts in (bundle.manifest.artifacts, entry.derived.engines)
+    )
+    manifest = msgspec.structs.replace(bundle.manifest, artifacts=own)
+    return replace(bundle, manifest=manifest, made_here=tuple((artifact, entry.path) for artifact in made))
+
+
+class CacheWriter(Staging):
+    """Makes the next entry of a bundle aside and moves it into place whole.
+
+    Used as `Staging` is; files are written to `path` first:
+
+        with CacheWriter(root, "minilm", 1) as writer:
+            (writer.path / "model.sm75.fp16.engine").write_bytes(...)
+            writer.publish(bundle, engines=[...])
+    """
+
+    def __init__(self, root: Path, model: str, version: int) -> None:
+        """Names the place.
+
+        Raises:
+            CacheError: A link stands there.
+        """
+        place = root / model / str(version)
+        try:
+            _check_place(place)
+        except SealError as error:
+            raise CacheError(f"cache {place}: {error}") from error
+        super().__init__(place)
+        self._root = root
+
+    def __enter__(self) -> Self:
+        """Waits for other threads that write into the cache, then makes the hidden directory."""
+        _WRITING.acquire()
+        try:
+            return super().__enter__()
+        except BaseException:
+            _WRITING.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes what was not published, and lets the next thread write."""
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            _WRITING.release()
+
+    def publish(
+        self,
+        bundle: Bundle,
+        *,
+        proofs: Mapping[str, Proof | None] | None = None,
+        engines: Sequence[Artifact] = (),
+        files: Sequence[str] = (),
+    ) -> CacheEntry:
+        """Writes the manifest, verifies the whole, makes it durable and moves it into place.
+
+        What the newest entry holds of the same bundle and is not made anew is taken over.
+
+        Args:
+            bundle: The bundle that all of it was made of.
+            proofs: By the artifact's file; None where the artifact was found not to answer as PyTorch does.
+            engines: What was built; the files lie in `path`.
+            files: Names of other files in `path`.
+
+        Raises:
+            CacheError: What was written must not be used.
+        """
+        made = {engine.file: engine for engine in engines} | {name: file_entry(self.path / name) for name in files}
+        # A proof was of the engine that had the name before.
+        judged = dict.fromkeys((engine.file for engine in engines), None) | dict(proofs or {})
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(FileExistsError):
+                return self._publish(bundle, made, judged)
+        return self._publish(bundle, made, judged)
+
+    def _publish(
+        self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
+    ) -> CacheEntry:
+        """The same.
+
+        Raises:
+            FileExistsError: Another process has published meanwhile, and what it brings is to be taken over too.
+        """
+        # The number comes first: whatever is published after it was read has it.
+        self.version = max(versions(self.path.parent), default=0) + 1
+        before = self._newest(bundle)
+        taken = self._taken_over(before, made) if before else {}
+        known = {proof.file: proof for proof in before.derived.proofs} if before else {}
+        entries = (taken | made).values()
+        derived = Derived(
+            schema_version=SCHEMA_VERSION,
+            model=bundle.manifest.model,
+            version=bundle.manifest.version,
+            bundle=bundle.sha256,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            proofs=tuple(proof for proof in (known | judged).values() if proof is not None),
+            engines=tuple(entry for entry in entries if isinstance(entry, Artifact)),
+            files=tuple(entry for entry in entries if isinstance(entry, FileEntry)),
+        )
+        verified_dir.write(self.path, DERIVED, derived)
+        try:
+            _verified(self.path, bundle)
+        except SealError as error:
+            raise CacheError(f"cache {self.path}: {error}") from error
+        try:
+            entry = CacheEntry(self.move(), derived)
+        except FileExistsError:
+            for file in taken:
+                (self.path / file).unlink()
+            raise
+        for outdated in versions(entry.path.parent)[:-_KEPT]:
+            shutil.rmtree(entry.path.parent / str(outdated), ignore_errors=True)
+        return entry
+
+    def _newest(self, bundle: Bundle) -> CacheEntry | None:
+        try:
+            return open_entry(self._root, bundle)
+        except CacheError:  # to be made anew is what it is good for
+            return None
+
+    def _taken_over(self, before: CacheEntry, made: Container[str]) -> dict[str, FileEntry | Artifact]:
+        entries = [entry for entry in before.derived.entries() if entry.file not in made]
+        for entry in entries:
+            shutil.copyfile(before.path / entry.file, self.path / entry.file)
+        return {entry.file: entry for entry in entries}
+
+
+def _check_place(place: Path) -> None:
+    """Whoever may write into the cache shall not lead elsewhere from it."""
+    for path in (place.parent, place):
+        if path.is_symlink():
+            raise SealError(f"{path} must be a directory, not a link")
+
+
+def _verified(path: Path, bundle: Bundle) -> CacheEntry:
+    derived, _ = verified_dir.read(path, DERIVED, Derived)
+    if (wrong := _problem(derived, bundle)) is not None:
+        raise SealError(f"{DERIVED}: {wrong}")
+    verified_dir.check(path, DERIVED, derived.entries())
+    for artifact in derived.engines:
+        if artifact.engine is not None:
+            _check_engine(path / artifact.file, artifact.engine)
+    return CacheEntry(path, derived)
+
+
+def _check_engine(path: Path, build: EngineBuild) -> None:
+    try:
+        check_plan_file(path, build)
+    except UnfitPlanError as error:
+        raise SealError(f"{path.name} {error}") from error
+
+
+def _problem(derived: Derived, bundle: Bundle) -> str | None:
+    """The first rule that a manifest breaks, as half a sentence; None where it keeps all."""
+    return next((sentence for broken, sentence in _rules(derived, bundle) if broken), None)
+
+
+def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
+    """One after another, since the later ones count on the earlier."""
+    manifest = bundle.manifest
+    yield derived.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}"
+    yield (
+        (derived.model, derived.version, derived.bundle) != (manifest.model, manifest.version, bundle.sha256),
+        f"it was made of another bundle ({derived.bundle[:_SHOWN_DIGITS]!r}, not {bundle.sha256[:_SHOWN_DIGITS]!r})",
+    )
+    # What a bundle may hold, a cache may: engines like its own, and files with plain names.
+    artifacts = derived.engines or manifest.artifacts
+    whole = msgspec.structs.replace(manifest, artifacts=artifacts, files=(*manifest.files, *derived.files))
+    wrong = problem(whole, manifest.model, str(manifest.version))
+    yield wrong is not None, str(wrong)
+    yield any(entry.file == DERIVED for entry in derived.files), "a file's name is not a plain name"
+    yield any(engine.kind != "tensorrt" or engine.proven for engine in derived.engines), "an engine is none"
+    names = {artifact.file for artifact in manifest.artifacts}
+    yield not names.isdisjoint(entry.file for entry in derived.entries()), "a file has the name of the bundle's own"
+    files = [proof.file for proof in derived.proofs]
+    yield (
+        not names.union(engine.file for engine in derived.engines).issuperset(files),
+        "it proves an artifact that there is not",
+    )
+    yield len(set(files)) != len(files), "an artifact is proven twice"
+    words = [word for proof in derived.proofs for word in (proof.device, *proof.libraries, *proof.libraries.values())]
+    yield not all(word.isprintable() for word in words), "a device or a library has no printable name"
+    yield not all(proof.device and proof.libraries for proof in derived.proofs), "a proof does not say what ran it"
+
+
+def _proven(artifact: Artifact, proof: Proof | None, bundle: Path) -> Artifact:
+    if artifact.proven or proof is None:
+        return artifact
+    if (reason := _stale(proof, artifact)) is not None:
+        log.warning(
+            "bundle %s: the proof of %s in the node's cache counts for nothing: %s", bundle, artifact.file, reason
+        )
+        return artifact
+    return msgspec.structs.replace(
+        artifact,
+        parity=proof.parity,
+        invariance=proof.invariance,
+        batch_invariant=proof.batch_invariant,
+        accuracy=proof.accuracy,
+    )
+
+
+def _stale(proof: Proof, artifact: Artifact) -> str | None:
+    """Why a proof does not hold here any more; None where it does."""
+    libraries = node.libraries(artifact.target)
+    if proof.libraries != libraries:
+        return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"
+    if proof.device != (here := node.device_of(artifact.target)):
+        return f"it was made on {proof.device}, this is {here}"
+    return None
+
+
+def _named(libraries: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))

@@ -1,0 +1,1 @@
+"""What both ports need: sockets, TLS, request ids, compressed bodies."""

@@ -1,0 +1,323 @@
+"""What v2 answers, whichever wire asks: the HTTP routes and the gRPC calls only write it in their own way."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from serving.errors import Forbidden, InvalidRequest, ModelNotFound, Unsupported
+from serving.models.statistics import Duration, InferStatistics, ModelStatistics
+from serving.oip.tensors import IDS, inputs_of
+from serving.oip.views import TOKENS, views
+from serving.records import EncodedText, InferRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from serving.inference.pipeline import Pipeline
+    from serving.lifecycle import Lifecycle
+    from serving.models.repository import Repository
+    from serving.models.statistics import VersionState
+    from serving.oip.tensors import Tensor
+    from serving.oip.views import ModelConfig, View
+    from serving.settings import Settings
+
+SERVER_NAME = "bertserve"
+SERVER_VERSION = version("bertserve")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+
+SHARED_MEMORY = "shared memory is not supported: send tensors in the request"
+
+SETTINGS = "the settings of traces and logs are not changed by requests"
+
+_NS_PER_US = 1000
+_MS_PER_S = 1000
+_SHARED = "shared_memory_region"
+_VERSION = "version"
+
+
+class ServerMetadata(msgspec.Struct):
+    """What this server is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class StatisticsReply(msgspec.Struct):
+    """The statistics of one model or of all."""
+
+    model_stats: list[ModelStatistics]
+
+
+class ModelState(msgspec.Struct):
+    """A model of the repository."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class ModelVersions(Protocol):
+    """Who changes what is served."""
+
+    async def load(self, name: str, version: int | None = None) -> None:
+        """Serves a version, None for the newest, and takes its model into service.
+
+        Raises:
+            ModelNotFound: There is no such model or version.
+            VersionRefused: It must not or cannot be served.
+            VersionNotLoaded: It could not be loaded now.
+        """
+
+    def unload(self, name: str) -> None:
+        """Takes a model out of service."""
+
+    def others(self) -> Sequence[VersionState]:
+        """The versions that are not served, and why."""
+
+
+class V2Service:
+    """The models under their names on v2."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        settings: Settings,
+        versions: ModelVersions,
+    ) -> None:
+        self._pipeline = pipeline
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._versions = versions
+        self._views = views(repository)
+        self._failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
+        repository.subscribe(self._look_again)
+
+    def _look_again(self) -> None:
+        """Other versions may take and give something else."""
+        self._views = views(self._repository)
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that is served."""
+        return sorted(self._views)
+
+    @property
+    def control(self) -> bool:
+        """Whether requests may load and unload models."""
+        return self._settings.model_control
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """The server's state."""
+        return self._lifecycle
+
+    def view(self, name: str, wanted: str | None = None) -> View:
+        """What stands behind a name.
+
+        Raises:
+            ModelNotFound: Nothing of that name and version is served.
+        """
+        view = self._views.get(name)
+        if view is None:
+            raise ModelNotFound("no model of that name is served")
+        self._repository.find(view.served, wanted)
+        return view
+
+    def model_ready(self, name: str, wanted: str | None) -> bool:
+        """Whether a model takes requests; one that is not served does not."""
+        try:
+            self.view(name, wanted)
+        except ModelNotFound:
+            return False
+        return self._lifecycle.ready
+
+    def server_metadata(self) -> ServerMetadata:
+        """What this server is."""
+        return ServerMetadata(SERVER_NAME, SERVER_VERSION, list(EXTENSIONS))
+
+    def request(
+        self,
+        name: str,
+        wanted: str | None,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[str],
+        *,
+        truncate: bool | None,
+        timeout_ms: float | None,
+        priority: int,
+        arrival: float,
+        request_id: str,
+    ) -> tuple[View, InferRequest[Any]]:
+        """What a request asks of the pipeline, and the view that writes the answer.
+
+        Args:
+            name: The model's name.
+            wanted: Its version; None or "" for the one being served.
+            tensors: What the request brings.
+            outputs: Names of the outputs that it wants; none means all.
+            truncate: As `InferRequest` has it, as all that follow.
+            timeout_ms: The client's own limit.
+            priority: The request's class.
+            arrival: When the request was complete.
+            request_id: For the log.
+
+        Raises:
+            InvalidRequest: It does not fit the model.
+            ModelNotFound: Nothing of that name is served.
+        """
+        view = self._views.get(name)
+        if view is None:
+            raise ModelNotFound("no model of that name is served")
+        if outputs:
+            view.check_outputs(outputs)
+        inputs = inputs_of(tensors)
+        if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
+            raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
+        return view, InferRequest(
+            inputs=inputs,
+            options=view.options,
+            arrival=arrival,
+            request_id=request_id,
+            max_inputs=self._settings.max_v2_batch_size,
+            model=view.served,
+            version=wanted,
+            truncate=truncate,
+            timeout_ms=timeout_ms,
+            priority=priority,
+        )
+
+    def failed(self, view: View, arrival: float) -> None:
+        """Counts a request that got an error."""
+        failures = self._failures[view.name, view.model.version]
+        failures.count += 1
+        failures.ns += round((time.perf_counter() - arrival) * 1e9)
+
+    def config(self, name: str, wanted: str | None) -> ModelConfig:
+        """A model as Triton's clients want it described.
+
+        Raises:
+            ModelNotFound: Nothing of that name and version is served.
+        """
+        return self.view(name, wanted).config(self._settings.max_v2_batch_size, self._repository.engine)
+
+    def statistics(self, name: str | None, wanted: str | None = None) -> StatisticsReply:
+        """What a model, or each, has answered since the server started.
+
+        Raises:
+            ModelNotFound: Nothing of that name and version is served.
+        """
+        found = [self.view(name, wanted)] if name else [view for view in self._views.values() if view.takes_text]
+        return StatisticsReply([self._statistics(view) for view in found])
+
+    def index(self, *, ready: bool) -> list[ModelState]:
+        """The models of the repository: the version of each that is served, and what is known of others.
+
+        Args:
+            ready: Only those that take requests.
+        """
+        states = []
+        others = [] if ready else self._versions.others()
+        for view in map(self._views.__getitem__, self.names):
+            loaded = self._repository.serves(view.served)
+            state = "READY" if loaded and self._lifecycle.ready else "UNAVAILABLE"
+            if state == "READY" or not ready:
+                reason = "" if state == "READY" else "unloaded" if not loaded else str(self._lifecycle.state)
+                states.append(ModelState(view.name, view.model.version, state, reason))
+            states += [ModelState(view.name, *said) for model, *said in others if model == view.served]
+        return states
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Serves a version of a model of the repository, the newest if the request names none.
+
+        Where another version is served, that serves on until this one is warm; one that is served already is taken
+        into service again if it was out of it.
+
+        Args:
+            name: Its name.
+            parameters: Of the request; `version` alone is taken.
+
+        Raises:
+            Forbidden: `model_control` is off.
+            InvalidRequest: It brings something else, or a version that is no number.
+            ModelNotFound: The repository had no such model when the server started, or has no such version.
+            VersionRefused: The version must not or cannot be served; what is served serves on.
+            VersionNotLoaded: It could not be loaded now, and the request may be repeated.
+        """
+        self._check_control(name)
+        if parameters.keys() - {_VERSION}:
+            raise InvalidRequest(f"a model is loaded as its bundle has it; of parameters only `{_VERSION}` is taken")
+        await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
+
+    def unload(self, name: str) -> None:
+        """Takes a model out of service; its memory stays with the engine until the server ends.
+
+        Raises:
+            Forbidden: `model_control` is off.
+            ModelNotFound: The repository had no such model when the server started.
+        """
+        self._check_control(name)
+        self._versions.unload(self._views[name].served)
+
+    def _check_control(self, name: str) -> None:
+        if not self._settings.model_control:
+            raise Forbidden("models are neither loaded nor unloaded by requests: the setting model_control is off")
+        if name not in self._views:
+            raise ModelNotFound("the repository holds no model of that name")
+
+    def _statistics(self, view: View) -> ModelStatistics:
+        totals = self._pipeline.totals(view.model)
+        requests = totals.requests
+        output_us = totals.total_us - totals.tokenize_us - totals.queue_us - totals.compute_us
+        success, queue, tokenize, compute, output = (
+            Duration(requests, round(max(0.0, time_us) * _NS_PER_US))
+            for time_us in (totals.total_us, totals.queue_us, totals.tokenize_us, totals.compute_us, output_us)
+        )
+        return ModelStatistics(
+            name=view.name,
+            version=view.model.version,
+            last_inference=round(totals.last_at * _MS_PER_S),
+            inference_count=totals.texts,
+            execution_count=self._pipeline.batches(view.model),
+            inference_stats=InferStatistics(
+                success=success,
+                fail=self._failures[view.name, view.model.version],
+                queue=queue,
+                compute_input=tokenize,
+                compute_infer=compute,
+                compute_output=output,
+                cache_hit=Duration(),
+                cache_miss=Duration(),
+            ),
+        )
+
+
+def _version(wanted: object) -> int | None:
+    """The number of a version as requests write it; None where they name none."""
+    if wanted is None:
+        return None
+    words = str(wanted)
+    if isinstance(wanted, bool) or not (words.isascii() and words.isdigit() and str(int(words)) == words):
+        raise InvalidRequest(f"the parameter `{_VERSION}` must be the number of a version, such as 2")
+    return int(words)
+
+
+def refuse_unsupported(parameters: Mapping[str, object]) -> None:
+    """Refuses parameters of a tensor that ask for what is not built.
+
+    Raises:
+        Unsupported: Shared memory, or Triton's classification of an output.
+    """
+    if _SHARED in parameters:
+        raise Unsupported(SHARED_MEMORY)
+    if "classification" in parameters:
+        raise Unsupported("outputs come as they are: the parameter `classification` is not supported")

@@ -1,0 +1,299 @@
+"""The two names of a model on v2, what each takes and what it answers.
+
+`{model}` takes texts and answers what its task means:
+
+embed      embedding FP32 [-1, H], of length 1
+embed_tokens
+           embeddings FP32 [-1, T, H], of the longest text's tokens; tokens INT64 [-1], how many each text has
+classify   scores FP32 [-1, C] in the order of the labels, label BYTES [-1], the best one
+rerank     score FP32 [-1], between 0 and 1
+answer     answer BYTES, score FP32, start INT64, end INT64, each [-1]
+tag        entities BYTES [-1], for each text a JSON list
+fill_mask  token BYTES [-1, K], score FP32 [-1, K], for the one mask of each text
+
+`{model}.tokens` takes token ids and answers the graph's own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
+from serving.records import (
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    EmbedTokensOptions,
+    FillMaskOptions,
+    RerankOptions,
+    TagOptions,
+    TaskOptions,
+    TensorOptions,
+)
+
+if TYPE_CHECKING:
+    from serving.models.manifest import Manifest, Task
+    from serving.models.repository import Repository, ServedModel
+    from serving.records import EngineChoice, Row
+
+_PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
+"""Triton's names for what runs an artifact, by its kind: platform and backend."""
+TOKENS = ".tokens"
+
+_FILLED = 5
+_DATATYPES = {"int32": INT32, "float32": FP32}
+_CONFIG_TYPES = {BYTES: "TYPE_STRING"}
+
+Values = Sequence[Any]
+"""Each output's values, in the order of the outputs."""
+
+Form: TypeAlias = tuple[TaskOptions[Any], Sequence[tuple[Any, ...]], Callable[[Any, Any, int], Values]]
+
+
+class TensorMetadata(msgspec.Struct, frozen=True):
+    """A tensor; -1 is a dimension that varies."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(msgspec.Struct):
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class Reshape(msgspec.Struct):
+    """What a tensor's shape really is, beside the batch."""
+
+    shape: list[int]
+
+
+class TensorConfig(msgspec.Struct, omit_defaults=True):
+    """A tensor without the dimension of the batch."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    reshape: Reshape | None = None
+
+
+class DynamicBatching(msgspec.Struct):
+    """That requests are batched with one another."""
+
+    max_queue_delay_microseconds: int = 0
+
+
+class TransactionPolicy(msgspec.Struct):
+    """That each request has one answer."""
+
+    decoupled: bool = False
+
+
+class ConfigParameter(msgspec.Struct):
+    """A parameter of a model's configuration."""
+
+    string_value: str
+
+
+class ModelConfig(msgspec.Struct):
+    """A model as Triton's clients want it described."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    dynamic_batching: DynamicBatching
+    model_transaction_policy: TransactionPolicy
+    parameters: dict[str, ConfigParameter]
+
+
+class View(msgspec.Struct, frozen=True):
+    """One name of a model.
+
+    Attributes:
+        name: The name.
+        model: The model.
+        served: The model's own name.
+        options: What a request under this name asks of it.
+        takes_text: Whether texts are taken.
+        inputs: What it advertises; it may take more.
+        outputs: What it answers.
+        write: Makes the outputs' values of an answer.
+    """
+
+    name: str
+    model: ServedModel
+    served: str
+    options: TaskOptions[Any]
+    takes_text: bool
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    write: Callable[[Any, Manifest, int], Values]
+
+    def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  of any task
+        """The outputs of an answer.
+
+        Args:
+            answer: As the options make it.
+            names: Which outputs, in this order; none means all.
+            width: Tokens of a row of the request, where it brought tokens.
+
+        Raises:
+            InvalidRequest: A text has another number of masks than one.
+        """
+        found = [
+            Output(info.name, info.datatype, values.shape if isinstance(values, np.ndarray) else [len(values)], values)
+            for info, values in zip(self.outputs, self.write(answer, self.model.manifest, width), strict=True)
+        ]
+        if isinstance(self.options, FillMaskOptions):
+            found[0].shape = found[1].shape
+        if not names:
+            return found
+        named = {output.name: output for output in found}
+        return [named[name] for name in names]
+
+    def check_outputs(self, names: Sequence[str]) -> None:
+        """Checks the outputs that a request asks for.
+
+        Raises:
+            InvalidRequest: An output that the model does not have, or one twice.
+        """
+        known = {info.name for info in self.outputs}
+        if not known.issuperset(names) or len(set(names)) != len(names):
+            raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, known)))}, each once")
+
+    def metadata(self) -> ModelMetadata:
+        """What clients are told of it."""
+        platform, _ = _PLATFORMS[self.model.artifact.kind]
+        return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
+
+    def config(self, max_batch_size: int, engine: EngineChoice) -> ModelConfig:
+        """The same in the shape of Triton's model configuration, with what runs it among the parameters."""
+        platform, backend = _PLATFORMS[self.model.artifact.kind]
+        return ModelConfig(
+            name=self.name,
+            platform=platform,
+            backend=backend,
+            max_batch_size=max_batch_size,
+            input=[_config(info) for info in self.inputs],
+            output=[_config(info) for info in self.outputs],
+            dynamic_batching=DynamicBatching(),
+            model_transaction_policy=TransactionPolicy(),
+            parameters={name: ConfigParameter(value) for name, value in _parameters(engine).items()},
+        )
+
+
+def views(repository: Repository) -> dict[str, View]:
+    """Every name of every model; of two that are alike, the one that a bundle gave itself wins."""
+    tokens = [_tokens_view(model) for model in repository.models]
+    return {view.name: view for view in (*tokens, *map(_text_view, repository.models))}
+
+
+def _parameters(engine: EngineChoice) -> dict[str, str]:
+    """What runs a model: its name, its cards, and why not what would be faster."""
+    cards = {"gpu": ", ".join(card.name for card in engine.cards)} if engine.cards else {}
+    rejected = {f"not_{rejected.engine}": rejected.reason for rejected in engine.rejected}
+    missing = {"gpus_missing": "; ".join(words)} if (words := (*engine.left_out, *engine.lost)) else {}
+    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **cards, **rejected, **missing}
+
+
+def _config(info: TensorMetadata) -> TensorConfig:
+    kind = _CONFIG_TYPES.get(info.datatype, f"TYPE_{info.datatype}")
+    # Triton wants one dimension at least beside the batch, and `reshape` to take it away again.
+    return TensorConfig(info.name, kind, info.shape[1:] or [1], None if info.shape[1:] else Reshape([]))
+
+
+def _text_view(model: ServedModel) -> View:
+    manifest = model.manifest
+    task = manifest.task
+    names = (TEXT, PAIR) if task in {"rerank", "answer"} else (TEXT,)
+    inputs = tuple(TensorMetadata(name, BYTES, [-1, 1]) for name in names)
+    options, outputs, write = _forms(manifest)[task]
+    infos = tuple(TensorMetadata(name, datatype, [-1, *rest]) for name, datatype, *rest in outputs)
+    return View(model.name, model, model.name, options, True, inputs, infos, write)
+
+
+def _forms(manifest: Manifest) -> dict[Task, Form]:
+    """For each task its options, its outputs as (name, datatype, further dimensions), and what writes them."""
+    filled = max(1, min(_FILLED, manifest.candidates))
+    return {
+        "embed": (EmbedOptions(), [("embedding", FP32, manifest.hidden_size)], lambda answer, *_: (answer,)),
+        "embed_tokens": (
+            EmbedTokensOptions(),
+            [("embeddings", FP32, -1, manifest.hidden_size), ("tokens", INT64)],
+            lambda answer, *_: (_padded(answer, 0), np.array([len(row) for row in answer], np.int64)),
+        ),
+        "classify": (ClassifyOptions(), [("scores", FP32, len(manifest.labels)), ("label", BYTES)], _classes),
+        "rerank": (RerankOptions(), [("score", FP32)], lambda answer, *_: (_floats(answer),)),
+        "answer": (AnswerOptions(), [("answer", BYTES), ("score", FP32), ("start", INT64), ("end", INT64)], _spans),
+        "tag": (TagOptions(), [("entities", BYTES)], lambda answer, *_: ([_json(found) for found in answer],)),
+        "fill_mask": (FillMaskOptions(filled), [("token", BYTES, filled), ("score", FP32, filled)], _filled),
+    }
+
+
+def _tokens_view(model: ServedModel) -> View:
+    inputs = (TensorMetadata(IDS, INT64, [-1, -1]),)
+    outputs = tuple(
+        TensorMetadata(spec.name, _DATATYPES[spec.dtype], list(spec.shape)) for spec in model.manifest.outputs
+    )
+    return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
+
+
+def _floats(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.array(values, np.float32)
+
+
+def _json(found: Any) -> str:  # noqa: ANN401  whatever msgspec writes
+    return msgspec.json.encode(found).decode()
+
+
+def _classes(answer: Any, manifest: Manifest, _: int) -> Values:  # noqa: ANN401
+    found = [{entry.label: entry.score for entry in classes} for classes in answer]
+    scores = [[scores[label] for label in manifest.labels] for scores in found]
+    return np.array(scores, np.float32), [classes[0].label for classes in answer]
+
+
+def _spans(answer: Any, *_: object) -> Values:  # noqa: ANN401
+    best = [spans[0] for spans in answer]
+    places = [np.array([getattr(span, side) for span in best], np.int64) for side in ("start", "end")]
+    return [span.answer for span in best], _floats([span.score for span in best]), *places
+
+
+def _filled(answer: Any, *_: object) -> Values:  # noqa: ANN401
+    for index, masks in enumerate(answer):
+        if len(masks) != 1:
+            raise InvalidRequest(f"input {index} has {len(masks)} masks; here each text has one")
+    tokens = [filled.token_str for (best,) in answer for filled in best]
+    return tokens, _floats([[filled.score for filled in best] for (best,) in answer])
+
+
+def _rows(answer: Sequence[Row], manifest: Manifest, width: int) -> Values:
+    """The rows of each output together; what it has for each token or each mask is filled up with zeros."""
+    ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
+    if manifest.task == "fill_mask":
+        width = 0
+    return [
+        _padded(column, width) if uneven else np.stack(column)
+        for uneven, column in zip(ragged, zip(*answer, strict=True), strict=True)
+    ]
+
+
+def _padded(column: Sequence[Any], width: int) -> np.ndarray[Any, Any]:
+    longest = max(width, *map(len, column))
+    filled = np.zeros((len(column), longest, *column[0].shape[1:]), column[0].dtype)
+    for row, part in zip(filled, column, strict=True):
+        row[: len(part)] = part
+    return filled

@@ -1,0 +1,255 @@
+"""What this machine can run: looked at without loading a model, for `bertserve doctor`.
+
+A finding is good, worth knowing, or such that `bertserve serve` would not start with these settings; the last is
+found out by the very checks of the start.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from serving.errors import StartupError
+from serving.host import available_cpus, cpu_quota, memory_limit
+from serving.models import node
+from serving.models.repository import Repository
+from serving.net.ports import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from serving.models.repository import ServedModel
+    from serving.settings import Settings
+
+State = Literal["ok", "note", "bad"]
+
+_PROC = Path("/proc")
+_LIBRARIES = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/cuda/lib64"), Path("/usr/local/lib"))
+_GPU_LIBRARIES = ("libcuda.so.1", "libcudart.so.1*", "libnvinfer.so.1*", "libtensorrt_rtx.so*")
+_GPU_PACKAGES = ("onnxruntime-gpu", "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-rtx-cu13")
+_PACKAGES = (
+    "numpy",
+    "tokenizers",
+    "httptools",
+    "uvloop",
+    "msgspec",
+    "orjson",
+    "protobuf",
+    "hpack",
+    "prometheus-client",
+)
+_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+_FEW_DESCRIPTORS = 4096
+_MIB = 1 << 20
+_PROCESSES_MIB = 300
+"""What the two processes take before any model, about."""
+
+_WORKING_FACTOR = 1.5
+"""What an artifact takes in memory, over its size on disk, with room for batches."""
+
+
+class Finding(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        topic: Under which heading it stands.
+        name: What was looked at.
+        value: What was found.
+        state: `bad` stops `serve`, `note` does not and could be better.
+        advice: What to do; empty where there is nothing.
+    """
+
+    topic: str
+    name: str
+    value: str
+    state: State = "ok"
+    advice: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Everything there is to say of this machine, for a server with these settings."""
+    return [
+        *machine(settings),
+        *gpus(),
+        *engines(settings),
+        *serving_with(settings),
+    ]
+
+
+def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
+    """Processor, cores, memory and descriptors."""
+    topic = "Machine"
+    found = node.instructions(proc / "cpuinfo")
+    yield Finding(topic, "processor", node.processor(proc / "cpuinfo"))
+    if any(name in found for name in _INT8):
+        yield Finding(topic, "instructions", ", ".join(found))
+    else:
+        advice = "INT8 gains little without VNNI, AMX or dot products; compare it with --precision fp32"
+        yield Finding(topic, "instructions", ", ".join(found) or "none of those that matter", "note", advice)
+    yield _cores(topic, settings)
+    yield _memory(topic, proc)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < _FEW_DESCRIPTORS:
+        yield Finding(topic, "descriptors", f"{limit} files", "note", "raise `ulimit -n`: each connection takes one")
+    else:
+        yield Finding(topic, "descriptors", f"{limit:,} files")
+    yield Finding(topic, "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
+
+
+def _cores(topic: str, settings: Settings) -> Finding:
+    usable, quota = available_cpus(), cpu_quota()
+    said = f"{usable} usable of {os.cpu_count()}" + (f", quota {quota:g}" if quota is not None else "")
+    if settings.threads is not None and settings.threads > usable:
+        return Finding(topic, "cores", said, "note", f"--threads {settings.threads} is more than there are")
+    if quota is not None and quota != int(quota):
+        return Finding(topic, "cores", said, "note", "the part of the quota beyond whole cores is not used")
+    return Finding(topic, "cores", said)
+
+
+def _memory(topic: str, proc: Path) -> Finding:
+    try:
+        lines = (proc / "meminfo").read_text(encoding="ascii")
+    except OSError:
+        lines = ""
+    known = {name: int(kib) >> 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", lines, re.MULTILINE)}
+    limit = memory_limit()
+    said = f"{known.get('MemAvailable', 0):,} MiB free of {known.get('MemTotal', 0):,}"
+    return Finding(topic, "memory", said + (f", the container's limit {limit // _MIB:,} MiB" if limit else ""))
+
+
+def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
+    """Cards, driver and libraries of NVIDIA."""
+    topic = "GPU"
+    cards = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
+    driver = re.search(r"Module\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
+    if not cards:
+        why = "the driver is there and no card" if driver else "no NVIDIA driver"
+        yield Finding(topic, "cards", f"none ({why})")
+        return
+    yield Finding(topic, "cards", ", ".join(card or "unnamed" for card in cards))
+    yield Finding(topic, "driver", driver[1] if driver else "unknown")
+    files = sorted({file.name for folder in libraries for name in _GPU_LIBRARIES for file in folder.rglob(name)})
+    packages = _versions(_GPU_PACKAGES)
+    if files or packages:
+        yield Finding(topic, "libraries", ", ".join([*packages, *files]))
+    else:
+        yield Finding(topic, "libraries", "none", "note", "pip install 'bertserve[gpu]' in place of [cpu]")
+
+
+def engines(settings: Settings) -> Iterator[Finding]:
+    """What can run models, and which libraries carry requests."""
+    topic = "Software"
+    for engine, packages, extra in (
+        ("ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
+        ("openvino", ("openvino",), "openvino"),
+    ):
+        versions = _versions(packages)
+        wanted = settings.backend == engine
+        if versions:
+            chosen = ", what --engine says" if wanted else ""
+            yield Finding(topic, f"engine {engine}", versions[0] + chosen)
+        else:
+            advice = f"pip install 'bertserve[{extra}]'"
+            yield Finding(topic, f"engine {engine}", "not installed", "bad" if wanted else "note", advice)
+    traces = _versions(("opentelemetry-proto",))
+    if traces:
+        yield Finding(topic, "traces", traces[0])
+    else:
+        wanted = bool(settings.otlp_endpoint)
+        advice = "pip install 'bertserve[tracing]'"
+        yield Finding(topic, "traces", "not installed", "bad" if wanted else "note", advice)
+    yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
+
+
+def serving_with(settings: Settings) -> Iterator[Finding]:
+    """What the start would check: models, cache and ports."""
+    topic = "Serving"
+    try:
+        models = Repository.open(
+            settings.models,
+            settings.precision,
+            engine=settings.backend,
+            allow_unproven=settings.allow_unproven,
+            cache=settings.cache_dir,
+            defaults=settings.defaults(),
+        ).models
+    except StartupError as error:
+        yield Finding(topic, "models", " ".join(str(error).split()), "bad", "see `bertserve export --help`")
+    else:
+        yield from _models(topic, models, settings)
+    yield _cache(topic, settings.cache_dir)
+    for purpose, port in (
+        ("HTTP", settings.http_port),
+        ("gRPC", settings.grpc_port),
+        ("metrics", settings.metrics_port),
+    ):
+        try:
+            bind(settings.host, port, purpose).close()
+        except StartupError as error:
+            advice = f"--{purpose.lower()}-port 0 takes a free one"
+            yield Finding(topic, f"port {port}", str(error), "bad", advice)
+        else:
+            yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
+
+
+def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> Iterator[Finding]:
+    for model in models:
+        artifact = model.artifact
+        size = f"{artifact.size_bytes / _MIB:.0f} MiB"
+        said = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}"
+        if artifact.proven:
+            yield Finding(topic, "model", f"{said}, proven")
+        else:
+            advice = f"bertserve verify {model.path} --cache-dir DIR proves it on this node"
+            yield Finding(topic, "model", f"{said}, not proven", "note", advice)
+    limit = memory_limit()
+    wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)
+    if limit is not None and limit // _MIB < wanted:
+        advice = f"give the container about {wanted:,.0f} MiB"
+        yield Finding(topic, "memory", f"{limit // _MIB:,} MiB may be too little for these models", "note", advice)
+
+
+def _wanted_mib(model: ServedModel, threads: int) -> float:
+    """What a model takes in memory, about: small ones are held once for each core and once for all."""
+    copies = 1 + threads if model.spec().narrow and threads > 1 else 1
+    return _WORKING_FACTOR * copies * model.artifact.size_bytes / _MIB
+
+
+def _cache(topic: str, root: Path | None) -> Finding:
+    if root is None:
+        advice = "--cache-dir DIR keeps measured costs and proofs, for quicker starts"
+        return Finding(topic, "cache", "none", "note", advice)
+    try:
+        with tempfile.TemporaryFile(dir=root):
+            return Finding(topic, "cache", f"{root} can be written")
+    except OSError as error:
+        return Finding(topic, "cache", f"{root}: {error.strerror}", "note", "nothing will be kept there")
+
+
+def _versions(packages: Sequence[str]) -> list[str]:
+    """Name and version of those that are installed."""
+    installed = []
+    for name in packages:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _after(name: str, file: Path) -> str:
+    found = re.search(rf"^{name}:\s*(.+)$", _text(file), re.MULTILINE)
+    return found[1].strip() if found else ""

@@ -1,0 +1,92 @@
+"""The metrics port: HTTP/1.1 and gRPC's health service on one port, without TLS, told apart by their first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from serving.grpc.h2.connection import Http2Connection
+from serving.grpc.h2.frames import PREFACE
+from serving.grpc.port import OPEN_BYTES, Port
+from serving.http.listener import TICK_S, HttpListener
+from serving.net.ports import keep_alive
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from serving.grpc.calls import Method
+    from serving.http.routing import Routes
+    from serving.net.identity import RecordError
+    from serving.security.keys import ApiKeys
+    from serving.settings import Settings
+
+_WORD = PREFACE[:4]
+"""With which no request of HTTP/1.1 begins: the method is reserved for this purpose."""
+
+
+class ProbeListener(HttpListener):
+    """The metrics port. Nothing is asked here that needs a large body, so none is read."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        methods: Mapping[str, Method],
+        opened: socket.socket,
+        settings: Settings,
+        *,
+        closing: Callable[[], bool],
+        record_error: RecordError,
+        keys: ApiKeys | None,
+    ) -> None:
+        """As `HttpListener`; `methods` are the calls that are answered."""
+        settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
+        super().__init__(routes, opened, settings, closing=closing, record_error=record_error, keys=keys)
+        self._calls = Port(methods, settings, record_error, keys)
+        keep_alive(opened)
+
+    def close(self) -> None:
+        """Accepts no more, and ends what is there."""
+        super().close()
+        for connection in list(self._calls.connections):
+            connection.end()
+
+    def _open(self) -> asyncio.Protocol:
+        return _Undecided(super()._open, lambda: Http2Connection(self._calls), self._calls.settings.header_timeout_s)
+
+    def _tick(self) -> None:
+        super()._tick()
+        for connection in list(self._calls.connections):
+            connection.tick(TICK_S)
+
+
+class _Undecided(asyncio.Protocol):
+    """A connection that has not said yet what it speaks."""
+
+    def __init__(
+        self, http: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol], limit_s: float
+    ) -> None:
+        self._http = http
+        self._http2 = http2
+        self._limit_s = limit_s
+        self._first = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Gives it a while to say so."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        """It never did."""
+        self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Decides as soon as there is enough."""
+        self._first += data
+        if len(self._first) < len(_WORD) and _WORD.startswith(self._first):
+            return
+        self._timer.cancel()
+        protocol = self._http2() if self._first.startswith(_WORD) else self._http()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(self._first)

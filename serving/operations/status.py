@@ -1,0 +1,178 @@
+"""What the server knows of itself, for `/status`.
+
+State, engine, the last minute and all since the start, queue, admission, the last batches, models and costs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.engine.process.wire import Ready
+    from serving.inference.dispatcher import Dispatcher
+    from serving.lifecycle import Lifecycle
+    from serving.models.manifest import Artifact
+    from serving.models.repository import Repository, ServedModel
+    from serving.rollout.versions import Versions
+    from serving.scheduling.cost import ModelCosts
+    from serving.telemetry.metrics import BatchSeen, Metrics
+    from serving.telemetry.recent import Recent
+
+_DIGITS = 1
+
+
+class Status:
+    """Looks when it is asked; nothing of it is kept."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        recent: Recent,
+        engine: Callable[[], Ready | None],
+        versions: Versions,
+    ) -> None:
+        """Names what it looks at.
+
+        Args:
+            repository: The models.
+            lifecycle: The state.
+            dispatcher: The queue, admission and costs.
+            metrics: The last batches.
+            recent: Rates and latencies.
+            engine: What the engine said of itself; None while there is none.
+            versions: Those that are not served.
+        """
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._recent = recent
+        self._engine = engine
+        self._versions = versions
+
+    def report(self, *, costs: bool = True) -> dict[str, Any]:
+        """All of it, ready for JSON; times in milliseconds or microseconds as their names say.
+
+        Args:
+            costs: Whether with the cost tables, which take most of the time: hundreds of predictions.
+        """
+        scheduler = self._dispatcher.scheduler
+        queue, admission = scheduler.queue, scheduler.admission
+        others = self._versions.others()
+        return {
+            "state": self._lifecycle.state,
+            "engine": _engine(self._engine()),
+            "choice": msgspec.to_builtins(self._repository.engine),
+            "recent": self._recent.report(),
+            "totals": self._recent.totals(),
+            "queue": {
+                "requests": self._dispatcher.requests,
+                "texts": queue.items,
+                "tokens": queue.tokens,
+                "work_ms": round(queue.backlog.total_us / 1e3, _DIGITS),
+            },
+            "admission": {
+                "tokens": admission.in_flight,
+                "most_tokens": admission.capacity,
+                "drain_ms": round(scheduler.drain_s(time.perf_counter()) * 1e3, _DIGITS),
+                "refusals": scheduler.refusals,
+                "deadline_misses": self._dispatcher.misses,
+            },
+            "lanes": [{"tokens": tokens} for tokens in scheduler.lanes.load],
+            "swaps": self._versions.outcomes,
+            "batches": _batches(list(self._metrics.recent)),
+            "models": [
+                {
+                    **_model(model),
+                    "in_service": self._repository.serves(model.name),
+                    "other_versions": [
+                        {"version": other.version, "state": other.state, "reason": other.reason}
+                        for other in others
+                        if other.name == model.name
+                    ],
+                    "costs": _costs(scheduler.costs[model.index]) if costs and scheduler.costs else None,
+                }
+                for model in self._repository.models
+            ],
+        }
+
+
+def _engine(ready: Ready | None) -> dict[str, Any] | None:
+    if ready is None:
+        return None
+    lanes = [str(kind) for kind in ready.lanes]
+    return {"name": ready.engine, "version": ready.version, "threads": ready.threads, "lanes": lanes}
+
+
+def _batches(seen: Sequence[BatchSeen]) -> dict[str, Any]:
+    """The last batches, summed up."""
+    tokens, padding = sum(batch.tokens for batch in seen), sum(batch.padding for batch in seen)
+    timed = [batch for batch in seen if batch.occupied_us > 0]
+    return {
+        "count": len(seen),
+        "mean_texts": round(sum(batch.texts for batch in seen) / max(1, len(seen)), 2),
+        "padding_share": round(padding / max(1, tokens + padding), 4),
+        "predicted_ms": round(sum(batch.predicted_us for batch in timed) / 1e3, _DIGITS),
+        "actual_ms": round(sum(batch.occupied_us for batch in timed) / 1e3, _DIGITS),
+    }
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    """What its bundle says of a model, and of the artifact of it that is served."""
+    manifest, artifact = model.manifest, model.artifact
+    return {
+        "name": model.name,
+        "version": model.version,
+        "task": manifest.task,
+        "architecture": manifest.source.architecture,
+        "source": manifest.source.name,
+        "max_length": manifest.max_length,
+        "precision": artifact.precision,
+        "target": artifact.target,
+        "size_bytes": artifact.size_bytes,
+        "batch_invariant": artifact.batch_invariant,
+        "parity": _parity(artifact),
+        "accuracy": msgspec.to_builtins(artifact.accuracy),
+    }
+
+
+def _parity(artifact: Artifact) -> dict[str, Any] | None:
+    """Its answers beside PyTorch's; None where nobody compared them."""
+    if artifact.parity is None:
+        return None
+    names = ("texts", "max_abs_difference", "cosine_mean", "cosine_min", "agreement")
+    return {name: getattr(artifact.parity, name) for name in names}
+
+
+def _costs(costs: ModelCosts) -> dict[str, Any]:
+    """What was measured, and what is predicted now."""
+    return {
+        "corrections": {
+            kind: {
+                "factor": round(correction.factor, 3),
+                "shapes": [round(shape, 3) for shape in correction.shapes],
+                "overhead_us": round(correction.overhead_us, _DIGITS),
+                "batches": correction.batches,
+            }
+            for kind, correction in zip(("wide", "narrow"), costs.corrections, strict=True)
+        },
+        "table": [
+            {
+                "kind": point.kind,
+                "tokens": point.tokens,
+                "texts": point.batch,
+                "measured_us": round(point.us, _DIGITS),
+                "spread_us": round(point.spread_us, _DIGITS),
+                "predicted_us": round(costs.batch_us(int(point.kind == "narrow"), point.tokens, point.batch), _DIGITS),
+            }
+            for point in costs.points
+        ],
+    }

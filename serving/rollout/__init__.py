@@ -1,0 +1,1 @@
+"""Which engine and which version serves, and how another takes its place."""

@@ -1,0 +1,130 @@
+"""Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own.
+
+It has the system's idle priority, and ends when the server does. `python -m serving.rollout.engine_build WORDS`
+becomes that process; what exports is no part of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from serving.engine.process.__main__ import PR_SET_PDEATHSIG
+from serving.engine.process.supervisor import EngineFailed
+
+log = logging.getLogger("bertserve.build")
+
+_END_S = 5.0
+"""In which a build that is told to end removes what it has written."""
+
+_LEAST_NICE = 19
+_FIRST_TO_KILL = "1000"
+"""Where memory runs out, the build shall go and not the server (`oom_score_adj` of proc(5))."""
+
+_ENDS = "the server ends before the engine is built"
+_SAID_FIRST = "bertserve build: "
+
+
+class EngineBuilder:
+    """Builds one engine after another."""
+
+    def __init__(self, cache: Path) -> None:
+        """Names the node's cache, which engines go into."""
+        self._cache = cache
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._end_by: float | None = None
+
+    def build(self, bundle: Path) -> None:
+        """Builds and proves a bundle's engine; returns when it lies in the cache. For a thread that may wait minutes.
+
+        Raises:
+            EngineFailed: There is none; the message says why. It passes where room was short or the server ends.
+        """
+        with self._turn:
+            if self._end_by is not None:
+                raise EngineFailed(_ENDS, passing=True)
+            log.info("building a TensorRT engine of %s", bundle)
+            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "serving.rollout.engine_build",
+                str(bundle),
+                "--cache-dir",
+                str(self._cache),
+            ]
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                # So that TensorRT's own process ends with it.
+                start_new_session=True,
+            ) as process:
+                self._process = process
+                if self._end_by is not None:
+                    self._signal(signal.SIGTERM)
+                last = ""
+                for line in process.stdout or ():
+                    if line.strip():
+                        last = " ".join(line.split())
+                        log.info("%s: %s", bundle.parent.name, last)
+                status = process.wait()
+            self._process = None
+        if self._end_by is not None:
+            raise EngineFailed(_ENDS, passing=True)
+        if status != 0:
+            reason = (
+                last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
+            )
+            for place in (bundle.parents[1], self._cache):  # clients hear of it, and see no path of this machine
+                reason = reason.replace(f"{os.path.abspath(place)}/", "")  # noqa: PTH100  `resolve` would follow links
+            passing = status in {os.EX_TEMPFAIL, -signal.SIGKILL}
+            raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
+
+    def stop(self) -> None:
+        """Ends what is being built, and builds nothing any more."""
+        if self._end_by is None:  # once: a second signal would interrupt its clearing up
+            self._end_by = time.monotonic() + _END_S
+            self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """The same, and waits until it has left nothing behind, for as long as that may take since it was told."""
+        self.stop()
+        if (process := self._process) is not None and self._end_by is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, self._end_by - time.monotonic()))
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Also where the first of them has been killed: what it had started holds the pipe, and so the thread.
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+def become(words: list[str]) -> None:
+    """Turns this process into the one that builds, which ends with whoever started it; does not return."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.nice(_LEAST_NICE)
+    with contextlib.suppress(OSError):  # not every sandbox has the file
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
+    with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "build", *words])  # noqa: S606  wants no shell
+
+
+if __name__ == "__main__":
+    become(sys.argv[1:])

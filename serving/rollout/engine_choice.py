@@ -1,0 +1,302 @@
+"""Which engine runs the models: what `--engine auto` tries, in which order, and why not the ones before.
+
+An engine is taken if the machine can run it and every model has a form for it. One that is named runs or the server
+does not start; `auto` goes on to the next, and ends with the CPU. A server that computes on a CPU although there is a
+GPU, or should be, is degraded: it answers, at another speed than was meant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from serving.engine.gpu import discovery
+from serving.errors import StartupError
+from serving.models.bundle import BundleError, read_bundle
+from serving.models.cost_cache import bundle_of
+from serving.models.node_cache import with_proofs
+from serving.models.repository import Repository, form_of, runs_on_a_gpu, verified
+from serving.records import ON_A_GPU, EngineChoice, RejectedEngine, UsedCard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from serving.engine.gpu.discovery import Card, Library, Machine
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import EngineBuild
+    from serving.models.repository import ServedModel
+    from serving.settings import Settings
+
+log = logging.getLogger("bertserve")
+
+EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
+
+AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
+"""What is tried, in this order."""
+
+BUILT: EngineName = "tensorrt"
+"""The engine that a node can build for itself."""
+
+
+_LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
+"""What libraries built for a CUDA still have kernels for, by its major version."""
+
+_MIB = 1 << 20
+_WORKING_FACTOR, _WORKING_MIB = 1.3, 500
+"""What models take of a card, over their size: buffers and scratch memory, and what CUDA and libraries take at all."""
+
+_VERSION_PARTS = 3
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """What runs the models.
+
+    Attributes:
+        engine: As `--engine` calls it.
+        repository: The models, each in the form that it runs.
+        cards: The GPUs that it runs on; none for a CPU.
+        rejected: What was tried before, the best first.
+        degraded: Whether it is less than was meant.
+        left_out: GPUs like those that cannot take part, each with its reason.
+    """
+
+    engine: EngineName
+    repository: Repository
+    cards: tuple[Card, ...] = ()
+    rejected: tuple[RejectedEngine, ...] = ()
+    degraded: bool = False
+    left_out: tuple[str, ...] = ()
+
+    def told(self) -> EngineChoice:
+        """The same for whoever asks."""
+        cards = [
+            UsedCard(card.name, card.uuid, "{}.{}".format(*card.compute_capability), card.memory_bytes)
+            for card in self.cards
+        ]
+        return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected, self.left_out)
+
+    def tell(self) -> None:
+        """Writes into the log what was taken, and why not the others."""
+        where = f" on {len(self.cards)} x {self.cards[0].name}" if self.cards else ""
+        log.info("engine: %s%s", self.engine, where)
+        for rejected in self.rejected if self.degraded or self.cards else ():
+            log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
+        for reason in self.left_out:
+            log.warning("a GPU is left out: %s", reason)
+
+
+class Chooser:
+    """Makes the choice, and another one where it turns out to be wrong."""
+
+    def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            settings: What is asked for.
+            look: Finds out what GPUs there are; asked once, and only if it matters.
+        """
+        self._settings = settings
+        self._look = look
+        self._machine: Machine | None = None
+        self._rejected: dict[str, str] = {}
+
+    def first(self) -> Choice:
+        """The best that there is.
+
+        Raises:
+            StartupError: The models must not be served, or nothing can run them.
+        """
+        asked = self._settings.engine
+        bundles = verified(self._settings.models, self._settings.cache_dir)
+        return self._best(list(AUTO) if asked == "auto" else [asked], bundles)
+
+    def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
+        """What takes the place of an engine that was chosen and did not hold; None where nothing shall.
+
+        Args:
+            engine: Which.
+            reason: Why it failed.
+            served: The models that it was to run.
+            crashed: Whether it ran and died again and again; else it has not even started.
+        """
+        self.note(engine, reason)
+        if crashed:
+            left = AUTO[-1:] if self._settings.cpu_fallback and engine in ON_A_GPU else ()
+        else:
+            left = AUTO[AUTO.index(engine) + 1 :] if self._settings.engine == "auto" and engine in AUTO else ()
+        if not left:
+            return None
+        try:
+            choice = self._best(left, self._bundles(served))
+        except StartupError as error:
+            log.warning("nothing can take the place of the engine %s: %s", engine, error)
+            return None
+        choice.tell()
+        return choice
+
+    def must_build(self, path: Path) -> bool:
+        """Whether a bundle has no TensorRT engine that runs here, and brings what one can be built of.
+
+        Raises:
+            BundleError: It cannot be read.
+        """
+        bundle, settings = read_bundle(path), self._settings
+        if settings.cache_dir is not None:
+            bundle = with_proofs(settings.cache_dir, bundle)
+        try:
+            card = self._cards(BUILT, [bundle])[0]
+            form = form_of(bundle, settings.precision, BUILT, unproven=settings.allow_unproven, card=card.target)
+        except (StartupError, BundleError):
+            return bundle.has_engine_graph
+        fits = form.engine is None or not any(self._unfit(form.file, form.engine, card))
+        return bundle.has_engine_graph and not fits
+
+    def build_obstacle(self) -> str:
+        """Why no engine can be built here; empty where one can, for a card with a TensorRT that runs on it."""
+        machine = self._machine or discovery.Machine(problem="no GPU was looked for")
+        if machine.problem:
+            return machine.problem
+        if self._settings.precision not in {"auto", "fp16"}:
+            return f"it would be fp16, and --precision {self._settings.precision} is asked for"
+        flavours = [machine.libraries.get(flavour) for flavour in ("enterprise", "rtx")]
+        problems = [" and ".join(_library_problems(machine, "TensorRT", each, machine.cards[0])) for each in flavours]
+        return problems[-1] if all(problems) else ""
+
+    def built(self, served: Sequence[ServedModel]) -> Choice:
+        """The engine that was built, for the models that are served now.
+
+        Raises:
+            StartupError: It cannot run here, or one of them has none.
+        """
+        return self._opened(BUILT, self._bundles(served))
+
+    @property
+    def cards(self) -> Sequence[Card]:
+        """Those of this machine, as far as that was looked at."""
+        return self._machine.cards if self._machine else ()
+
+    def note(self, engine: str, reason: str) -> None:
+        """Says why an engine is not taken; clients hear of it too, and see no path of this machine."""
+        for place in filter(None, (self._settings.models, self._settings.cache_dir)):
+            reason = reason.replace(f"{os.path.abspath(place)}/", f"{place.name}/")  # noqa: PTH100  as it is named
+        self._rejected[engine] = reason
+
+    def rejected(self, engine: str) -> tuple[RejectedEngine, ...]:
+        """What would be tried before an engine and was not taken, the best first."""
+        before = AUTO[: AUTO.index(engine)] if engine in AUTO else ()
+        return tuple(RejectedEngine(name, self._rejected[name]) for name in before if name in self._rejected)
+
+    def _bundles(self, served: Sequence[ServedModel]) -> list[Bundle]:
+        """The bundles of models that are served, with what this node has made of them by now."""
+        cache, bundles = self._settings.cache_dir, [bundle_of(model) for model in served]
+        return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
+
+    def _best(self, engines: Sequence[EngineName], bundles: Sequence[Bundle]) -> Choice:
+        *better, last = engines
+        for engine in better:
+            try:
+                return self._opened(engine, bundles)
+            except StartupError as error:
+                self.note(engine, str(error))
+        return self._opened(last, bundles)
+
+    def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
+        """An engine with the models for it.
+
+        Raises:
+            StartupError: It cannot run here, or a model has no form for it.
+        """
+        cards = self._cards(engine, bundles) if engine in ON_A_GPU else ()
+        repository = Repository.of(
+            bundles,
+            self._settings.precision,
+            engine=engine,
+            card=cards[0].target if cards else "",
+            allow_unproven=self._settings.allow_unproven,
+            defaults=self._settings.defaults(),
+        )
+        if cards:
+            for problem in self._problems(engine, repository, cards):
+                raise StartupError(f"the engine {engine} cannot run here: {problem}")
+        size = sum(model.artifact.size_bytes for model in repository.models)
+        full = {card.ordinal: problem for card in cards if (problem := too_full(card, card.free_bytes, size))}
+        if full and len(full) == len(cards):
+            raise StartupError(f"the engine {engine} cannot run here: {full[cards[0].ordinal]}")
+        cards, left_out = tuple(card for card in cards if card.ordinal not in full), tuple(full.values())
+        rejected = self.rejected(engine)
+        wanted = any(each.engine in ON_A_GPU for each in rejected) and self._has_gpu
+        degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
+        choice = Choice(engine, repository, cards, rejected, degraded, left_out)
+        repository.engine = choice.told()
+        return choice
+
+    def _cards(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Card, ...]:
+        """The cards that an engine can use, of the first one's kind: one bundle's engine fits them all."""
+        if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
+            raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
+        if self._machine is None:
+            self._machine = self._look()
+        machine = self._machine
+        if machine.problem:
+            raise StartupError(f"the engine {engine} cannot run here: {machine.problem}")
+        return tuple(card for card in machine.cards if card.target == machine.cards[0].target)
+
+    @property
+    def _has_gpu(self) -> bool:
+        """Whether there is one, or one that does not work."""
+        return self._machine is not None and (bool(self._machine.cards) or self._machine.broken)
+
+    def _problems(self, engine: EngineName, repository: Repository, cards: Sequence[Card]) -> Iterator[str]:
+        """Why an engine cannot run these models on these cards, as far as can be said without trying."""
+        machine = self._machine or discovery.Machine()
+        if engine == "ort-cuda":
+            yield from _library_problems(machine, "ONNX Runtime", machine.libraries.get("ort-cuda"), cards[0])
+        for model in repository.models if engine == "tensorrt" else ():
+            if (build := model.artifact.engine) is not None:
+                yield from self._unfit(model.artifact.file, build, cards[0])
+
+    def _unfit(self, file: str, build: EngineBuild, card: Card) -> Iterator[str]:
+        """Why an engine cannot run with the TensorRT that is here."""
+        machine = self._machine or discovery.Machine()
+        library = machine.libraries.get(build.flavour)
+        yield from _library_problems(machine, "TensorRT", library, card)
+        if library is not None and not _same_version(library.version, build.version):
+            yield (
+                f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
+                " build one here with `bertserve build`"
+            )
+
+
+def too_full(card: Card, free_bytes: int, model_bytes: int) -> str:
+    """Why models cannot be loaded on a card for want of memory; empty where they can."""
+    wanted = model_bytes * _WORKING_FACTOR / _MIB + _WORKING_MIB
+    free, total = free_bytes // _MIB, card.memory_bytes // _MIB
+    if free >= wanted:
+        return ""
+    has = f"{free:,} MiB of {total:,} free"
+    return f"{card.name} number {card.ordinal} has {has}, about {wanted:,.0f} are needed"
+
+
+def _library_problems(machine: Machine, name: str, library: Library | None, card: Card) -> Iterator[str]:
+    if library is None or library.problem:
+        yield library.problem if library else f"{name} was not looked for"
+        return
+    if library.cuda > machine.cuda[0]:
+        newest = "{}.{}".format(*machine.cuda)
+        yield (
+            f"the NVIDIA driver is too old: it runs CUDA up to {newest}, {name} {library.version} needs"
+            f" {library.cuda}.0; install a newer driver, or {name} for CUDA {machine.cuda[0]}"
+        )
+    if card.compute_capability < (least := _LEAST_CAPABILITY.get(library.cuda, (0, 0))):
+        yield (
+            f"{card.name} has compute capability {'{}.{}'.format(*card.compute_capability)}, {name} for CUDA"
+            f" {library.cuda} needs {'{}.{}'.format(*least)}"
+        )
+
+
+def _same_version(left: str, right: str) -> bool:
+    return left.split(".")[:_VERSION_PARTS] == right.split(".")[:_VERSION_PARTS]

@@ -1,0 +1,106 @@
+"""Idle priority for an engine process that warms up beside the one that serves.
+
+The system's own idle class (SCHED_IDLE) and nice values cannot be left again without a privilege that a container does
+not have, and the process shall serve afterwards. Nor do they say anything about a GPU. So the server, which knows when
+the device is idle, lets the process run then and stops it meanwhile: SIGCONT and SIGSTOP reach all of its threads
+within some ten microseconds. So that a busy server comes to an end with it too, it runs for a tenth of the time
+whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from serving.inference.dispatcher import BatchObserver, Dispatcher
+    from serving.scheduling.batcher import Assignment
+
+PERIOD_S = 0.1
+LEAST_RUN_S = 0.01
+"""Of each period."""
+
+
+class Pace:
+    """Paces one process by what a dispatcher does, in a `with` block; afterwards the process runs as any other.
+
+    Attributes:
+        paused_s: For how long the process was stopped.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        """Names whose device it is."""
+        self._dispatcher = dispatcher
+        self._observer: BatchObserver = dispatcher.observer
+        self._pid: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._runs = True
+        self._has_turn = False
+        self._since = 0.0
+        self._ran_s = 0.0
+        self.paused_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Hears of every batch from now on."""
+        self._dispatcher.observer = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Lets the process run."""
+        self._dispatcher.observer = self._observer
+        if self._timer is not None:
+            self._timer.cancel()
+        self._set(runs=True)
+        self._pid = None
+
+    def follow(self, pid: int) -> None:
+        """Paces this process, which has just been started."""
+        self._pid = pid
+        self._since = time.perf_counter()
+        self._ran_s = 0.0
+        self._update()
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._end_period)
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """The device has something to do."""
+        self._update()
+        self._observer.batch_started(assignment)
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """It may have nothing to do any more."""
+        self._observer.batch_ended(assignment, occupied_us)
+        self._update()
+
+    def _update(self) -> None:
+        self._set(runs=self._has_turn or not any(self._dispatcher.scheduler.lanes.load))
+
+    def _set(self, *, runs: bool) -> None:
+        if runs is self._runs or self._pid is None:
+            return
+        now = time.perf_counter()
+        passed, self._since = now - self._since, now
+        if self._runs:
+            self._ran_s += passed
+        else:
+            self.paused_s += passed
+        self._runs = runs
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGCONT if runs else signal.SIGSTOP)
+
+    def _end_period(self) -> None:
+        """Gives a process a turn that had too little of the period; after its turn another period begins."""
+        ran_s = self._ran_s + (time.perf_counter() - self._since if self._runs else 0.0)
+        self._has_turn = not self._has_turn and ran_s < LEAST_RUN_S
+        self._update()
+        self._ran_s, self._since = 0.0, time.perf_counter()
+        self._timer = asyncio.get_running_loop().call_later(
+            LEAST_RUN_S if self._has_turn else PERIOD_S, self._end_period
+        )

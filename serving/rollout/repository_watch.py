@@ -1,0 +1,132 @@
+"""Looks for versions that appear in the model repository while the server runs.
+
+A version is taken once everything that its manifest lists is there with its size, and nothing of it has changed
+between two looks: one that is being copied is left alone. Only what is newer than the version that serves counts.
+What was refused is tried again when it has changed; what failed for a reason that passes, after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from serving.errors import VersionNotLoaded, VersionRefused
+from serving.models import verified_dir
+from serving.models.bundle import BundleError, read_bundle
+from serving.models.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.rollout.versions import Versions
+
+log = logging.getLogger("bertserve.swap")
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Of each file of a version its name, inode, time of change and size."""
+
+_PATIENT_LOOKS = 30
+"""So often a version may be found incomplete and unchanged before the log says so."""
+
+
+class RepositoryWatch:
+    """Swaps to what appears."""
+
+    def __init__(self, root: Path, versions: Versions, every_s: float) -> None:
+        """Names what is looked at.
+
+        Args:
+            root: The model repository's directory.
+            versions: What is served, and how that is changed.
+            every_s: Between two looks.
+        """
+        self._root = root
+        self._versions = versions
+        self._every_s = every_s
+        self._seen: dict[tuple[str, int], tuple[Signature, int]] = {}
+        self._tried: dict[tuple[str, int], Signature] = {}
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            for name, served in self._versions.served().items():
+                try:
+                    await self._follow(name, served)
+                except (VersionNotLoaded, VersionRefused):  # the log has it
+                    pass
+                except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
+                    log.exception("%s: looking for versions failed; it goes on", name)
+
+    async def _follow(self, name: str, served: int) -> None:
+        version = await asyncio.to_thread(self.look, name, served)
+        if version is None:
+            return
+        try:
+            await self._versions.swap(name, version)
+        except VersionNotLoaded:
+            self._tried.pop((name, version), None)
+            raise
+
+    def look(self, name: str, served: int) -> int | None:
+        """The newest version above the one that serves that shall be taken now; None where there is none."""
+        try:
+            there = [version for version in verified_dir.versions(self._root / name) if version > served]
+        except OSError as error:
+            log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
+            return None
+        for version in reversed(there):
+            if self._versions.waits(name, version):  # nothing older takes its place meanwhile
+                return None
+            if self._is_due(name, version):
+                return version
+        return None
+
+    def _is_due(self, name: str, version: int) -> bool:
+        key, path = (name, version), self._root / name / str(version)
+        try:
+            signature = _signature(path)
+        except OSError:  # it is going again
+            return False
+        if self._versions.is_left_out(name, version):
+            self._tried.setdefault(key, signature)
+        if self._tried.get(key) == signature:
+            return False
+        before, looks = self._seen.get(key, ((), 0))
+        looks = looks + 1 if signature == before else 0
+        self._seen[key] = signature, looks
+        missing = _missing(path, signature)
+        self._versions.note_missing(name, version, missing)
+        if missing is not None:
+            if looks == _PATIENT_LOOKS:
+                log.warning("%s: version %d is still incomplete: %s", name, version, missing)
+            return False
+        if not looks:
+            return False
+        self._tried[key] = signature
+        return True
+
+
+def _signature(path: Path) -> Signature:
+    with os.scandir(path) as entries:
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return tuple(sorted((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found))
+
+
+def _missing(path: Path, signature: Signature) -> str | None:
+    """What a version still lacks of what its manifest lists; None where it is complete."""
+    sizes = {name: size for name, _, _, size in signature}
+    if MANIFEST not in sizes:
+        return f"{MANIFEST} is missing"
+    try:
+        entries = read_bundle(path).manifest.entries()
+    except (BundleError, OSError) as error:
+        return str(error)
+    for entry in entries:
+        if entry.file not in sizes:
+            return f"{entry.file} is missing"
+        if sizes[entry.file] < entry.size_bytes:
+            return f"{entry.file} has {sizes[entry.file]} of {entry.size_bytes} bytes"
+    return None

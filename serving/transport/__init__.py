@@ -1,1 +1,0 @@
-"""The wire: one package a protocol family."""

@@ -1,1 +1,0 @@
-"""What HTTP and gRPC share of the Open Inference Protocol v2."""

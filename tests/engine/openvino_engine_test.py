@@ -1,0 +1,255 @@
+"""OpenVINO on the CPU, with the demo model in fp32 and quantised for it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from export import graph, int8
+from export import openvino as export_openvino
+from export.checkpoint import open_checkpoint
+from export.source import find
+from serving.engine.base import LaneKind
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.process.wire import Load
+from serving.engine.process.worker import prepare
+from serving.errors import EngineFault
+from serving.models.bundle import BundleError
+from serving.models.repository import Repository
+from serving.models.verified_dir import digest
+from serving.records import Batch, EncodedText, ModelIndex
+from tests.support.expected import cosines
+from tests.support.misfits import MISFITS, model_at
+from tests.support.poison import TINY_SIZE, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from serving.engine.base import Backend, ModelSpec
+    from serving.engine.cpu.openvino import OpenVinoBackend
+
+engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
+
+FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
+UNSEEN = {"one-more-input", "unknown-operator"}
+"""Misfits that no output needs: OpenVINO leaves such parts of a graph out."""
+TEXTS = [
+    "a",
+    "What is a T4?",
+    "the server answers",
+    "padding must not change an answer, whatever stands beside it in the batch",
+    "A rather longer text than its neighbours. " * 12,
+]
+
+
+@pytest.fixture(scope="module")
+def encoded(models: Path) -> Sequence[EncodedText]:
+    """The texts' ids, a pair among them."""
+    return Repository.open(models, "fp32").models[0].tokenizer.encode([*TEXTS, ("a", "pair")], truncate=True)
+
+
+@pytest.fixture(scope="module")
+def specs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
+    """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
+    folder = tmp_path_factory.mktemp("openvino")
+    checkpoint = open_checkpoint(find("demo"), None, [].append)
+    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    fp32 = Repository.open(models, "fp32").models[0].spec()
+    texts = checkpoint.encode(TEXTS)
+    cuts = int8.cuts_of(folder / "raw.onnx", fp32, texts, lambda _done, _total: None)
+    found = [msgspec.structs.replace(fp32, copied=False)]  # its own graphs for short lengths are nothing new
+    for name, way in (("dynamic", None), ("static", cuts)):
+        path = folder / f"{name}.onnx"
+        export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers, cuts=way)
+        found.append(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def backend(specs: list[ModelSpec]) -> OpenVinoBackend:
+    """All on two cores; shapes that nobody warmed up only take longer."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine, "_WARM_TOKENS", 16)
+        return engine.OpenVinoBackend(specs, threads=2)
+
+
+@pytest.fixture(scope="module")
+def expected(specs: list[ModelSpec], encoded: Sequence[EncodedText]) -> NDArray[np.float32]:
+    """The answers of ONNX Runtime in fp32."""
+    return alone(OrtCpuBackend(specs[:1], threads=2), FP32, encoded)
+
+
+def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> NDArray[np.float32]:
+    """Each text's answer without company."""
+    runner = backend.runner(lane)
+    return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
+
+
+def tokens(*lengths: int) -> list[EncodedText]:
+    """Texts of so many tokens."""
+    return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
+
+
+def test_fp32_answers_are_those_of_onnx_runtime(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """Two libraries, one model: they differ by rounding alone, a pair of texts included."""
+    np.testing.assert_allclose(alone(backend, FP32, encoded), expected, atol=1e-4)
+
+
+def test_a_fp32_answer_is_the_same_in_a_batch(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """Neither neighbours nor padding are seen, and the padding's own rows are not answered."""
+    together = backend.runner(0).run(Batch(FP32, encoded))
+    assert together.arrays[0].dtype == np.float32
+    assert list(together.finite) == [True] * len(encoded)
+    assert together.compute_us > 0
+    np.testing.assert_allclose(together.arrays[0], expected, atol=1e-4)
+
+
+def test_int8_answers_are_near_those_in_fp32(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """Nearer than ONNX Runtime's INT8, which is allowed 0.95."""
+    assert cosines(alone(backend, INT8, encoded), expected).min() > 0.99
+
+
+def test_an_int8_answer_is_the_same_in_a_batch(backend: OpenVinoBackend, encoded: Sequence[EncodedText]) -> None:
+    """Every row of activations has scales of its own: what makes this artifact one to batch."""
+    together = backend.runner(0).run(Batch(INT8, encoded)).arrays[0]
+    assert cosines(together, alone(backend, INT8, encoded)).min() > 0.999
+
+
+def test_an_answer_by_fixed_ranges_is_the_same_in_a_batch(
+    backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
+) -> None:
+    """To the last digits: one that rounds another way would move numbers by a step of 8 bits."""
+    texts = [*encoded, *tokens(*range(3, 33))]
+    together = np.concatenate(
+        [backend.runner(0).run(Batch(STATIC, texts[at : at + 6])).arrays[0] for at in range(0, len(texts), 6)]
+    )
+    lonely = alone(backend, STATIC, texts)
+    assert cosines(together, lonely).min() > 0.9999
+    assert cosines(lonely[: len(encoded)], expected).min() > 0.95
+
+
+@pytest.mark.parametrize("rows", [2, 3, 9, 17])
+def test_a_batch_of_any_size_is_answered_whole(backend: OpenVinoBackend, rows: int) -> None:
+    """Rows that only fill the shape are cut off again; each text has its own answer in its place."""
+    texts = tokens(*range(3, 3 + rows))
+    answers = backend.runner(0).run(Batch(FP32, texts)).arrays[0]
+    np.testing.assert_allclose(answers, alone(backend, FP32, texts), atol=1e-4)
+
+
+def test_an_answer_is_kept_when_the_next_one_comes(backend: OpenVinoBackend) -> None:
+    """The library writes all of them to the same place."""
+    runner = backend.runner(0)
+    first = runner.run(Batch(FP32, tokens(5))).arrays[0]
+    before = first.copy()
+    runner.run(Batch(FP32, tokens(6)))
+    np.testing.assert_array_equal(first, before)
+
+
+def test_shapes_are_few() -> None:
+    """Padding adds an eighth at most, or 7 tokens, and batches of up to 1,024 tokens have under 400 shapes."""
+    sizes = range(1, 1025)
+    assert all(size <= engine._few(size) <= size * 9 / 8 for size in sizes)
+    assert all(size <= engine._few(size, 8) <= max(size + 7, size * 9 / 8) for size in sizes)
+    shapes = {
+        (engine._few(rows), engine._few(length, 8)) for length in sizes[:256] for rows in range(1, 1024 // length + 1)
+    }
+    assert len(shapes) < 400
+
+
+def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(specs: list[ModelSpec]) -> None:
+    """And each lane gives the same answer."""
+    lonely = engine.OpenVinoBackend([msgspec.structs.replace(specs[0], batch_invariant=False)], threads=2)
+    assert list(lonely.lanes()) == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
+    answers = [alone(lonely, FP32, tokens(5, 9), lane) for lane in range(3)]
+    np.testing.assert_allclose(answers[1:], [answers[0]] * 2, atol=1e-4)
+
+
+def test_a_batched_model_is_not_on_narrow_lanes(tmp_path: Path) -> None:
+    """The scheduler never sends it there; if it did, that batch alone would fail."""
+    models = [model_at(tmp_path, tiny_model()), model_at(tmp_path, tiny_model(), batch_invariant=False)]
+    runner = engine.OpenVinoBackend(models, threads=2).runner(1)
+    with pytest.raises(EngineFault, match="does not hold it"):
+        runner.run(Batch(ModelIndex(0), tokens(3)))
+    assert runner.run(Batch(ModelIndex(1), tokens(3))).arrays[0].shape == (1, TINY_SIZE)
+
+
+def test_it_uses_the_threads_it_was_given(tmp_path: Path) -> None:
+    """A container's share, not the machine."""
+    backend = engine.OpenVinoBackend([model_at(tmp_path, tiny_model())], threads=1)
+    compiled = backend.runner(0)._models[0]._request.get_compiled_model()
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+
+
+def test_bytes_that_changed_since_the_check_are_not_loaded(tmp_path: Path) -> None:
+    """What is loaded is what was hashed."""
+    with pytest.raises(BundleError, match="SHA-256"):
+        engine.OpenVinoBackend([model_at(tmp_path, tiny_model(), sha256="0" * 64)], 1)
+
+
+@pytest.mark.parametrize("case", sorted(MISFITS.keys() - UNSEEN))
+def test_a_graph_that_does_not_fit_its_manifest_is_refused(tmp_path: Path, case: str) -> None:
+    """Before the first request, and with one sentence that names the file."""
+    make, sentence = MISFITS[case]
+    with pytest.raises(BundleError, match=sentence) as refused:
+        engine.OpenVinoBackend([model_at(tmp_path, make())], 1)
+    assert "model.onnx" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_operator_that_it_does_not_know_is_refused(tmp_path: Path) -> None:
+    """Where an output needs it."""
+    model = tiny_model(before=[onnx.helper.make_node("NoSuch", ["input_ids"], ["tokens"])])
+    next(node for node in model.graph.node if node.op_type == "Mul").input[0] = "tokens"
+    with pytest.raises(BundleError, match=r"model\.onnx: OpenVINO cannot load it: .*NoSuch"):
+        engine.OpenVinoBackend([model_at(tmp_path, model)], 1)
+
+
+def test_another_size_than_the_manifests_is_refused(tmp_path: Path) -> None:
+    """Answers would have other dimensions than clients were told."""
+    with pytest.raises(BundleError, match="outputs"):
+        engine.OpenVinoBackend([model_at(tmp_path, tiny_model(), TINY_SIZE + 1)], 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, threads: int) -> None:
+    """First or later; with one thread OpenVINO does not even say so. The same runner answers the next batch."""
+    # Five tokens at most, against a mask of all: two shapes that differ where a text is longer.
+    model = tiny_model(before=[onnx.helper.make_node("Slice", ["input_ids", "start", "end", "axis"], ["tokens"])])
+    for name, value in {"start": 0, "end": 5, "axis": 1}.items():
+        model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
+    next(node for node in model.graph.node if node.op_type == "Mul").input[0] = "tokens"
+    runner = engine.OpenVinoBackend([model_at(tmp_path, model, batch_invariant=False)], threads).runner(0)
+    for _ in range(2):
+        with pytest.raises(EngineFault, match="OpenVINO"):
+            runner.run(Batch(FP32, tokens(6)))
+        np.testing.assert_allclose(runner.run(Batch(FP32, tokens(5))).arrays[0], [[3] * TINY_SIZE])
+
+
+def test_the_engine_process_makes_it_ready(tmp_path: Path) -> None:
+    """By the name that the settings use, with the version of the library."""
+    _, ready = prepare(Load("openvino", [model_at(tmp_path, tiny_model())], threads=1))
+    assert (ready.engine, ready.version) == ("openvino", engine.VERSION)
+    assert [point.tokens for point in ready.costs[0] if point.batch == 1] == [8, 16]
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.delitem(sys.modules, "serving.engine.cpu.openvino")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BundleError, match=r"pip install bertserve\[openvino\]"):
+        prepare(Load("openvino", [], threads=1))

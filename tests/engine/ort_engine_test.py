@@ -1,0 +1,135 @@
+"""ONNX Runtime on the CPU, with the exported demo model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from serving.engine.base import LaneKind
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.errors import EngineFault
+from serving.models.bundle import BundleError
+from serving.models.repository import Repository
+from serving.records import Batch, ModelIndex
+from tests.support.expected import cosines
+from tests.support.misfits import MISFITS, model_at
+from tests.support.poison import TINY_SIZE, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from serving.records import EncodedText
+
+FP32, INT8 = ModelIndex(0), ModelIndex(1)
+TEXTS = [
+    "a",
+    "What is a T4?",
+    "the server answers",
+    "padding must not change an answer, whatever stands beside it in the batch",
+    "A rather longer text than its neighbours. " * 12,
+]
+
+
+@pytest.fixture(scope="module")
+def encoded(models: Path) -> Sequence[EncodedText]:
+    """The texts' ids, a pair among them."""
+    return Repository.open(models, "fp32").models[0].tokenizer.encode([*TEXTS, ("a", "pair")], truncate=True)
+
+
+@pytest.fixture(scope="module")
+def backend(models: Path) -> OrtCpuBackend:
+    """Both artifacts of the demo model on two cores; the larger one as if it were too large for several copies."""
+    fp32, int8 = (Repository.open(models, precision).models[0].spec() for precision in ("fp32", "int8"))
+    assert fp32.batch_invariant
+    assert int8.copied
+    return OrtCpuBackend([msgspec.structs.replace(fp32, copied=False), int8], threads=2)
+
+
+def alone(backend: OrtCpuBackend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> np.ndarray:
+    """Each text's answer without company."""
+    runner = backend.runner(lane)
+    return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
+
+
+def test_a_small_model_gets_a_narrow_lane_for_each_core(backend: OrtCpuBackend) -> None:
+    """Beside the wide one."""
+    assert list(backend.lanes()) == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
+
+
+def test_an_answer_is_the_same_alone_and_in_a_batch(backend: OrtCpuBackend, encoded: Sequence[EncodedText]) -> None:
+    """Neither neighbours nor padding change an fp32 answer by more than rounding."""
+    together = backend.runner(0).run(Batch(FP32, encoded))
+    assert together.arrays[0].shape == (len(encoded), 384)
+    assert together.arrays[0].dtype == np.float32
+    assert list(together.finite) == [True] * len(encoded)
+    assert together.compute_us > 0
+    np.testing.assert_allclose(together.arrays[0], alone(backend, FP32, encoded), atol=1e-4)
+
+
+def test_int8_answers_are_near_those_in_full_precision(backend: OrtCpuBackend, encoded: Sequence[EncodedText]) -> None:
+    """As the export promised of the artifact."""
+    assert cosines(alone(backend, INT8, encoded), alone(backend, FP32, encoded)).min() > 0.95
+
+
+@pytest.mark.parametrize("lane", [1, 2])
+def test_every_lane_gives_the_same_answer(backend: OrtCpuBackend, encoded: Sequence[EncodedText], lane: int) -> None:
+    """Which lane a text falls on is chance and must not be seen."""
+    np.testing.assert_allclose(alone(backend, INT8, encoded, lane), alone(backend, INT8, encoded), atol=1e-4)
+
+
+def test_a_model_held_once_has_no_session_on_narrow_lanes(
+    backend: OrtCpuBackend, encoded: Sequence[EncodedText]
+) -> None:
+    """The scheduler never sends it there; if it did, that batch alone would fail."""
+    with pytest.raises(EngineFault, match="does not hold it"):
+        backend.runner(1).run(Batch(FP32, encoded[:1]))
+
+
+def test_a_small_honest_model_is_taken(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:
+    """The refusals below are of what is wrong with theirs."""
+    output = OrtCpuBackend([model_at(tmp_path, tiny_model())], 1).runner(0).run(Batch(FP32, encoded[:1]))
+    np.testing.assert_allclose(output.arrays[0], [[np.mean(encoded[0].ids)] * TINY_SIZE])
+
+
+def test_bytes_that_changed_since_the_check_are_not_loaded(tmp_path: Path) -> None:
+    """What is loaded is what was hashed."""
+    spec = model_at(tmp_path, tiny_model(), sha256="0" * 64)
+    with pytest.raises(BundleError, match="SHA-256"):
+        OrtCpuBackend([spec], 1)
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_graph_that_does_not_fit_its_manifest_is_refused(tmp_path: Path, case: str) -> None:
+    """Before the first request, and with one sentence that names the file."""
+    make, sentence = MISFITS[case]
+    with pytest.raises(BundleError, match=sentence) as refused:
+        OrtCpuBackend([model_at(tmp_path, make())], 1)
+    assert "model.onnx" in str(refused.value)
+
+
+def test_another_size_than_the_manifests_is_refused(tmp_path: Path) -> None:
+    """Answers would have other dimensions than clients were told."""
+    with pytest.raises(BundleError, match="outputs"):
+        OrtCpuBackend([model_at(tmp_path, tiny_model(), TINY_SIZE + 1)], 1)
+
+
+def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:
+    """ONNX Runtime's error becomes ours, and the same runner answers the next batch."""
+    model = tiny_model()
+    # A gather over a table of 2,000 rows fails on a larger id, as an embedding does.
+    table = onnx.helper.make_tensor("table", onnx.TensorProto.INT32, [2000], [0] * 2000)
+    model.graph.initializer.append(table)
+    model.graph.node.insert(0, onnx.helper.make_node("Gather", ["table", "input_ids"], ["looked"]))
+    model.graph.node.insert(1, onnx.helper.make_node("Add", ["looked", "input_ids"], ["tokens"]))
+    next(node for node in model.graph.node if node.op_type == "Mul").input[0] = "tokens"
+    runner = OrtCpuBackend([model_at(tmp_path, model)], 1).runner(0)
+    bad = next(text for text in encoded if max(text.ids) >= 2000)
+    good = next(text for text in encoded if max(text.ids) < 2000)
+    with pytest.raises(EngineFault, match="ONNX Runtime"):
+        runner.run(Batch(FP32, [bad]))
+    np.testing.assert_allclose(runner.run(Batch(FP32, [good])).arrays[0][0, 0], np.mean(good.ids))

@@ -1,0 +1,445 @@
+"""The engine process as the server sees it: a real process each time, with the fake engine in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+import pytest
+
+from serving.engine.base import LaneKind
+from serving.engine.fake import fake_vector
+from serving.engine.process import supervisor
+from serving.engine.process.supervisor import EngineFailed, RemoteEngine, Supervisor
+from serving.engine.process.wire import Load, pack_result
+from serving.errors import BertserveError, EngineFault, EngineLost
+from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from tests.support.server import is_running
+from tests.support.specs import model_spec
+from tests.support.stopping import stop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SIZE = 8
+FIRST = ModelIndex(0)
+NAN, RAISE, EXIT, HANG = 1001, 1002, 1003, 1004
+FAULTS = {NAN: "nan", RAISE: "raise", EXIT: "exit", HANG: "hang"}
+LIMIT_S = 60.0
+BATCHED = model_spec("batched", size=SIZE)
+TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
+LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
+
+
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test on a loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **keywords: P.kwargs) -> None:
+        asyncio.run(test(*args, **keywords))
+
+    return run
+
+
+async def soon(awaited: Awaitable[T]) -> T:
+    """What is awaited, or a failure instead of a test that never ends."""
+    return await asyncio.wait_for(awaited, LIMIT_S)
+
+
+def batch(*texts: list[int]) -> Batch:
+    """A batch of texts with these ids."""
+    return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts])
+
+
+def submit(engine: RemoteEngine, *texts: list[int], lane: int = 0) -> asyncio.Future[BatchOutput | BertserveError]:
+    """Starts a batch; the future's second result would be an error of the test."""
+    outcome: asyncio.Future[BatchOutput | BertserveError] = asyncio.get_running_loop().create_future()
+    engine.submit(lane, batch(*texts), outcome.set_result)
+    return outcome
+
+
+def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
+    """Whether an outcome is the fake engine's answer to these texts."""
+    expected = [fake_vector(text, SIZE) for text in batch(*texts).texts]
+    return isinstance(outcome, BatchOutput) and np.array_equal(outcome.arrays[0], expected, equal_nan=True)
+
+
+class Engine:
+    """An engine process for the length of an `async with` block."""
+
+    def __init__(self, load: Load = LOAD, hang_s: float = LIMIT_S) -> None:
+        self._load, self._hang_s = load, hang_s
+
+    async def __aenter__(self) -> RemoteEngine:
+        self._engine = await soon(RemoteEngine.start(self._load, self._hang_s))
+        return self._engine
+
+    async def __aexit__(self, *_: object) -> None:
+        await soon(self._engine.close())
+
+
+@asynchronous
+async def test_an_engine_comes_up_warm() -> None:
+    """Once it is there, its lanes, its threads and the cost of every length are known."""
+    async with Engine() as engine:
+        assert list(engine.lanes) == [LaneKind.WIDE]
+        assert engine.ready is not None
+        assert (engine.ready.engine, engine.ready.threads) == ("fake", 1)
+        assert [point.tokens for point in engine.costs[0] if point.batch == 1] == [8, 16, 32]
+
+
+@asynchronous
+async def test_a_batch_comes_back_right() -> None:
+    """Every row, in order, with the time it took; and again, on the same lane."""
+    async with Engine() as engine:
+        for texts in ([[1, 2, 3], [4], [5, 6]], [[7] * 32]):
+            outcome = await soon(submit(engine, *texts))
+            assert right(outcome, *texts)
+            assert isinstance(outcome, BatchOutput)
+            assert outcome.finite == [True] * len(texts)
+            assert outcome.compute_us > 0
+
+
+@asynchronous
+async def test_lanes_answer_independently() -> None:
+    """Batches on several lanes are under way at once, and each caller gets its own."""
+    async with Engine(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, fake_faults=FAULTS)) as engine:
+        assert list(engine.lanes) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
+        hanging = submit(engine, [HANG], lane=1)
+        second, third = submit(engine, [2], lane=2), submit(engine, [3], lane=3)
+        assert right(await soon(second), [2])
+        assert right(await soon(third), [3])
+        assert not hanging.done()
+        engine.kill("was told to hang")
+        assert isinstance(await soon(hanging), EngineLost)
+
+
+@asynchronous
+async def test_a_lane_takes_batches_ahead() -> None:
+    """They are answered in their order, each with its own answer; one that fails leaves the others alone."""
+    async with Engine() as engine:
+        outcomes = [submit(engine, [token]) for token in (1, RAISE, 3, 4)]
+        assert right(await soon(outcomes[3]), [4])
+        assert right(outcomes[0].result(), [1])
+        assert isinstance(outcomes[1].result(), EngineFault)
+        assert right(outcomes[2].result(), [3])
+
+
+@asynchronous
+async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None:
+    """Nothing that lay in its socket is left waiting, and what it had answered before counts."""
+    async with Engine() as engine:
+        stop(engine.pid)  # all four lie in its socket before it looks at the first
+        outcomes = [submit(engine, [token]) for token in (1, EXIT, 3, 4)]
+        os.kill(engine.pid, signal.SIGCONT)
+        assert isinstance(await soon(outcomes[3]), EngineLost)
+        assert right(outcomes[0].result(), [1])
+        assert [type(outcome.result()) for outcome in outcomes[1:]] == [EngineLost] * 3
+
+
+@asynchronous
+async def test_a_batch_sent_ahead_has_its_own_time() -> None:
+    """The watchdog counts from when the batch before it was answered, and still sees a hang."""
+    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=250, fake_faults=FAULTS), hang_s=0.9) as engine:
+        outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
+        assert right(await soon(outcomes[2]), [3])
+        assert isinstance(await soon(outcomes[3]), EngineLost)
+
+
+@asynchronous
+async def test_a_batch_that_raises_costs_that_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller gets a bare sentence, the log gets the engine's own, and the next batch is right."""
+    async with Engine() as engine:
+        outcome = await soon(submit(engine, [1], [RAISE]))
+        assert isinstance(outcome, EngineFault)
+        assert outcome.message == "the engine failed on this input"
+        assert "told to fail" in caplog.text
+        assert right(await soon(submit(engine, [1])), [1])
+
+
+@asynchronous
+async def test_rows_that_are_not_finite_are_marked() -> None:
+    """The other rows of the batch are as they should be."""
+    async with Engine() as engine:
+        outcome = await soon(submit(engine, [1], [NAN], [3]))
+        assert isinstance(outcome, BatchOutput)
+        assert outcome.finite == [True, False, True]
+        assert right(BatchOutput([outcome.arrays[0][::2]], [], 0), [1], [3])
+
+
+@asynchronous
+async def test_an_engine_that_is_killed_answers_for_its_batch() -> None:
+    """Whoever waits for it is told, once; whoever comes later is told at once; its owner hears of it first."""
+    async with Engine() as engine:
+        heard: list[str] = []
+        engine.on_end = lambda: heard.append("owner")
+        outcome = submit(engine, [HANG])
+        outcome.add_done_callback(lambda _: heard.append("caller"))
+        os.kill(engine.pid, signal.SIGKILL)
+        assert isinstance(await soon(outcome), EngineLost)
+        await asyncio.sleep(0)
+        assert heard == ["owner", "caller"]
+        assert engine.gone
+        late = submit(engine, [1])
+        assert isinstance(late.result(), EngineLost)
+        assert await soon(engine.wait()) == -signal.SIGKILL
+
+
+@asynchronous
+async def test_a_caller_that_submits_again_from_its_callback_is_answered() -> None:
+    """As the dispatcher does: a batch that is handed to an engine in its last moment is not forgotten."""
+    async with Engine() as engine:
+        second: asyncio.Future[BatchOutput | BertserveError] = asyncio.get_running_loop().create_future()
+        engine.submit(0, batch([HANG]), lambda _: engine.submit(0, batch([1]), second.set_result))
+        engine.kill("has to go")
+        assert isinstance(await soon(second), EngineLost)
+
+
+@asynchronous
+async def test_an_engine_that_crashes_tells_its_status() -> None:
+    """As by a segmentation fault on an input."""
+    async with Engine() as engine:
+        assert isinstance(await soon(submit(engine, [EXIT])), EngineLost)
+        assert await soon(engine.wait()) == 139
+
+
+@asynchronous
+async def test_an_engine_that_hangs_is_killed() -> None:
+    """After a multiple of what the batch was predicted to take, but not before the floor."""
+    async with Engine(hang_s=0.7) as engine:
+        assert isinstance(await soon(submit(engine, [HANG])), EngineLost)
+        assert await soon(engine.wait()) == -signal.SIGKILL
+
+
+@asynchronous
+async def test_an_answer_in_time_calls_the_watchdog_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane without a batch is idle however often it is looked at, and each batch has its own two looks."""
+    async with Engine() as engine:
+        monkeypatch.setattr(engine, "patience_s", lambda _: 0.0)
+        [lane] = engine._lanes
+        for token in (1, 2):
+            outcome = submit(engine, [token])
+            assert not lane.hangs()
+            assert right(await soon(outcome), [token])
+        assert not lane.hangs()
+        assert not lane.hangs()
+
+
+@asynchronous
+async def test_a_batch_that_is_overdue_twice_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once may be this loop's own fault: its answer may lie in the socket."""
+    async with Engine() as engine:
+        monkeypatch.setattr(engine, "patience_s", lambda _: 0.0)
+        outcome = submit(engine, [HANG])
+        [lane] = engine._lanes
+        assert [lane.hangs(), lane.hangs()] == [False, True]
+        engine.kill("was told to hang")
+        assert isinstance(await soon(outcome), EngineLost)
+
+
+@asynchronous
+async def test_an_answer_to_an_earlier_batch_is_not_taken_for_this_one() -> None:
+    """Frames carry the number of their batch."""
+    async with Engine() as engine:
+        outcome = submit(engine, [HANG])
+        stale = BatchOutput([np.zeros((1, SIZE), np.float32)], [True], 0.0)
+        engine._lanes[0].data_received(pack_result(99, stale))
+        assert not outcome.done()
+        engine.kill("was told to hang")
+        assert isinstance(await soon(outcome), EngineLost)
+
+
+@asynchronous
+async def test_closing_ends_the_process() -> None:
+    """No engine outlives its server: it goes by itself when the sockets close, with status 0."""
+    engine = await soon(RemoteEngine.start(LOAD))
+    assert is_running(engine.pid)
+    await soon(engine.close())
+    assert not is_running(engine.pid)
+    assert engine._process.returncode == 0
+
+
+@asynchronous
+async def test_closing_ends_a_process_that_does_not_go() -> None:
+    """One that is stopped does not see its sockets close; it is killed."""
+    engine = await soon(RemoteEngine.start(LOAD))
+    stop(engine.pid)
+    await soon(engine.close())
+    assert engine._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@asynchronous
+async def test_signals_to_the_whole_group_leave_the_engine_alone(number: signal.Signals) -> None:
+    """The server decides when its engine ends: requests under way are still answered after Ctrl-C."""
+    async with Engine() as engine:
+        os.kill(engine.pid, number)
+        assert right(await soon(submit(engine, [1])), [1])
+
+
+@asynchronous
+async def test_a_model_that_is_not_what_was_promised_is_refused(tmp_path: Path) -> None:
+    """The engine says what is wrong with it, in words for the operator, and ends."""
+    (tmp_path / "model.onnx").write_bytes(b"something else")
+    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
+    with pytest.raises(EngineFailed, match="does not match its SHA-256"):
+        await soon(RemoteEngine.start(Load("ort-cpu", [spec], threads=1)))
+
+
+@asynchronous
+async def test_an_engine_that_dies_while_loading_is_lost() -> None:
+    """Warm-up may crash as any batch may; then there is no engine and no process."""
+    crash_on_warm_up = dict.fromkeys(range(1000), "exit")
+    with pytest.raises(EngineLost, match="while it was loading"):
+        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=crash_on_warm_up)))
+
+
+@asynchronous
+async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
+    """A model that cannot answer the simplest text is not served."""
+    fail_on_warm_up = dict.fromkeys(range(1000), "raise")
+    with pytest.raises(EngineFailed, match="warm-up of batched failed"):
+        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=fail_on_warm_up)))
+
+
+class Slot:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    def engine_up(self, engine: RemoteEngine) -> None:
+        """There is an engine."""
+        self.news.put_nowait(("up", engine))
+
+    def engine_down(self) -> None:
+        """There is none."""
+        self.news.put_nowait(("down", None))
+
+    def device_lost(self) -> None:
+        """It is one process."""
+
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
+        """There will be none."""
+        self.crashed = crashed
+        self.news.put_nowait(("failed", reason))
+
+    async def next(self, expected: str) -> Any:
+        """What comes with the next piece of news, which is of the kind expected."""
+        kind, what = await soon(self.news.get())
+        assert kind == expected
+        return what
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """Ends a supervisor as the server does."""
+    task.cancel()
+    await soon(asyncio.gather(task, return_exceptions=True))
+
+
+@asynchronous
+async def test_an_engine_that_dies_is_replaced() -> None:
+    """Its slot hears of the end and of the new one, which answers."""
+    slot = Slot()
+    supervised = Supervisor(LOAD, slot)
+    task = asyncio.create_task(supervised.run())
+    first = await slot.next("up")
+    assert supervised.engine is first
+    os.kill(first.pid, signal.SIGKILL)
+    await slot.next("down")
+    second = await slot.next("up")
+    assert second.pid != first.pid
+    assert supervised.restarts == 1
+    assert right(await soon(submit(second, [1, 2])), [1, 2])
+    await cancel(task)
+
+
+@asynchronous
+async def test_an_engine_that_dies_too_often_is_given_up() -> None:
+    """After so many deaths within the window there is no other one, and the reason says so."""
+    slot = Slot()
+    task = asyncio.create_task(Supervisor(LOAD, slot, crash_limit=2, crash_window_s=600).run())
+    for _ in range(2):
+        submit(await slot.next("up"), [EXIT])
+        await slot.next("down")
+    assert await slot.next("failed") == "the engine process died 2 times in 600 s"
+    await soon(task)
+    assert slot.news.empty()
+
+
+def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those count that come close together."""
+    clock = iter([0.0, 30.0, 70.0, 95.0, 129.0, 130.0])
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(clock))
+    supervised = Supervisor(LOAD, Slot(), crash_limit=3, crash_window_s=60)
+    assert [supervised._too_many_crashes() for _ in range(6)] == [False, False, False, False, True, True]
+
+
+@asynchronous
+async def test_an_engine_that_refuses_is_not_tried_again(tmp_path: Path) -> None:
+    """The files will not be better the second time."""
+    (tmp_path / "model.onnx").write_bytes(b"something else")
+    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
+    slot = Slot()
+    await soon(Supervisor(Load("ort-cpu", [spec], threads=1), slot).run())
+    assert "SHA-256" in await slot.next("failed")
+    assert slot.news.empty()
+
+
+@asynchronous
+async def test_deaths_while_loading_count_as_well() -> None:
+    """Whatever kills every new process at once does not go on for ever."""
+    slot = Slot()
+    load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
+    await soon(Supervisor(load, slot, crash_limit=2).run())
+    assert "died 2 times" in await slot.next("failed")
+
+
+@asynchronous
+async def test_a_supervisor_that_is_cancelled_takes_its_engine_with_it() -> None:
+    """The slot is told nothing any more."""
+    slot = Slot()
+    supervised = Supervisor(LOAD, slot)
+    task = asyncio.create_task(supervised.run())
+    engine = await slot.next("up")
+    await cancel(task)
+    assert task.cancelled()
+    assert not is_running(engine.pid)
+    assert supervised.engine is None
+    assert slot.news.empty()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 100])
+@asynchronous
+async def test_a_supervisor_that_is_cancelled_while_an_engine_starts_leaves_nothing_behind(
+    turns: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by a signal right after the start: no process, no open socket, no traceback."""
+    before, open_before = children(), sockets()
+    task = asyncio.create_task(Supervisor(LOAD, Slot()).run())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    (started,) = children() - before
+    await cancel(task)
+    assert not is_running(started)
+    assert sockets() == open_before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not reaped."""
+    return {int(pid) for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()}
+
+
+def sockets() -> int:
+    """How many sockets this process has open."""
+    return sum(link.is_socket() for link in Path("/proc/self/fd").iterdir() if link.exists())

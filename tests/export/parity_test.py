@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+from array import array
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from export import corpus, decisions, graph, optimize, parity
+from export.build import judge_of
+from export.checkpoint import open_checkpoint
+from export.engines import open_engine
+from export.recipe import LIMITS, Recipe
+from export.source import find
+from serving.models.manifest import Accuracy, Invariance, Parity
+from serving.models.verified_dir import digest
+from serving.records import EncodedText
+from tests.support.checkpoints import write_checkpoint
+from tests.support.specs import model_spec
+
+
+def text(length: int) -> EncodedText:
+    """A text of so many tokens."""
+    return EncodedText(array("i", [2, *range(10, 8 + length), 3]))
+
+
+def parity_of(**figures: float | None) -> Parity:
+    """Perfect figures but for the given ones."""
+    good = {"max_abs_difference": 0.0, "cosine_mean": 1.0, "cosine_p01": 1.0, "cosine_min": 1.0}
+    return Parity(texts=1, **{**good, **figures})
+
+
+def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
+    """The limits that these figures break."""
+    return parity._broken(parity_of(**figures), LIMITS[precision][task])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"), [([1, 0], [9, 0], 1), ([1, 1], [-2, -2], -1), ([0, 0], [1, 1], 0)]
+)
+def test_cosine(left: list[float], right: list[float], expected: float) -> None:
+    """Vectors are compared by direction; a vector of zeros is like nothing."""
+    assert decisions.cosine(np.array(left, float), np.array(right, float)) == pytest.approx(expected)
+
+
+def test_every_text_is_run_in_company() -> None:
+    """Each probe is there once, padded to its bucket by a neighbour, beside others of other lengths."""
+    texts = [text(length) for length in [*range(3, 60), 64, 64, 90, 100]]
+    plan = parity._in_company(texts, 100)
+    assert sorted(index for indices, _ in plan for index in indices) == list(range(len(texts)))
+    for indices, neighbours in plan:
+        longest = max(len(texts[index].ids) for index in indices)
+        assert [len(neighbour.ids) for neighbour in neighbours] == [next(b for b in (16, 32, 64, 100) if b >= longest)]
+        assert len(indices) + len(neighbours) <= 8
+        assert longest > min(len(texts[index].ids) for index in indices)
+
+
+def test_long_texts_are_cut_and_some_stay_whole() -> None:
+    """Company is proven on every text, the long ones cut with their last token kept, and on each bucket's longest."""
+    texts = [text(length) for length in (5, 30, 16, 17, 70, 100)]
+    probes = parity._probes(texts, 100)
+    assert [len(probe.ids) for probe in probes.texts] == [5, 16, 16, 16, 16, 16, 30, 100]
+    assert {probe.ids[-1] for probe in probes.texts} == {3}
+    assert probes.rows(["a", "b", "c", "d", "e", "f"], ["B", "D", "E", "F"]) == ["a", "B", "c", "D", "E", "F", "b", "f"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "task", "figures", "name", "words"),
+    [
+        ("fp32", "embed", {"max_abs_difference": 2e-4}, "max_abs_difference", "0.0002, allowed 0.0001"),
+        ("fp32", "tag", {"max_abs_difference": math.nan}, "max_abs_difference", "nan, allowed 0.0001"),
+        ("fp32", "tag", {"agreement": 0.9}, "agreement", "0.9000, at least 0.999"),
+        ("fp16", "embed", {"cosine_min": 0.9998}, "cosine_min", "0.9998, at least 0.9999"),
+        ("int8", "embed", {"cosine_mean": 0.98}, "cosine_mean", "0.9800, at least 0.99"),
+        ("int8", "embed", {"cosine_min": 0.94}, "cosine_min", "0.9400, at least 0.95"),
+        ("int8", "answer", {"cosine_mean": math.nan}, "cosine_mean", "nan, at least 0.98"),
+        ("int8", "classify", {"agreement": 0.94}, "agreement", "0.9400, at least 0.95"),
+    ],
+)
+def test_a_broken_limit_is_named_with_its_figure(
+    precision: str, task: str, figures: dict[str, float], name: str, words: str
+) -> None:
+    """The sentence gives what was found and what is allowed; a figure that is not a number fails."""
+    found = broken(precision, task, **figures)
+    assert list(found) == [name]
+    assert words in found[name]
+
+
+def test_figures_at_the_limit_pass() -> None:
+    """The limits themselves are allowed; what a precision is not held to, and what is not measured, does not count."""
+    assert broken("fp32", max_abs_difference=1e-4, cosine_mean=0.0) == {}
+    assert broken("int8", max_abs_difference=9, cosine_mean=0.99, cosine_p01=0.975, cosine_min=0.95) == {}
+    assert broken("fp16", "rerank", cosine_mean=None, cosine_p01=None, cosine_min=None) == {}
+
+
+@pytest.mark.parametrize(("artifact", "breaks"), [(81.6, False), (81.4, True), (math.nan, True), (90.0, False)])
+def test_points_lost_are_limited(artifact: float, *, breaks: bool) -> None:
+    """The task's own metric may fall by half a point in INT8; rising is no fault, and no number is none."""
+    figure = Accuracy("spearman", "file.csv", 100, 82.0, artifact)
+    assert bool(parity.broken_accuracy([figure], LIMITS["int8"]["embed"])) is breaks
+
+
+@pytest.mark.parametrize(
+    ("limits", "form", "expected"),
+    [
+        ({}, "int8", 0.95),
+        ({"cosine_min": 0.5}, "int8", 0.5),
+        ({"cosine_min": 0.5, "int8.cosine_min": 0.6}, "int8", 0.6),
+        ({"int8.cosine_min": 0.6}, "int8-openvino", 0.95),
+    ],
+)
+def test_limits_are_set_by_the_recipe(limits: dict[str, float], form: str, expected: float) -> None:
+    """For every artifact, or for one of them, which wins."""
+    assert Recipe("x", Path(), limits=limits).limits_of(form, "embed").cosine_min == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "difference", "cosine", "expected"),
+    [
+        ("fp32", 1e-4, 0.5, True),
+        ("fp32", 1.1e-4, 1.0, False),
+        ("fp32", math.nan, 1.0, False),
+        ("int8", 0.5, 0.999, True),
+        ("int8", 0.0, 0.9989, False),
+    ],
+)
+def test_batch_invariance(precision: str, difference: float, cosine: float, *, expected: bool) -> None:
+    """fp32 is judged by the largest difference, INT8 by the least cosine."""
+    assert parity._is_invariant(Invariance(8, difference, cosine), LIMITS[precision]["embed"]) is expected
+
+
+class Small:
+    """A fused graph, texts, and PyTorch's answers to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small"))), None, [].append)
+        model = graph.load(self.checkpoint)
+        graph.write(model, folder / "raw.onnx")
+        self.path = folder / "model.onnx"
+        optimize.fuse(folder / "raw.onnx", self.path, optimize.shape_of(self.checkpoint))
+        texts = corpus.read()[:40]
+        encoded = self.checkpoint.vocabulary.encode(texts, 64)
+        rows = graph.answers(model, encoded, threads=2, count=lambda _done, _total: None)
+        self.reference = parity.Reference(texts, encoded, rows)
+
+    def verdict(self, path: Path) -> parity.Verdict:
+        """Compares an artifact under the limits of fp32."""
+        spec = model_spec(
+            path.name,
+            size=32,
+            path=str(path),
+            sha256=digest(path),
+            vocab_size=200,
+            max_length=64,
+            special_ids={"pad": 0},
+        )
+        return parity.verify(
+            open_engine(spec, "cpu", 1),
+            judge_of(self.checkpoint),
+            self.reference,
+            LIMITS["fp32"]["embed"],
+            max_length=64,
+            count=lambda _done, _total: None,
+        )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A small model and its graph."""
+    return Small(tmp_path_factory.mktemp("parity"))
+
+
+def test_a_faithful_artifact_passes(small: Small) -> None:
+    """The fused graph answers as PyTorch does, alone, padded and batched."""
+    found = small.verdict(small.path)
+    assert found.broken == {}
+    assert found.parity.agreement is None
+    assert found.parity.worst
+    assert found.batch_invariant
+    assert 0 < found.parity.max_abs_difference < 1e-5
+    assert found.parity.texts == found.invariance.texts == 40
+
+
+def test_a_damaged_artifact_fails(small: Small, tmp_path: Path) -> None:
+    """One number of one weight, changed by a little, is found."""
+    model = onnx.load(small.path)
+    weight = next(t for t in model.graph.initializer if t.name.endswith("layer.1.output.LayerNorm.bias"))
+    values = numpy_helper.to_array(weight).copy()
+    values[3] += 3e-4
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(model, tmp_path / "damaged.onnx")
+    broken = small.verdict(tmp_path / "damaged.onnx").broken
+    assert broken["max_abs_difference"].startswith("largest difference from PyTorch 0.0003, allowed 0.0001")
+
+
+def test_numbers_that_are_not_finite_fail(small: Small, tmp_path: Path) -> None:
+    """An artifact that answers NaN passes nothing."""
+    model = onnx.load(small.path)
+    weight = next(t for t in model.graph.initializer if t.name.endswith("layer.1.output.LayerNorm.bias"))
+    weight.CopyFrom(numpy_helper.from_array(np.full(32, np.nan, np.float32), weight.name))
+    onnx.save(model, tmp_path / "nan.onnx")
+    found = small.verdict(tmp_path / "nan.onnx")
+    assert found.broken
+    assert not found.batch_invariant
+
+
+def test_the_corpus_is_large_and_varied() -> None:
+    """At least 256 texts, with pairs, from one word to hundreds."""
+    texts = corpus.read()
+    assert len(texts) >= 256
+    assert any(isinstance(entry, tuple) for entry in texts)
+    lengths = sorted(len(entry.split()) for entry in texts if isinstance(entry, str))
+    assert lengths[0] <= 2
+    assert lengths[-1] >= 200

@@ -1,0 +1,266 @@
+"""Every architecture with every head: what the graph answers is what Transformers answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+
+from export import corpus, graph, int8, optimize, parity, quantize, reference
+from export.build import judge_of
+from export.checkpoint import Checkpoint, open_checkpoint
+from export.engines import open_engine
+from export.errors import ExportError
+from export.source import find
+from serving.engine.base import ModelSpec
+from serving.models.verified_dir import digest
+from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from serving.models.manifest import Task
+    from serving.records import EncodedText, Row
+
+TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
+LENGTH = 64
+
+
+def opened(folder: Path, task: Task | None = None) -> Checkpoint:
+    """Opens a folder."""
+    return open_checkpoint(find(str(folder)), None, [].append, task)
+
+
+def encoded(checkpoint: Checkpoint) -> list[EncodedText]:
+    """The texts as the task takes them."""
+    texts = checkpoint.vocabulary.encode(TEXTS, checkpoint.max_length)
+    return corpus.with_masks(texts, checkpoint.vocabulary.special_ids) if checkpoint.task == "fill_mask" else texts
+
+
+def fused(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Exports and fuses a checkpoint's graph."""
+    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
+    return folder / "fused.onnx"
+
+
+def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
+    """The graph as an engine loads it."""
+    return ModelSpec(
+        name=path.name,
+        path=str(path),
+        sha256=digest(path),
+        batch_invariant=True,
+        vocab_size=checkpoint.size("vocab_size"),
+        max_length=checkpoint.max_length,
+        special_ids=checkpoint.vocabulary.special_ids,
+        inputs=tuple(tensor.name for tensor in graph.inputs(checkpoint)),
+        outputs=graph.outputs(checkpoint),
+    )
+
+
+def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: int) -> list[np.ndarray]:
+    """What the model answers when Transformers loads it by itself, each text alone."""
+    model = getattr(transformers, STEMS[model_type] + HEADS[task]).from_pretrained(folder).eval()
+    tensors = {"input_ids": torch.tensor([text.ids])}
+    if text.type_ids is not None:
+        tensors["token_type_ids"] = torch.tensor([text.type_ids])
+    with torch.inference_mode():
+        answer = model(**tensors)
+    if task == "embed":
+        return [answer.last_hidden_state[0].mean(0).numpy()]
+    if task == "embed_tokens":
+        return [answer.last_hidden_state[0].numpy()]
+    if task == "answer":
+        return [answer.start_logits[0].numpy(), answer.end_logits[0].numpy()]
+    if task != "fill_mask":
+        return [answer.logits[0].numpy()]
+    logits = answer.logits[0][[token == mask for token in text.ids]]
+    best = logits.topk(100)
+    return [best.indices.numpy(), best.values.numpy(), logits.logsumexp(-1).numpy()]
+
+
+def answers_together(checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText]) -> list[Row]:
+    """What the engine answers to all texts in one batch."""
+    judge = judge_of(checkpoint)
+    engine = open_engine(spec_of(checkpoint, path), "cpu", 1)
+    plan = [(list(range(len(texts))), [])]
+    return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))
+
+
+EVERY = [(model_type, task, False) for model_type in STEMS for task in HEADS]
+EVERY += [("electra", "embed", True), ("electra", "fill_mask", True)]
+SHORT = {"classify", "fill_mask"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "projected"),
+    [pytest.param(*case, marks=[] if case[0] == "bert" or case[1] in SHORT else pytest.mark.long) for case in EVERY],
+)
+def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str, task: str, *, projected: bool) -> None:
+    """A padded batch on the serving engine is each text alone in Transformers; fusions and INT8 are complete."""
+    folder = write_task_checkpoint(tmp_path / "small", model_type, task, projected=projected)
+    # The files of a checkpoint say what it was made for, which never is this.
+    checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
+    assert checkpoint.task == task
+    assert checkpoint.labels.names == (LABELS[task] if task in {"classify", "tag"} else ())
+    path = fused(checkpoint, tmp_path)
+    texts = encoded(checkpoint)
+    for row, text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
+        wanted = expected(folder, task, model_type, text, checkpoint.vocabulary.special_ids.get("mask", -1))
+        assert len(row) == len(wanted)
+        for found, right in zip(row, wanted, strict=True):
+            np.testing.assert_allclose(found, right, atol=2e-5)
+    cuts = int8.cuts_of(path, spec_of(checkpoint, path), texts, lambda _done, _total: None)
+    quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
+    assert optimize.operators(tmp_path / "int8.onnx")["QAttention"] == 2
+
+
+def test_pytorchs_own_answers_are_those_of_transformers(tmp_path: Path) -> None:
+    """What artifacts are compared with is not made up either; best words come as int32."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
+    checkpoint = opened(folder)
+    texts = encoded(checkpoint)
+    rows = graph.answers(graph.load(checkpoint), texts, threads=2, count=lambda _done, _total: None)
+    mask = checkpoint.vocabulary.special_ids["mask"]
+    for row, text in zip(rows, texts, strict=True):
+        assert row[0].dtype == np.int32
+        for found, right in zip(row, expected(folder, "fill_mask", "bert", text, mask), strict=True):
+            np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_robertas_positions_begin_behind_the_padding_id(tmp_path: Path) -> None:
+    """Of 66 positions 64 can be used: the first token stands at the padding id + 1."""
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "classify"))
+    assert checkpoint.max_length == 64
+    with pytest.raises(ExportError, match="between 3 and 64"):
+        open_checkpoint(checkpoint.source, 65, [].append)
+
+
+def test_a_byte_level_tokenizer_is_understood(tmp_path: Path) -> None:
+    """RoBERTa's special tokens are found by their roles, and pairs carry no segments."""
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "rerank"))
+    assert checkpoint.vocabulary.special_ids == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 4}
+    (pair,) = checkpoint.vocabulary.encode([("a", "b")], LENGTH)
+    assert pair.type_ids is None
+    assert [pair.ids[at] for at in (0, 2, 3, 5)] == [0, 2, 2, 2]
+    assert judge_of(checkpoint).context(pair) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "expected_task"),
+    [("fill_mask", "embed", "embed"), ("classify", "embed", "embed"), ("rerank", "classify", "classify")],
+)
+def test_a_task_can_be_asked_for(tmp_path: Path, saved: str, asked: str, expected_task: str) -> None:
+    """A checkpoint serves another task where its weights do; heads that are not used are left out."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
+    checkpoint = open_checkpoint(find(str(folder)), None, [].append, asked)
+    assert checkpoint.task == expected_task
+    rows = graph.answers(graph.load(checkpoint), encoded(checkpoint), threads=1, count=lambda _done, _total: None)
+    assert rows[0][0].shape == ((32,) if asked == "embed" else (1,))
+    assert checkpoint.labels.multi_label is (asked == "classify")
+
+
+@pytest.mark.parametrize(("saved", "asked"), [("embed", "classify"), ("classify", "answer"), ("tag", "fill_mask")])
+def test_a_head_that_was_never_trained_is_refused(tmp_path: Path, saved: str, asked: str) -> None:
+    """Asking for a task whose head is not in the weights is refused; no number is made up."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
+    with pytest.raises(ExportError, match="a head that was never trained"):
+        graph.load(open_checkpoint(find(str(folder)), None, [].append, asked))
+
+
+def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) -> None:
+    """Its modules.json has no pooling: the head is the model's own."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
+    edit_json(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    (folder / "modules.json").write_text(
+        '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]'
+    )
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=48)
+    checkpoint = opened(folder)
+    assert (checkpoint.task, checkpoint.max_length) == ("rerank", 48)
+
+
+def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
+    """Which of the two matrices was meant cannot be known; stored twice and equal is fine."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
+    words = "bert.embeddings.word_embeddings.weight"
+    edit_weights(folder, lambda t: t.update({"cls.predictions.decoder.weight": t[words].clone()}))
+    graph.load(opened(folder))
+    edit_weights(folder, lambda t: t["cls.predictions.decoder.weight"].add_(1))
+    with pytest.raises(ExportError, match=r"decoder\.weight is to be the same as embeddings\.word_embeddings\.weight"):
+        graph.load(opened(folder))
+
+
+REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
+    ("bert", "classify", {"id2label": {"0": "a", "2": "b"}}, "number its labels 0, 1, 2"),
+    ("bert", "classify", {"id2label": ["a"]}, "number its labels"),
+    ("bert", "tag", {"id2label": {"0": "a", "1": "a"}}, "a name of its own"),
+    ("bert", "classify", {"problem_type": "regression"}, "problem_type 'regression' with 3 outputs"),
+    ("distilbert", "embed", {"activation": "relu"}, "activation 'relu'"),
+    ("roberta", "embed", {"pad_token_id": 0}, "pads with id 1, config.json with pad_token_id 0"),
+    ("electra", "embed", {"architectures": ["ElectraForCausalLM"]}, "ElectraForCausalLM cannot be exported"),
+    ("megatron-bert", "embed", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
+    ("bert", "embed", {"model_type": "modernbert"}, "'modernbert' cannot be exported; supported: bert, distilbert"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "task", "changes", "sentence"), REFUSALS)
+def test_what_cannot_be_exported_is_refused(
+    tmp_path: Path, model_type: str, task: str, changes: dict[str, object], sentence: str
+) -> None:
+    """A checkpoint that would be served wrongly is refused with what is wrong."""
+    folder = write_task_checkpoint(tmp_path / "small", model_type, task)
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(ExportError, match=sentence):
+        opened(folder)
+
+
+def test_labels_may_be_independent(tmp_path: Path) -> None:
+    """problem_type says whether labels exclude one another."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
+    assert not opened(folder).labels.multi_label
+    edit_json(folder / "config.json", problem_type="multi_label_classification")
+    assert opened(folder).labels.multi_label
+
+
+@pytest.mark.parametrize("task", list(HEADS))
+def test_the_recorded_reference_comes_back_whole(tmp_path: Path, task: str) -> None:
+    """What PyTorch answered is read back from the bundle's file to the last bit, with its texts."""
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", task))
+    texts, judge = encoded(checkpoint), judge_of(checkpoint)
+    rows = graph.answers(graph.load(checkpoint), texts, threads=1, count=lambda _done, _total: None)
+    path = tmp_path / reference.REFERENCE
+    reference.write(path, judge, parity.Reference(TEXTS, texts, rows))
+    found = reference.read(path, judge)
+    assert found.texts == TEXTS
+    assert [list(text.ids) for text in found.encoded] == [list(text.ids) for text in texts]
+    for one, other in zip(found.rows, rows, strict=True):
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_array_equal(left, right)
+            assert left.dtype == right.dtype
+
+
+@pytest.mark.parametrize("kept", [slice(-8), slice(0), slice(100, None)])
+def test_a_damaged_reference_is_refused(tmp_path: Path, kept: slice) -> None:
+    """A file that was cut is not compared with."""
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", "embed"))
+    texts, judge = encoded(checkpoint), judge_of(checkpoint)
+    path = tmp_path / reference.REFERENCE
+    reference.write(path, judge, parity.Reference(TEXTS, texts, [(np.zeros(32, np.float32),)] * len(texts)))
+    path.write_bytes(path.read_bytes()[kept])
+    with pytest.raises(ExportError, match="not the reference of this model"):
+        reference.read(path, judge)
+
+
+def test_a_pre_normalised_graph_keeps_its_sums(tmp_path: Path) -> None:
+    """Megatron's embeddings are added up once, since the first layer adds to the sum itself."""
+    path = fused(opened(write_task_checkpoint(tmp_path / "small", "megatron-bert", "embed")), tmp_path)
+    operators = optimize.operators(path)
+    assert operators == {"Attention": 2, "BiasGelu": 2, "SkipLayerNormalization": 4}
+    assert sum(node.op_type == "Softmax" for node in onnx.load(path).graph.node) == 0

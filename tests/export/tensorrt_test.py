@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from transformers.models.bert import BertConfig, BertModel
+
+from export import graph, half, native, room, tensorrt, tensorrt_builder
+from export.checkpoint import open_checkpoint
+from export.command import run
+from export.errors import ExportError
+from export.quiet import quiet
+from export.source import find
+from export.tensorrt_builder import Build, BuilderError, Profile
+from serving.engine.gpu import tensorrt_library
+from serving.models.bundle import open_bundle
+from serving.models.node_cache import CacheWriter, open_entry
+from serving.models.verified_dir import digest
+from tests.support.checkpoints import write_checkpoint
+from tests.support.gpus import without_gpu
+from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
+from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
+
+SHORT = 16
+OTHERS = ("sm80", "sm86", "sm89")
+
+
+@pytest.fixture(scope="module")
+def fp16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fp16 graph of a small BERT."""
+    folder = tmp_path_factory.mktemp("graphs")
+    half.convert(write_graph(folder / "model.onnx", "BertModel"), folder / "fp16.onnx")
+    return folder / "fp16.onnx"
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Takes no notice of progress."""
+
+
+@pytest.mark.parametrize(
+    ("max_length", "lengths"),
+    [(8, [8]), (16, [16]), (17, [16, 17]), (256, [16, 32, 64, 128, 256]), (384, [16, 32, 64, 128, 256, 384])],
+)
+def test_one_profile_a_sequence_bucket(max_length: int, lengths: list[int]) -> None:
+    """The lengths are those that the scheduler pads to, each fixed, with batches of 1 to 32 texts."""
+    expected = tuple(Profile((1, length), (4, length), (32, length)) for length in lengths)
+    assert tensorrt.profiles(max_length) == expected
+
+
+def test_an_engine_for_a_t4_is_built_where_there_is_no_gpu(fp16: Path, tmp_path: Path) -> None:
+    """The record says what the file is, progress rises, and nothing else is left in the folder."""
+    seen: list[tuple[int, int]] = []
+    file = tmp_path / "model.sm75.fp16.engine"
+    made = tensorrt.build(fp16, file, "t4", max_length=32, count=lambda *at: seen.append(at))
+    assert (made.flavour, made.compute_capability) == ("tensorrt_rtx", "7.5")
+    assert made.version.count(".") >= 2
+    assert made.profiles == tensorrt.profiles(32)
+    assert made.size_bytes == file.stat().st_size > fp16.stat().st_size
+    assert 0 < made.build_seconds < 600
+    assert 2**20 < made.peak_memory_bytes < 2**31
+    assert seen == sorted(set(seen))
+    assert {total for _, total in seen} == {100}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("target", ["sm120", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+def test_every_target_builds(fp16: Path, tmp_path: Path, target: str) -> None:
+    """An engine for each generation of GPUs, with the compute capability in its record."""
+    made = tensorrt.build(fp16, tmp_path / "engine", target, max_length=SHORT, count=ignore)
+    assert made.compute_capability == f"{target[2:-1]}.{target[-1]}"
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name.startswith(("Distil", "Megatron")) else pytest.mark.long)
+        for name in ARCHITECTURES
+    ],
+)
+def test_every_architecture_builds_for_a_t4(tmp_path: Path, architecture: str) -> None:
+    """Each kind of encoder and of head parses and builds with its islands."""
+    half.convert(write_graph(tmp_path / "model.onnx", architecture), tmp_path / "fp16.onnx")
+    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    assert made.size_bytes > 0
+
+
+def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
+    """The places of masks are an input of their own, up to 16 a text."""
+    half.convert(write_fill_mask_graph(tmp_path / "model.onnx"), tmp_path / "fp16.onnx")
+    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    assert made.profiles[0].shapes(["batch", "masks"]) == ((1, 1), (4, 1), (32, 16))
+
+
+def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
+    """The demo model, with all its sequence buckets."""
+    checkpoint = open_checkpoint(find("demo"), None, [].append)
+    graph.write(graph.load(checkpoint), tmp_path / "raw.onnx")
+    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
+    made = tensorrt.build(
+        tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=checkpoint.max_length, count=ignore
+    )
+    assert [profile.maximum[1] for profile in made.profiles] == [16, 32, 64, 128, 256]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("max_length", [SHORT, 512])
+def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int) -> None:
+    """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""
+    with quiet(), torch.random.fork_rng(devices=[]):
+        bert = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
+    small = open_checkpoint(find(str(write_checkpoint(tmp_path / "small"))), None, [].append)
+    # What the graph takes and answers is the same at every size.
+    graph.write(graph.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")
+    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
+    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=max_length, count=ignore)
+    assert made.peak_memory_bytes < 2 << 30
+
+
+def test_an_unknown_target_is_refused(fp16: Path, tmp_path: Path) -> None:
+    """A target that nothing builds for is answered with those that there are."""
+    with pytest.raises(ExportError, match=r"no engine can be built for 'sm90'; targets: t4, sm75, sm80, .*, native"):
+        tensorrt.build(fp16, tmp_path / "engine", "sm90", max_length=SHORT, count=ignore)
+
+
+def refusal(path: Path, folder: Path, target: str = "t4") -> str:
+    """The sentence that a build ends with; it leaves no file."""
+    made = folder / "made"
+    made.mkdir()
+    with pytest.raises(ExportError) as error:
+        tensorrt.build(path, made / "engine", target, max_length=SHORT, count=ignore)
+    assert list(made.iterdir()) == []
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_fp32_graph_is_refused(fp16: Path, tmp_path: Path) -> None:
+    """A graph that multiplies in FP32 is refused before the build, with what to give instead."""
+    sentence = refusal(fp16.with_name("model.onnx"), tmp_path)
+    assert sentence.startswith("the TensorRT engine for t4 cannot be built: the graph multiplies in FP32")
+    assert "fp16 graph" in sentence
+
+
+def test_a_graph_that_was_fused_is_refused(tmp_path: Path) -> None:
+    """Operators of ONNX Runtime's own are refused with which graph to give."""
+    x, bias, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "sequence"]) for name in "xby")
+    node = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    fused = helper.make_model(helper.make_graph([node], "fused", [x, bias], [y]), opset_imports=opsets, ir_version=8)
+    onnx.save(fused, tmp_path / "fused.onnx")
+    assert "give it the graph before" in refusal(tmp_path / "fused.onnx", tmp_path)
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+    """A damaged file ends in TensorRT's own words, in one line."""
+    (tmp_path / "bad.onnx").write_bytes(b"not a graph" * 100)
+    assert "Failed to parse the ONNX model" in refusal(tmp_path / "bad.onnx", tmp_path)
+
+
+def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
+    """Only inputs [batch, sequence] have profiles; another one is named."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", 8]) for name in "xy"]
+    relu = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", values[:1], values[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(relu, opset_imports=opset, ir_version=8), tmp_path / "relu.onnx")
+    assert "the input x must be [batch, sequence]" in refusal(tmp_path / "relu.onnx", tmp_path)
+
+
+@without_gpu
+def test_a_native_build_without_a_gpu_says_so(fp16: Path, tmp_path: Path) -> None:
+    """No driver: one sentence with where to run it."""
+    assert "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is" in refusal(
+        fp16, tmp_path, "native"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="the enterprise library is installed")
+def test_a_missing_library_is_named(fp16: Path, tmp_path: Path) -> None:
+    """A library that is not installed is answered with how to install it."""
+    order = Build("tensorrt", str(fp16), str(tmp_path / "engine"), "SM75", tensorrt.profiles(SHORT), 1 << 30, 1, None)
+    with pytest.raises(BuilderError, match=r"No module named 'tensorrt'.*pip install tensorrt"):
+        tensorrt_builder.run(order, lambda _answer: None)
+
+
+@without_gpu
+@pytest.mark.parametrize("content", [None, b"no engine"])
+def test_opening_an_engine_without_a_gpu_says_so(fp16: Path, tmp_path: Path, content: bytes | None) -> None:
+    """Whatever the file holds, what is missing first is the GPU."""
+    file = tmp_path / "model.engine"
+    if content is None:
+        tensorrt.build(fp16, file, "t4", max_length=SHORT, count=ignore)
+    else:
+        file.write_bytes(content)
+    with pytest.raises(ExportError, match=r"model\.engine cannot be opened: no NVIDIA driver is in use here"):
+        tensorrt.check_opens(file, "tensorrt_rtx")
+
+
+@without_gpu
+def test_the_librarys_own_word_for_a_missing_driver_is_understood(fp16: Path, tmp_path: Path) -> None:
+    """TensorRT, asked to open an engine without a driver, gives an error that becomes the same sentence."""
+    library = pytest.importorskip("tensorrt_rtx")
+    tensorrt.build(fp16, tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    with pytest.raises(BuilderError, match="no NVIDIA driver is in use here"):
+        tensorrt_builder._open(library, tensorrt_library.logger(library), tmp_path / "engine")
+
+
+def test_a_timing_cache_is_written_and_read_again(fp16: Path, tmp_path: Path) -> None:
+    """The path of the enterprise library, taken with the other flavour: a cache appears, and does no harm later."""
+    cache = tmp_path / "timings"
+    for name in ("first", "second"):
+        order = Build(
+            library="tensorrt_rtx",
+            graph=str(fp16),
+            engine=str(tmp_path / name),
+            capability="SM75",
+            profiles=tensorrt.profiles(SHORT),
+            workspace_bytes=1 << 30,
+            threads=1,
+            timing_cache=str(cache),
+        )
+        tensorrt._carry_out(order, "", ignore)
+        assert cache.stat().st_size > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "timings"]
+
+
+def test_a_nodes_engine_lies_in_its_cache(fp16: Path, tmp_path: Path) -> None:
+    """The path of a native engine, taken with the other flavour: engine and timings are kept, and serve the next."""
+    models, cache = tmp_path / "models", tmp_path / "cache"
+    first, second = (open_bundle(write_bundle(models, tiny_model("tag"))) for _ in range(2))
+    with CacheWriter(cache, "tag", 1) as node:
+        file, timings = node.path / "model.sm75.fp16.engine", node.path / native.TIMINGS
+        made = tensorrt.build(fp16, file, "t4", max_length=MAX_LENGTH, count=ignore, timing_cache=timings)
+        node.publish(first, engines=[tensorrt.artifact(made, file)], files=[native.TIMINGS])
+    entry = open_entry(cache, first)
+    assert entry is not None
+    (engine,) = entry.derived.engines
+    assert (engine.target, engine.proven, engine.sha256) == ("sm75", False, digest(entry.path / engine.file))
+    native.recall_timings(cache, first.path, tmp_path)
+    assert (tmp_path / native.TIMINGS).read_bytes() == (entry.path / native.TIMINGS).read_bytes() != b""
+    native.recall_timings(cache, second.path, models)
+    assert not (models / native.TIMINGS).exists()
+
+
+class StopError(Exception):
+    """Stands for an interrupt that arrives while progress is shown."""
+
+
+def children() -> list[int]:
+    """Processes that this one started."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(word) for file in lists for word in file.read_text().split()]
+
+
+def test_an_interrupt_ends_the_builder(fp16: Path, tmp_path: Path) -> None:
+    """An exception out of the progress callback leaves neither a process nor a file."""
+    before = children()
+
+    def stop(_done: int, _total: int) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        tensorrt.build(fp16, tmp_path / "engine", "t4", max_length=SHORT, count=stop)
+    assert children() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [(signal.SIGKILL, "for want of memory; free some"), (signal.SIGSEGV, "ended by SIGSEGV; please report it")],
+)
+def test_a_builder_that_dies_is_one_sentence(fp16: Path, tmp_path: Path, number: int, sentence: str) -> None:
+    """A kill for want of memory, or a crash in native code, is told apart and leaves no file."""
+    before = children()
+
+    def kill(_done: int, _total: int) -> None:
+        for process in set(children()) - set(before):
+            os.kill(process, number)
+
+    with pytest.raises(ExportError, match=f"the TensorRT engine for t4 cannot be built: .*{sentence}"):
+        tensorrt.build(fp16, tmp_path / "engine", "t4", max_length=SHORT, count=kill)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("memory", "disk", "words"), [(1 << 60, 0, "memory"), (0, 1 << 60, "in /")])
+def test_too_little_room_is_said_before_the_step(
+    tmp_path: Path, memory: int, disk: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a step needs and what is free, with what to do; the exit code is the one for "try again later"."""
+
+    def step(_: object) -> int:
+        room.check("building x", memory_bytes=memory, folder=tmp_path, disk_bytes=disk)
+        return 0
+
+    assert run("build", step, path=tmp_path, modules=frozenset(), extras="") == os.EX_TEMPFAIL
+    assert re.search(f"building x needs about .* GiB .*{words}.* are free; ", capsys.readouterr().err)
+    room.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8 << 30),
+        ({"memory.max": "max\n", "memory.current": "5\n"}, 8 << 30),
+        ({"memory.max": str(4 << 30), "memory.current": str(3 << 30)}, 1 << 30),
+        (
+            {
+                "memory.max": str(4 << 30),
+                "memory.current": str(3 << 30),
+                "memory.stat": f"anon 5\ninactive_file {1 << 30}\nactive_file 7\n",
+            },
+            2 << 30,
+        ),
+        ({"memory.max": str(1 << 40), "memory.current": "0"}, 8 << 30),
+        ({"memory.max": "1", "memory.current": "2"}, 0),
+    ],
+)
+def test_free_memory_is_the_containers(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    """The machine's available memory, or what the container's limit leaves, with file pages as free."""
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {8 << 20} kB\n")
+    assert room.available_memory(tmp_path, tmp_path / "meminfo") == expected

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BertserveError, InvalidRequest, MalformedRequest
+from serving.http.apis.oip import InferMessage
+from serving.http.apis.openai import EmbeddingsRequest
+from serving.http.apis.tei import EmbedRequest
+from serving.http.decoding import JsonDecoder
+
+MESSAGES = [EmbedRequest, EmbeddingsRequest, InferMessage]
+MARKER = "sEcReT"
+
+
+def refusal(data: bytes, kind: type[msgspec.Struct] = EmbedRequest) -> BertserveError:
+    """The error that some bytes are answered with."""
+    with pytest.raises(BertserveError) as refused:
+        JsonDecoder(kind).decode(data)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"inputs": "a"',
+        b'{"inputs": "a"} and more',
+        b'{"inputs": "\xff"}',
+        b'{"inputs": "\\ud800"}',
+        b"{'inputs': 'a'}",
+        b'{"inputs": NaN}',
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_what_is_not_json_in_utf_8_is_malformed(data: bytes) -> None:
+    """400, with one sentence for all of them."""
+    error = refusal(data)
+    assert type(error) is MalformedRequest
+    assert error.message == "the body is not valid JSON in UTF-8"
+
+
+def test_values_nested_without_end_are_malformed() -> None:
+    """Where anything may stand, too: the decoder's own limit is an error of the client's."""
+    error = refusal(b'{"inputs": [], "parameters": {"a": ' + b"[" * 100_000, InferMessage)
+    assert type(error) is MalformedRequest
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[]", "expected `object`, got `array`"),
+        (b"{}", "object missing required field `inputs`"),
+        (b'{"inputs": {}}', "expected `str | array`, got `object` (at `$.inputs`)"),
+        (b'{"inputs": [[1], ["a"]]}', "expected `int`, got `str` (at `$.inputs[1][0]`)"),
+        (b'{"inputs": "a", "normalize": 1}', "expected `bool`, got `int` (at `$.normalize`)"),
+        (b'{"inputs": "a", "dimensions": 1.5}', "expected `int | null`, got `float` (at `$.dimensions`)"),
+        (
+            b'{"inputs": "a", "truncation_direction": "up"}',
+            "the value is not one of those allowed (at `$.truncation_direction`)",
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, bytes) else "",
+)
+def test_json_of_another_shape_is_told_what_was_expected_and_where(data: bytes, message: str) -> None:
+    """422, with the place and the types."""
+    error = refusal(data)
+    assert type(error) is InvalidRequest
+    assert error.message == message
+
+
+def test_an_unknown_field_is_answered_with_those_that_are_known() -> None:
+    """Without repeating its name."""
+    message = refusal(b'{"inputs": "a", "normalise": true}').message
+    assert message.startswith("unknown field; the fields are `inputs`, `truncate`, ")
+    assert "normalise" not in message
+
+
+def test_of_equal_keys_the_last_wins() -> None:
+    """As in most decoders; what matters is that every part of the server sees the same one."""
+    assert JsonDecoder(EmbedRequest).decode(b'{"inputs": "a", "inputs": "b"}').inputs == "b"
+
+
+def test_a_view_is_decoded_without_a_copy_of_ours() -> None:
+    """Bodies come as views of a buffer."""
+    assert JsonDecoder(EmbedRequest).decode(memoryview(b'{"inputs": "a"}')).inputs == "a"
+
+
+marked = st.sampled_from([MARKER, f"`{MARKER}`", f"Expected `{MARKER}`", f" - at `{MARKER}`", f"x{MARKER}\n"])
+keys = marked | st.sampled_from(
+    [
+        *sorted({field.encode_name for kind in MESSAGES for field in msgspec.structs.fields(kind)}),
+        *("name", "datatype", "shape", "data", "binary_data", "binary_data_size"),
+    ]
+)
+scalars = marked | st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def assert_no_echo(kind: type[msgspec.Struct], data: bytes) -> None:
+    """Decodes, and looks for the marker in the answer if that is a refusal."""
+    try:
+        JsonDecoder(kind).decode(data)
+    except BertserveError as error:
+        assert MARKER not in error.message  # noqa: PT017  most messages are refused, some are not
+        assert isinstance(error, InvalidRequest)  # noqa: PT017  likewise
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@given(value=st.dictionaries(keys, values, max_size=6) | values)
+@settings(derandomize=True, max_examples=400, deadline=None)
+def test_no_refusal_repeats_what_was_received(kind: type[msgspec.Struct], value: Any) -> None:
+    """Neither a key nor a value: logs and error pages must not carry other people's texts."""
+    assert_no_echo(kind, json.dumps(value).encode())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MESSAGES)
+@given(value=st.dictionaries(keys, values, max_size=6) | values)
+@settings(derandomize=True, max_examples=20_000, deadline=None)
+def test_no_refusal_repeats_what_was_received_at_full_size(kind: type[msgspec.Struct], value: Any) -> None:
+    """The same, many more times."""
+    assert_no_echo(kind, json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@given(junk=st.binary(max_size=40), at=st.integers(0, 60))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_no_refusal_of_damaged_json_repeats_it(kind: type[msgspec.Struct], junk: bytes, at: int) -> None:
+    """Bytes that stand in the middle of a good message are an error of the client's, and are not shown."""
+    message = json.dumps({"inputs": [MARKER] * 3, MARKER: {"deep": [MARKER]}}).encode()
+    assert_no_echo(kind, message[:at] + junk + message[at:])

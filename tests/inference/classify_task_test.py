@@ -1,0 +1,87 @@
+"""The tasks `classify` and `rerank`: from logits to classes and scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.inference.tasks import classify, rerank
+from serving.records import ClassifyOptions, RerankOptions
+
+LABELS = ("calm", "glad", "sad")
+logits = st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=3)
+
+
+def scores(
+    values: list[float], options: ClassifyOptions | None = None, *, multi_label: bool = False
+) -> dict[str, float]:
+    """The classes of one input, in the order of the answer."""
+    row = (np.array(values, np.float32),)
+    labels = LABELS[: len(values)]
+    (answer,) = classify.finish([row], options or ClassifyOptions(), labels, multi_label=multi_label)
+    return {entry.label: entry.score for entry in answer}
+
+
+@given(logits)
+def test_classes_are_the_softmax_of_the_logits(values: list[float]) -> None:
+    """Scores are those of the formula and add up to 1."""
+    exact = np.exp(np.array(values, np.float32).astype(np.float64))
+    found = scores(values)
+    np.testing.assert_allclose([found[label] for label in LABELS], exact / exact.sum(), rtol=1e-9)
+    assert sum(found.values()) == pytest.approx(1)
+
+
+@given(logits)
+def test_the_best_class_comes_first(values: list[float]) -> None:
+    """Classes are sorted by score; of equals the one with the lower index comes first."""
+    found = scores(values)
+    assert list(found) == sorted(LABELS, key=lambda label: (-found[label], LABELS.index(label)))
+
+
+@pytest.mark.parametrize("values", [[-100.0, 50.0, 0.0], [1e4, -1e4, 0.0], [-3e38, 3e38, 0.0]])
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_no_logit_overflows(values: list[float], function: str) -> None:
+    """Whatever a model answers, scores lie between 0 and 1 (warnings are errors here)."""
+    found = scores(values, ClassifyOptions(function))  # type: ignore[arg-type]
+    assert all(0 <= score <= 1 for score in found.values())
+    assert next(iter(found)) == LABELS[int(np.argmax(values))]
+
+
+def test_classes_of_a_multi_label_model_are_independent() -> None:
+    """Each class gets its own sigmoid."""
+    assert scores([0.0, 0.0, 0.0], multi_label=True) == dict.fromkeys(LABELS, 0.5)
+
+
+def test_a_single_class_is_a_sigmoid() -> None:
+    """A softmax over one class would say 1 to everything."""
+    assert scores([0.0]) == {"calm": 0.5}
+
+
+def test_a_request_may_choose_the_function() -> None:
+    """What the request says wins over the model's own; `none` leaves the logits as they are."""
+    assert scores([1.0, 3.0, 2.0], ClassifyOptions("none")) == {"glad": 3.0, "sad": 2.0, "calm": 1.0}
+    assert scores([0.0, 0.0, 0.0], ClassifyOptions("sigmoid")) == dict.fromkeys(LABELS, 0.5)
+
+
+def test_the_best_so_many_classes() -> None:
+    """`top_k` keeps the best, scored beside all the others."""
+    assert scores([0.0, 0.0, 0.0], ClassifyOptions(top_k=2)) == pytest.approx({"calm": 1 / 3, "glad": 1 / 3})
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_rerank_scores_lie_between_0_and_1(logit: float) -> None:
+    """The sigmoid of any logit, unless the logit itself is asked for."""
+    row = (np.array([logit], np.float32),)
+    (score,) = rerank.finish([row], RerankOptions())
+    assert 0 <= score <= 1
+    if abs(logit) < 500:
+        assert score == pytest.approx(1 / (1 + np.exp(-logit)))
+    assert rerank.finish([row], RerankOptions(raw_scores=True)) == [logit]
+
+
+def test_rerank_keeps_the_order_of_the_pairs() -> None:
+    """Sorting is the protocol's business: each score stands at its text's place."""
+    rows = [(np.array([value], np.float32),) for value in (1.0, 3.0, 2.0)]
+    assert rerank.finish(rows, RerankOptions(raw_scores=True)) == [1.0, 3.0, 2.0]

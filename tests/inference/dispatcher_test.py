@@ -1,0 +1,747 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import sys
+import weakref
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.engine.base import LaneKind
+from serving.engine.fake import FakeBackend, Fault, fake_vector
+from serving.engine.inline import InlineEngine
+from serving.errors import (
+    BertserveError,
+    DeadlineExceeded,
+    EngineFault,
+    EngineLost,
+    NonFiniteOutput,
+    NotReady,
+    Overloaded,
+)
+from serving.inference.dispatcher import Dispatcher, _ticket
+from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.scheduling.batcher import WIDE, Policy
+from serving.scheduling.queue import WorkItem, WorkQueue
+from tests.inference.deadline_timer_test import VirtualLoop, now, virtually
+from tests.support.costs import constant, model_costs
+from tests.support.specs import model_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import Done
+    from serving.inference.dispatcher import Ticket
+    from serving.scheduling.batcher import Assignment
+    from serving.scheduling.cost import ModelCosts
+
+SIZE = 8
+BATCHED, TEXT_BY_TEXT = ModelIndex(0), ModelIndex(1)
+RAISES, NAN = 9001, 9002
+POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True])
+SPECS = [
+    model_spec(size=SIZE, batch_invariant=invariant, vocab_size=2000, max_length=64)
+    for invariant in POLICY.batch_invariant
+]
+
+
+def costs() -> list[ModelCosts]:
+    """What each model's batches cost: all the same."""
+    return [model_costs(constant(100), constant(100), batched=batched) for batched in POLICY.batch_invariant]
+
+
+def pooled(ticket: Ticket) -> np.ndarray:
+    """The only output of each of a request's texts."""
+    return np.stack([row for (row,) in ticket.result()])
+
+
+def text(*ids: int) -> EncodedText:
+    """A text of these ids."""
+    return EncodedText(array("i", ids))
+
+
+def answer(one: EncodedText) -> list[float]:
+    """What the scripted engine answers to a text: its first id and its length."""
+    return [float("nan") if NAN in one.ids else one.ids[0], len(one.ids)]
+
+
+class ScriptedEngine:
+    """An engine whose batches end when the test says so.
+
+    Attributes:
+        started: Every batch that ever started.
+        running: The batch of each busy lane, and whom to tell.
+        gone: The process has ended, and the dispatcher has not been told yet.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = [LaneKind.WIDE, *[LaneKind.NARROW] * (lanes - 1)]
+        self.started: list[Batch] = []
+        self.running: dict[int, tuple[Batch, Done]] = {}
+        self.gone = False
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Keeps the batch, or answers as the engine does whose process has gone."""
+        if self.gone:
+            done(EngineLost("the process has just ended"))
+            return
+        assert lane not in self.running, "a busy lane was given a batch"
+        assert not self.running or WIDE not in {lane, *self.running}, "something runs beside the wide lane"
+        self.started.append(batch)
+        self.running[lane] = (batch, done)
+
+    def finish(self, lane: int = WIDE) -> None:
+        """Ends the batch of a lane as its texts say."""
+        batch, done = self.running.pop(lane)
+        if any(RAISES in one.ids for one in batch.texts):
+            done(EngineFault("told to fail"))
+        else:
+            rows = np.array([answer(one) for one in batch.texts], np.float32)
+            done(BatchOutput([rows], [bool(np.isfinite(row).all()) for row in rows], compute_us=7.0))
+
+    def lose(self, lane: int = WIDE) -> None:
+        """Ends the batch of a lane as a process that dies."""
+        _, done = self.running.pop(lane)
+        done(EngineLost("the process ended"))
+
+    def finish_all(self) -> None:
+        """Ends whatever runs, and what starts then, until nothing does."""
+        while self.running:
+            self.finish(next(iter(self.running)))
+
+    @property
+    def seen(self) -> list[int]:
+        """The first id of each text that ever started, in order."""
+        return [one.ids[0] for batch in self.started for one in batch.texts]
+
+
+class Sizes:
+    """Keeps the sizes of the batches.
+
+    Attributes:
+        started: Of all that started.
+        ended: Of all that ended.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.ended: list[int] = []
+
+    def batch_started(self, assignment: Assignment) -> None:
+        """As `BatchObserver` says."""
+        self.started.append(len(assignment.items))
+
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
+        """As `BatchObserver` says."""
+        assert occupied_us >= 0
+        self.ended.append(len(assignment.items))
+
+
+def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
+    """A dispatcher on the running loop's clock."""
+    return Dispatcher(POLICY, 1 << 20, sizes or Sizes(), now)
+
+
+class Bench:
+    """A dispatcher with a scripted engine."""
+
+    def __init__(self, lanes: int = 3) -> None:
+        self.sizes = Sizes()
+        self.dispatcher = dispatcher(self.sizes)
+        self.engine = ScriptedEngine(lanes)
+        self.dispatcher.engine_up(self.engine, costs())
+
+    @property
+    def queue(self) -> WorkQueue:
+        """What waits."""
+        return self.dispatcher.scheduler.queue
+
+    async def ask(
+        self, *texts: EncodedText, model: ModelIndex = BATCHED, timeout_s: float = 60.0
+    ) -> asyncio.Task[Ticket]:
+        """Sends a request and lets it reach the queue."""
+        task = asyncio.create_task(self.dispatcher.run(model, texts, now() + timeout_s))
+        await asyncio.sleep(0)
+        return task
+
+    def assert_nothing_is_left(self) -> None:
+        """No request, no text and no token is still held."""
+        assert self.dispatcher.requests == 0
+        assert (self.queue.items, self.queue.tokens) == (0, 0)
+
+
+async def rows(task: asyncio.Task[Ticket]) -> list[list[float]]:
+    """A request's answer."""
+    found: list[list[float]] = pooled(await task).tolist()
+    return found
+
+
+def inline(faults: dict[int, Fault] | None = None, threads: int = 1) -> Dispatcher:
+    """A dispatcher whose engine answers before `submit` returns."""
+    made = dispatcher()
+    made.engine_up(InlineEngine(FakeBackend(SPECS, threads, faults=faults)), costs())
+    return made
+
+
+@pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
+@pytest.mark.parametrize("count", [1, 2, 40])
+@virtually
+async def test_rows_come_in_the_order_of_the_texts(model: ModelIndex, count: int) -> None:
+    """However the texts were batched: they are of all lengths, and lengths are batched apart."""
+    texts = [text(*range(number, number + 1 + 7 * number % 60)) for number in range(count)]
+    ticket = await inline(threads=2).run(model, texts, now() + 1)
+    np.testing.assert_array_equal(pooled(ticket), [fake_vector(one, SIZE) for one in texts])
+
+
+@virtually
+async def test_a_thousand_batches_that_complete_at_once() -> None:
+    """An engine may answer before `submit` returns, however much waits: nothing piles up on the stack."""
+    texts = [text(number) for number in range(1000)]
+    ticket = await inline().run(TEXT_BY_TEXT, texts, now() + 1)
+    assert len(ticket.result()) == 1000
+
+
+@virtually
+async def test_requests_without_an_engine_are_refused_at_once() -> None:
+    """With a hint to come back: an engine is being started."""
+    with pytest.raises(NotReady) as refused:
+        await dispatcher().run(BATCHED, [text(1)], now() + 1)
+    assert refused.value.retry_after_s == 1
+
+
+@virtually
+async def test_a_deadline_that_has_passed_already_queues_nothing() -> None:
+    """Tokenising may have taken all the time there was."""
+    bench = Bench()
+    with pytest.raises(DeadlineExceeded):
+        await bench.dispatcher.run(BATCHED, [text(1)], now())
+    assert bench.engine.started == []
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_requests_share_a_batch() -> None:
+    """What waits while the engine works runs together next, and each request gets its own rows."""
+    bench = Bench()
+    first = await bench.ask(text(1))
+    second, third = await bench.ask(text(2), text(3)), await bench.ask(text(4))
+    bench.engine.finish()
+    assert [len(batch.texts) for batch in bench.engine.started] == [1, 3]
+    bench.engine.finish()
+    assert [await rows(task) for task in (first, second, third)] == [[[1, 1]], [[2, 1], [3, 1]], [[4, 1]]]
+    assert bench.sizes.started == [1, 3]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_narrow_lanes_may_answer_in_any_order() -> None:
+    """Texts that run side by side end when they end; the answer's order is the request's."""
+    bench = Bench(lanes=4)
+    task = await bench.ask(text(1), text(2), text(3), model=TEXT_BY_TEXT)
+    for lane in (2, 3, 1):
+        bench.engine.finish(lane)
+    assert await rows(task) == [[1, 1], [2, 1], [3, 1]]
+
+
+@virtually
+async def test_a_request_is_not_answered_before_its_last_text() -> None:
+    """All of its rows or none."""
+    bench = Bench()
+    task = await bench.ask(text(1), text(2, 2), text(*[3] * 20))
+    bench.engine.finish()
+    await asyncio.sleep(0)
+    assert not task.done()
+    bench.engine.finish()
+    assert await rows(task) == [[1, 1], [2, 2], [3, 20]]
+
+
+@virtually
+async def test_a_request_knows_its_waits() -> None:
+    """The longest wait and the longest computation of its texts are told."""
+    bench = Bench()
+    task = await bench.ask(text(1), text(*[2] * 20))
+    await asyncio.sleep(0.5)
+    bench.engine.finish_all()
+    ticket = await task
+    assert ticket.compute_us == 7.0
+    assert ticket.queue_us == pytest.approx(5e5)
+
+
+@virtually
+async def test_one_poisonous_text_fails_its_own_request_alone() -> None:
+    """A batch that raises runs again text by text: exactly one request fails, and its neighbours are right."""
+    bench = Bench()
+    tasks = [await bench.ask(text(number)) for number in range(4)]
+    poison = await bench.ask(text(RAISES))
+    tasks += [await bench.ask(text(number)) for number in range(4, 7)]
+    bench.engine.finish_all()
+    with pytest.raises(EngineFault):
+        await poison
+    assert [await rows(task) for task in tasks] == [[[number, 1]] for number in range(7)]
+    assert bench.sizes.started == [1, 7, *[1] * 7]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_retried_texts_keep_their_place() -> None:
+    """What failed with its neighbours runs before what came later, in its old order, and never in a batch again."""
+    bench = Bench()
+    await bench.ask(text(0))
+    for number in (1, RAISES, 2):
+        (await bench.ask(text(number))).add_done_callback(lambda task: task.exception())
+    bench.engine.finish()
+    await asyncio.sleep(0.01)
+    later = [await bench.ask(text(number)) for number in (3, 4)]
+    bench.engine.finish_all()
+    assert bench.engine.seen == [0, 1, RAISES, 2, 1, RAISES, 2, 3, 4]
+    assert bench.sizes.started == [1, 3, 1, 1, 1, 2]
+    assert [await rows(task) for task in later] == [[[3, 1]], [[4, 1]]]
+
+
+@virtually
+async def test_a_text_that_fails_alone_is_not_tried_again() -> None:
+    """It had no neighbour that could have been to blame."""
+    bench = Bench()
+    task = await bench.ask(text(RAISES))
+    bench.engine.finish()
+    with pytest.raises(EngineFault):
+        await task
+    assert len(bench.engine.started) == 1
+
+
+@virtually
+async def test_a_text_that_was_given_up_is_not_retried() -> None:
+    """Of a batch that failed, only those run again for whom somebody still waits."""
+    bench = Bench()
+    await bench.ask(text(0))
+    gone, stays = await bench.ask(text(1)), await bench.ask(text(2))
+    (await bench.ask(text(RAISES))).add_done_callback(lambda task: task.exception())
+    bench.engine.finish()
+    gone.cancel()
+    await asyncio.sleep(0)
+    bench.engine.finish_all()
+    assert bench.engine.seen == [0, 1, 2, RAISES, 2, RAISES]
+    assert await rows(stays) == [[2, 1]]
+
+
+@virtually
+async def test_a_row_that_is_not_finite_fails_its_own_request_alone() -> None:
+    """NaN is never sent; the other rows of the batch are."""
+    bench = Bench()
+    await bench.ask(text(0))
+    first, poison, second = await bench.ask(text(1)), await bench.ask(text(NAN)), await bench.ask(text(2))
+    bench.engine.finish_all()
+    with pytest.raises(NonFiniteOutput):
+        await poison
+    assert [await rows(first), await rows(second)] == [[[1, 1]], [[2, 1]]]
+    assert bench.sizes.started == [1, 3]
+
+
+@pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
+@virtually
+async def test_a_request_with_one_bad_text_fails_whole_and_at_once(bad: int, error: type[BertserveError]) -> None:
+    """Its other texts leave the queue: nobody waits for them."""
+    bench = Bench()
+    task = await bench.ask(text(bad), *[text(*[number] * 20) for number in range(9)])
+    bench.engine.finish()
+    with pytest.raises(error):
+        await task
+    assert bench.engine.seen == [bad]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_the_fake_engines_faults_hit_one_request_each() -> None:
+    """The same with the backend that servers are tested with."""
+    dispatcher = inline({50: Fault.RAISE, 51: Fault.NAN})
+    texts = [text(number) for number in range(48, 54)]
+    found = await asyncio.gather(*[dispatcher.run(BATCHED, [one], now() + 1) for one in texts], return_exceptions=True)
+    assert [type(one).__name__ for one in found] == [*["Ticket"] * 2, "EngineFault", "NonFiniteOutput", *["Ticket"] * 2]
+
+
+@virtually
+async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine() -> None:
+    """A client that hangs up costs no computation."""
+    bench = Bench()
+    first = await bench.ask(text(1))
+    leaver, stays = await bench.ask(text(2), text(*[2] * 30)), await bench.ask(text(3))
+    leaver.cancel()
+    await asyncio.sleep(0)
+    assert (bench.dispatcher.requests, bench.queue.items, bench.queue.tokens) == (2, 1, 1)
+    bench.engine.finish_all()
+    assert bench.engine.seen == [1, 3]
+    assert [await rows(first), await rows(stays)] == [[[1, 1]], [[3, 1]]]
+    assert leaver.cancelled()
+
+
+@virtually
+async def test_what_is_computed_for_a_cancelled_request_is_thrown_away() -> None:
+    """Its batch goes on for the others, and its lane is free afterwards."""
+    bench = Bench()
+    await bench.ask(text(0))
+    leaver, stays = await bench.ask(text(1)), await bench.ask(text(2))
+    bench.engine.finish()
+    leaver.cancel()
+    await asyncio.sleep(0)
+    assert bench.dispatcher.requests == 1
+    bench.engine.finish()
+    assert await rows(stays) == [[2, 1]]
+    assert leaver.cancelled()
+    after = await bench.ask(text(3))
+    bench.engine.finish()
+    assert await rows(after) == [[3, 1]]
+
+
+@virtually
+async def test_a_deadline_that_passes_in_the_queue_takes_the_request_out() -> None:
+    """At its time exactly, and the engine never sees it."""
+    bench = Bench()
+    first = await bench.ask(text(1))
+    late = await bench.ask(text(2), timeout_s=5)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert now() == pytest.approx(5)
+    bench.engine.finish_all()
+    assert await rows(first) == [[1, 1]]
+    assert bench.engine.seen == [1]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> None:
+    """Nobody waits for the engine then; what it answers later is thrown away."""
+    bench = Bench()
+    late = await bench.ask(text(1), timeout_s=5)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    bench.engine.finish()
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_what_would_come_too_late_is_refused_at_once() -> None:
+    """It holds nothing, and those before it are not disturbed."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    first = await bench.ask(text(1))
+    late = await bench.ask(text(2), timeout_s=1.5)
+    hopeless = await bench.ask(text(3), timeout_s=0.5)
+    with pytest.raises(Overloaded) as refused:
+        await late
+    with pytest.raises(DeadlineExceeded):
+        await hopeless
+    assert now() == 0
+    assert refused.value.retry_after_s == pytest.approx(1)
+    assert bench.dispatcher.requests == 1
+    bench.engine.finish_all()
+    assert await rows(first) == [[1, 1]]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_refused_request_leaves_no_cycle_behind() -> None:
+    """Under overload there are thousands of them, and the garbage collector looks seldom."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    one = text(1)
+    gc.collect()
+    gc.disable()
+    try:
+        held = sys.getrefcount(one)
+        with pytest.raises(DeadlineExceeded):
+            await bench.dispatcher.run(BATCHED, [one, one], now() + 0.5)
+        assert sys.getrefcount(one) == held
+    finally:
+        gc.enable()
+
+
+@virtually
+async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
+    """It is told then, before its deadline, and whoever waits behind it runs."""
+    bench = Bench()
+    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
+    await bench.ask(text(1))
+    late, fine = await bench.ask(text(2), text(3), timeout_s=6), await bench.ask(text(*[4] * 20))
+    await asyncio.sleep(5.5)
+    bench.engine.finish()
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert now() == 5.5
+    bench.engine.finish_all()
+    assert bench.engine.seen == [1, 4]
+    assert await rows(fine) == [[4, 20]]
+    assert bench.dispatcher.misses == {"queue": 1, "engine": 0}
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_batch_that_waits_for_company_starts_by_itself() -> None:
+    """When its delay has passed, though nothing else happens."""
+    policy = dataclasses.replace(POLICY, max_queue_delay_s=0.25)
+    engine = ScriptedEngine(1)
+    delayed = Dispatcher(policy, 1 << 20, Sizes(), now)
+    delayed.engine_up(engine, costs())
+    tasks = [asyncio.create_task(delayed.run(BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
+    await asyncio.sleep(0.2)
+    assert engine.started == []
+    await asyncio.sleep(0.1)
+    assert [len(batch.texts) for batch in engine.started] == [2]
+    engine.finish()
+    assert [await rows(task) for task in tasks] == [[[1, 1]], [[2, 1]]]
+
+
+@virtually
+async def test_an_answer_in_time_disarms_the_deadline() -> None:
+    """Nothing rings for a request that has its answer."""
+    bench = Bench()
+    task = await bench.ask(text(1), timeout_s=5)
+    bench.engine.finish()
+    ticket = await task
+    assert ticket.alarm is not None
+    assert ticket.alarm.callback is None
+    await asyncio.sleep(10)
+    assert pooled(ticket).tolist() == [[1, 1]]
+
+
+@virtually
+async def test_an_engine_that_goes_fails_everything_at_once() -> None:
+    """What is computed and what is queued alike, with the reason given; then there is no engine."""
+    bench = Bench()
+    tasks = [await bench.ask(text(number)) for number in range(5)]
+    bench.dispatcher.engine_down(EngineLost("gone", retry_after_s=1))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in found] == [EngineLost] * 5
+    assert now() == 0
+    bench.assert_nothing_is_left()
+    with pytest.raises(NotReady):
+        await bench.dispatcher.run(BATCHED, [text(1)], now() + 1)
+
+
+@virtually
+async def test_an_engine_whose_lanes_tell_of_its_end_first() -> None:
+    """Whatever is queued meanwhile fails too, a thousand requests without a pause and each of them once."""
+    bench = Bench()
+    tasks = [await bench.ask(text(number), model=TEXT_BY_TEXT) for number in range(1000)]
+    bench.engine.gone = True
+    bench.engine.lose()
+    bench.dispatcher.engine_down(EngineLost("gone"))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(one) for one in found} == {EngineLost}
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_late_news_of_an_old_engine_changes_nothing() -> None:
+    """The lanes of the new one stay as they are."""
+    bench = Bench()
+    lost = await bench.ask(text(1))
+    bench.dispatcher.engine_down(EngineLost("gone"))
+    old, bench.engine = bench.engine, ScriptedEngine(3)
+    bench.dispatcher.engine_up(bench.engine, costs())
+    task = await bench.ask(text(2))
+    old.finish()
+    waiting = await bench.ask(text(3))
+    assert bench.engine.seen == [2]
+    bench.engine.finish_all()
+    assert [await rows(task), await rows(waiting)] == [[[2, 1]], [[3, 1]]]
+    with pytest.raises(EngineLost):
+        await lost
+
+
+@virtually
+async def test_failing_all_leaves_the_engine_in_place() -> None:
+    """As at the end of the drain; what comes later would still be served."""
+    bench = Bench()
+    queued = [await bench.ask(text(number)) for number in range(3)]
+    bench.dispatcher.fail_all(NotReady("ends"))
+    assert {type(one) for one in await asyncio.gather(*queued, return_exceptions=True)} == {NotReady}
+    bench.engine.finish()
+    task = await bench.ask(text(7))
+    bench.engine.finish()
+    assert await rows(task) == [[7, 1]]
+
+
+@virtually
+async def test_an_answered_request_leaves_no_cycle_behind() -> None:
+    """Its rows are freed with it: the server's garbage collector looks seldom."""
+    bench = Bench()
+    task = await bench.ask(text(1), text(2))
+    bench.engine.finish()
+    gc.disable()
+    try:
+        ticket = weakref.ref(await task)
+        del task
+        await asyncio.sleep(0)
+        assert ticket() is None
+    finally:
+        gc.enable()
+
+
+@virtually
+async def test_a_client_that_leaves_as_its_request_fails_makes_no_noise() -> None:
+    """Nobody is left to hear of the error, and that is no reason for a traceback in the log."""
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    bench = Bench()
+    task = await bench.ask(text(1))
+    bench.dispatcher.engine_down(EngineLost("gone"))
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    del task, bench
+    gc.collect()
+    assert complaints == []
+
+
+def test_a_work_item_belongs_to_a_ticket() -> None:
+    """Anything else in the queue is a mistake of ours."""
+    with pytest.raises(TypeError):
+        _ticket(WorkItem(BATCHED, text(1), None, 0))
+
+
+class Request(NamedTuple):
+    """A request of a random schedule and what became of it."""
+
+    model: ModelIndex
+    texts: list[EncodedText]
+    deadline: float
+    task: asyncio.Task[Ticket]
+    cancelled: list[bool]
+
+
+class Schedule:
+    """Plays random steps on a dispatcher and checks what each request gets."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.requests: list[Request] = []
+        self.serial = 0
+        self.engine_is_up = True
+        self.ever_down = False
+        self.engines = [self.bench.engine]
+
+    async def play(self, steps: Sequence[tuple[str, int, int]]) -> None:
+        """Plays the steps, lets everything end and checks the outcomes."""
+        for step, one, other in steps:
+            getattr(self, step)(one, other)
+            # Without a turn of the loop in between, steps fall into one moment.
+            if (one + other) % 3:
+                await asyncio.sleep(one / 40 if step == "tick" else 0)
+        if not self.engine_is_up:
+            self.engine(0, 0)
+        while not all(request.task.done() for request in self.requests):
+            await asyncio.sleep(0)
+            self.bench.engine.finish_all()
+        self.bench.engine.finish_all()
+        for engine in self.engines:
+            engine.finish_all()
+        assert sorted(self.bench.sizes.started) == sorted(self.bench.sizes.ended)
+        self.check()
+
+    def tick(self, _one: int, _other: int) -> None:
+        """Only time passes."""
+
+    def ask(self, one: int, other: int) -> None:
+        """Sends a request of one to three texts, now and then with a bad one, often with a near deadline."""
+        texts = []
+        for place in range(1 + one % 3):
+            self.serial += 1
+            ids = [self.serial] * (1 + (5 * one + 7 * place) % 40)
+            if (one * other + place) % 7 == 1:
+                ids.append((RAISES, NAN)[other % 2])
+            texts.append(text(*ids))
+        deadline = now() + (60.0, 0.5, 2.0)[other % 3]
+        model = ModelIndex(one // 3 % 2)
+        task = asyncio.create_task(self.bench.dispatcher.run(model, texts, deadline))
+        self.requests.append(Request(model, texts, deadline, task, []))
+
+    def finish(self, one: int, _other: int) -> None:
+        """Ends one of the batches that run, of an old engine too."""
+        running = [(engine, lane) for engine in self.engines for lane in engine.running]
+        if running:
+            engine, lane = running[one % len(running)]
+            engine.finish(lane)
+
+    def cancel(self, one: int, _other: int) -> None:
+        """One of the clients hangs up."""
+        if self.requests:
+            request = self.requests[one % len(self.requests)]
+            request.cancelled.append(request.task.cancel())
+
+    def engine(self, _one: int, _other: int) -> None:
+        """The engine goes, or a new one comes."""
+        if self.engine_is_up:
+            self.ever_down = True
+            self.bench.dispatcher.engine_down(EngineLost("gone"))
+        else:
+            self.bench.engine = ScriptedEngine(3)
+            self.engines.append(self.bench.engine)
+            self.bench.dispatcher.engine_up(self.bench.engine, costs())
+        self.engine_is_up = not self.engine_is_up
+
+    def check(self) -> None:
+        """Each request got its rows, or the one error that it deserves, and nothing is left."""
+        for request in self.requests:
+            if request.task.cancelled():
+                assert any(request.cancelled)
+            elif (error := request.task.exception()) is None:
+                assert pooled(request.task.result()).tolist() == [answer(one) for one in request.texts]
+            else:
+                assert self.deserved(request, error), f"{error!r} of a request that did not deserve it"
+        self.bench.assert_nothing_is_left()
+        runs = Counter(first for engine in self.engines for first in engine.seen)
+        # Once in a batch and, if that failed, once more alone.
+        assert all(count <= 2 for count in runs.values())
+
+    def deserved(self, request: Request, error: BaseException) -> bool:
+        """Whether something happened that explains a request's error."""
+        ids = {identity for one in request.texts for identity in one.ids}
+        # A text is dropped in its turn as soon as what is left is less than even an idle engine needs.
+        least_s = costs()[request.model].least_us(max(len(one.ids) for one in request.texts)) / 1e6
+        reasons: dict[type[BaseException], bool] = {
+            EngineFault: RAISES in ids,
+            NonFiniteOutput: NAN in ids,
+            DeadlineExceeded: now() + least_s >= request.deadline,
+            EngineLost: self.ever_down,
+            NotReady: self.ever_down,
+        }
+        return reasons[type(error)]
+
+
+STEPS = ("ask", "ask", "ask", "finish", "finish", "cancel", "tick", "engine")
+
+
+def play(drawn: bytes) -> None:
+    """Plays a schedule on a clock of its own, two bytes a step; whatever the loop complains of fails."""
+    steps = [(STEPS[one % 8], one // 8, other) for one, other in zip(drawn[::2], drawn[1::2], strict=False)]
+    complaints: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await Schedule().play(steps)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+    assert complaints == []
+
+
+@given(st.binary(min_size=10, max_size=60))
+@settings(derandomize=True, max_examples=1_500, deadline=None)
+def test_each_request_has_exactly_one_outcome_and_the_right_rows(drawn: bytes) -> None:
+    """Over many schedules of requests, ends, faults, cancellations, deadlines and dying engines."""
+    play(drawn)
+
+
+@pytest.mark.long
+@given(st.binary(min_size=50, max_size=400))
+@settings(derandomize=True, max_examples=30_000, deadline=None)
+def test_each_request_has_exactly_one_outcome_over_long_schedules(drawn: bytes) -> None:
+    """The same with many more steps each."""
+    play(drawn)

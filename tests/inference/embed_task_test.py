@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from serving.inference.tasks import embed
+from serving.records import EmbedOptions
+
+pooled_outputs = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 5), st.integers(1, 12)),
+    elements=st.floats(-1e3, 1e3, width=32, allow_subnormal=False),
+)
+
+
+def rows(pooled: np.ndarray) -> list[tuple[np.ndarray]]:
+    """The output as the dispatcher hands it on: text by text."""
+    return [(row,) for row in pooled]
+
+
+@given(pooled_outputs, st.booleans(), st.integers(1, 12))
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_the_answer_is_what_plain_numpy_says(pooled: np.ndarray, normalize: bool, dimensions: int) -> None:  # noqa: FBT001  drawn
+    """Cut first, then scaled, in float32, with rows that lie one after another in memory."""
+    cut = min(dimensions, pooled.shape[1])
+    expected = pooled[:, :cut].astype(np.float64)
+    if normalize:
+        expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    found = embed.finish(rows(pooled), EmbedOptions(normalize, cut))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert found.dtype == np.float32
+    assert found.flags.c_contiguous
+
+
+@given(pooled_outputs)
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_a_scaled_vector_has_length_one(pooled: np.ndarray) -> None:
+    """Unless it is zero, or so short that its direction means nothing."""
+    lengths = np.linalg.norm(embed.finish(rows(pooled), EmbedOptions()).astype(np.float64), axis=1)
+    for length, before in zip(lengths, np.linalg.norm(pooled.astype(np.float64), axis=1), strict=True):
+        assert abs(length - 1) < 1e-5 or before < 1e-6
+
+
+@given(pooled_outputs)
+@settings(derandomize=True, max_examples=50, deadline=None)
+def test_the_engines_rows_are_not_changed(pooled: np.ndarray) -> None:
+    """They may be views of what other requests are answered from."""
+    before = pooled.copy()
+    embed.finish(rows(pooled), EmbedOptions(normalize=True, dimensions=1))
+    np.testing.assert_array_equal(pooled, before)

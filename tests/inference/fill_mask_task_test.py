@@ -1,0 +1,79 @@
+"""The task `fill_mask`: from the graph's best tokens to filled texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from serving.errors import InvalidRequest
+from serving.inference.tasks import fill_mask
+from serving.inference.tokenizer import TextTokenizer
+from serving.records import FillMaskOptions
+from tests.support.checkpoints import stripped_tokenizer, vocabulary
+
+if TYPE_CHECKING:
+    from serving.records import FilledMask
+
+IDS = vocabulary()
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    """With a mask token."""
+    return TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), LENGTH, len(IDS), IDS["[MASK]"])
+
+
+def filled(tokenizer: TextTokenizer, text: str, best: list[list[str]], top_k: int = 2) -> list[list[FilledMask]]:
+    """The answer where the graph offers these tokens for each mask, with probabilities 1/2, 1/4, ..."""
+    (encoded,) = fill_mask.encode(tokenizer, [text], FillMaskOptions(), truncate=True)
+    rows = [*best, ["[PAD]"] * len(best[0])]  # a neighbour in the batch had one mask more
+    ids = np.array([[IDS[token] for token in row] for row in rows], np.int32)
+    totals = np.arange(len(rows), dtype=np.float32) * 100
+    logits = totals[:, None] - np.log(2) * np.arange(1, ids.shape[1] + 1, dtype=np.float32)
+    return fill_mask.finish(encoded, (ids, logits, totals), FillMaskOptions(top_k), tokenizer)
+
+
+def test_a_mask(tokenizer: TextTokenizer) -> None:
+    """Each token comes with its probability over the vocabulary and the text that it makes."""
+    ((first, second),) = filled(tokenizer, "The [MASK] is on", [["server", "##x", "it"]])
+    assert (first.token, first.token_str, first.sequence) == (IDS["server"], "server", "the server is on")
+    assert (second.token_str, second.sequence) == ("##x", "thex is on")
+    assert [first.score, second.score] == pytest.approx([1 / 2, 1 / 4])
+
+
+def test_several_masks(tokenizer: TextTokenizer) -> None:
+    """Each mask is filled by itself while the others stay, and gets the row of its own."""
+    answer = filled(tokenizer, "[MASK] is [MASK]", [["it", "a"], ["on", "in"]], top_k=1)
+    assert [[token.sequence for token in row] for row in answer] == [
+        ["[CLS] it is [MASK] [SEP]"],
+        ["[CLS] [MASK] is on [SEP]"],
+    ]
+    assert [row[0].score for row in answer] == pytest.approx([1 / 2, 1 / 2], rel=1e-4)
+
+
+@pytest.mark.parametrize("text", ["", "no mask here", "[mask]"])
+def test_a_text_without_a_mask_is_refused(tokenizer: TextTokenizer, text: str) -> None:
+    """There is nothing to fill; the refusal names the input and the token."""
+    with pytest.raises(InvalidRequest, match=r"input 1 has no \[MASK\]"):
+        fill_mask.encode(tokenizer, ["a [MASK]", text], FillMaskOptions(), truncate=True)
+
+
+def test_a_mask_that_was_cut_off_is_refused(tokenizer: TextTokenizer) -> None:
+    """A mask behind what the model reads is no mask; the refusal says why."""
+    text = " ".join(["server"] * LENGTH) + " [MASK]"
+    with pytest.raises(InvalidRequest, match=rf"input 0 has no \[MASK\] in its first {LENGTH} tokens"):
+        fill_mask.encode(tokenizer, [text], FillMaskOptions(), truncate=True)
+
+
+def test_the_mask_of_another_family() -> None:
+    """`[MASK]` means the model's own token, whatever it is called."""
+    other = TextTokenizer(
+        Tokenizer.from_str(stripped_tokenizer().replace("[MASK]", "<mask>")), 12, len(IDS), IDS["[MASK]"]
+    )
+    for text in ("the [MASK]", "the <mask>"):
+        (encoded,) = fill_mask.encode(other, [text], FillMaskOptions(), truncate=True)
+        assert list(encoded.ids).count(IDS["[MASK]"]) == 1

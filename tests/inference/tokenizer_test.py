@@ -1,0 +1,163 @@
+"""Text to token ids, with the demo model's own tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.errors import InvalidRequest
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import open_bundle
+from tests.support.expected import tokenizer as library
+from tests.support.expected import words
+from tests.support.models import MAX_LENGTH, NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLS, SEP = 101, 102
+
+
+@pytest.fixture(scope="module")
+def tokenizer(models: Path) -> TextTokenizer:
+    """The demo model's tokenizer as the server opens it."""
+    path = models / NAME / "1"
+    return TextTokenizer.open(path, open_bundle(path).manifest)
+
+
+def test_a_text(tokenizer: TextTokenizer, models: Path) -> None:
+    """A text becomes the library's ids, special tokens included, of segment 0."""
+    (encoded,) = tokenizer.encode(["What is a T4?"], truncate=True)
+    assert list(encoded.ids) == library(models).encode("What is a T4?").ids
+    assert (encoded.ids[0], encoded.ids[-1]) == (CLS, SEP)
+    assert encoded.type_ids is None
+    assert encoded.truncated == 0
+
+
+def test_a_pair(tokenizer: TextTokenizer, models: Path) -> None:
+    """A pair becomes one input whose second part has segment 1."""
+    (encoded,) = tokenizer.encode([("a question", "its context")], truncate=True)
+    expected = library(models).encode("a question", "its context")
+    assert list(encoded.ids) == expected.ids
+    assert list(encoded.type_ids or ()) == expected.type_ids
+    assert 1 in expected.type_ids
+
+
+def test_several_inputs(tokenizer: TextTokenizer) -> None:
+    """Inputs of every kind stand beside one another and keep their order."""
+    encoded = tokenizer.encode(["one", ("a", "b"), [CLS, 2051, SEP], ""], truncate=True)
+    assert [list(text.ids)[1:-1] != [] for text in encoded] == [True, True, True, False]
+    assert list(encoded[2].ids) == [CLS, 2051, SEP]
+    assert list(encoded[3].ids) == [CLS, SEP]
+
+
+@pytest.mark.parametrize(("tokens", "cut"), [(MAX_LENGTH - 1, 0), (MAX_LENGTH, 0), (MAX_LENGTH + 1, 1), (1000, 744)])
+def test_truncation(tokenizer: TextTokenizer, models: Path, tokens: int, cut: int) -> None:
+    """A long text keeps its beginning and both special tokens; the number of tokens cut is exact."""
+    text = words(models, tokens)
+    (encoded,) = tokenizer.encode([text], truncate=True)
+    whole = library(models).encode(text).ids
+    assert encoded.truncated == cut
+    assert list(encoded.ids) == [*whole[: min(tokens, MAX_LENGTH) - 1], SEP]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (300, 300, (127, 126)),
+        (600, 10, (243, 10)),
+        (10, 600, (10, 243)),
+        (126, 127, (126, 127)),
+        (127, 127, (126, 127)),
+    ],
+)
+def test_truncation_of_pairs(
+    tokenizer: TextTokenizer, models: Path, first: int, second: int, kept: tuple[int, int]
+) -> None:
+    """Of a pair the longer part is cut first, until both are equal; three special tokens stay."""
+    pair = (words(models, first + 2), words(models, second + 2))
+    (encoded,) = tokenizer.encode([pair], truncate=True)
+    segments = list(encoded.type_ids or ())
+    assert len(encoded.ids) == min(MAX_LENGTH, first + second + 3)
+    assert encoded.truncated == first + second + 3 - len(encoded.ids)
+    assert sorted((segments.count(0) - 2, segments.count(1) - 1)) == sorted(kept)
+    assert [encoded.ids[0], list(encoded.ids).count(SEP), encoded.ids[-1]] == [CLS, 2, SEP]
+
+
+def test_truncation_refused(tokenizer: TextTokenizer, models: Path) -> None:
+    """With truncation off, the first input that is too long is named with its length."""
+    with pytest.raises(InvalidRequest, match=r"input 1 has 257 tokens.* 256"):
+        tokenizer.encode(["short", words(models, MAX_LENGTH + 1)], truncate=False)
+
+
+def test_special_tokens_in_a_text_are_text_of_the_vocabulary(tokenizer: TextTokenizer, models: Path) -> None:
+    """What looks like a special token is read as the library reads it."""
+    (encoded,) = tokenizer.encode(["[CLS] a [SEP] b"], truncate=True)
+    assert list(encoded.ids) == library(models).encode("[CLS] a [SEP] b").ids
+
+
+@pytest.mark.parametrize("ids", [[0], [30_521], [CLS] * MAX_LENGTH])
+def test_token_ids(tokenizer: TextTokenizer, ids: list[int]) -> None:
+    """Ids of the vocabulary are taken as they are, up to the model's length."""
+    (encoded,) = tokenizer.encode([ids], truncate=True)
+    assert list(encoded.ids) == ids
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [30_522], [10**30], [CLS] * (MAX_LENGTH + 1)], ids=lambda ids: str(ids)[:20])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_bad_token_ids(tokenizer: TextTokenizer, ids: list[int], truncate: bool) -> None:  # noqa: FBT001
+    """Ids that the model does not have, none, or too many are refused: they are never cut."""
+    with pytest.raises(InvalidRequest, match="input 1"):
+        tokenizer.encode(["fine", ids], truncate=truncate)
+
+
+def test_size(tokenizer: TextTokenizer) -> None:
+    """The size counts characters of texts and pairs, and four for each id."""
+    assert tokenizer.size_bytes(["four", ("ab", "c"), [1, 2]]) == 4 + 3 + 8
+
+
+@pytest.mark.parametrize("too_long", ["x" * 8193, ("x" * 8000, "y" * 193)], ids=["text", "pair"])
+def test_size_limit(tokenizer: TextTokenizer, too_long: str | tuple[str, str]) -> None:
+    """A text or pair of more than 32 characters for each of the model's tokens is refused, and named."""
+    with pytest.raises(InvalidRequest, match=r"input 2 has 8193 characters.* 8192"):
+        tokenizer.size_bytes(["a", "b", too_long])
+
+
+def test_size_limit_itself(tokenizer: TextTokenizer) -> None:
+    """Exactly so many are read."""
+    assert tokenizer.size_bytes(["x" * 8192]) == 8192
+
+
+@given(st.lists(st.text(max_size=200), min_size=1, max_size=4))
+def test_any_text(models: Path, texts: list[str]) -> None:
+    """Whatever the text, it becomes at most the model's length of its vocabulary's ids, between [CLS] and [SEP]."""
+    made = TextTokenizer(library(models), max_length=16, vocab_size=30_522)
+    encoded = made.encode(texts, truncate=True)
+    for text, given_text in zip(encoded, texts, strict=True):
+        assert 2 <= len(text.ids) <= 16
+        assert (text.ids[0], text.ids[-1]) == (CLS, SEP)
+        assert len(text.ids) + text.truncated == len(library(models).encode(given_text).ids)
+        assert text == made.encode([given_text], truncate=True)[0], "neighbours change nothing"
+
+
+def test_truncation_at_the_beginning(tokenizer: TextTokenizer) -> None:
+    """The end of a text stays, with the special tokens around it."""
+    text = " ".join(["server"] * 300 + ["text"])
+    (right,), (left,) = (tokenizer.encode([text], truncate=truncate) for truncate in (True, "left"))
+    whole = tokenizer.encode(["server text"], truncate=True)[0].ids
+    assert right.truncated == left.truncated == 303 - MAX_LENGTH
+    assert right.ids[-2] == whole[1]
+    assert list(left.ids[-2:]) == list(whole[-2:])
+    assert left.ids[0] == right.ids[0]
+
+
+def test_ids_that_are_turned_into_text(tokenizer: TextTokenizer) -> None:
+    """They must be the vocabulary's, and not too many."""
+    tokenizer.check_readable([])
+    tokenizer.check_readable([0, 30_521])
+    for ids in ([-1], [30_522], [0] * (tokenizer.max_characters + 1)):
+        with pytest.raises(InvalidRequest):
+            tokenizer.check_readable(ids)

@@ -1,0 +1,198 @@
+"""Bundles and the repository: how they are written, found and named. Hostile ones are in tests/fault."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import msgspec
+import onnx
+import pytest
+
+from serving.errors import InvalidRequest, ModelNotFound, StartupError
+from serving.models.bundle import BundleError, BundleWriter, Manifest, file_entry, open_bundle, read_artifact
+from serving.models.manifest import ENGINE_GRAPH
+from serving.models.repository import Repository
+from serving.models.verified_dir import Staging, digest, versions
+from tests.support.models import NAME
+from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def bundle(models: Path, tmp_path: Path) -> Path:
+    """A small honest bundle."""
+    return tiny_bundle(models, tmp_path / "models")
+
+
+def write(bundle: Path, repository: Path, model: str = NAME) -> Path:
+    """Publishes a copy of a bundle as the next version; returns its directory."""
+    manifest = msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
+    with BundleWriter(repository, model) as writer:
+        for entry in manifest.entries():
+            (writer.path / entry.file).write_bytes((bundle / entry.file).read_bytes())
+        manifest = msgspec.structs.replace(manifest, model=model, version=writer.version)
+        return writer.publish(manifest).path
+
+
+def test_open(bundle: Path) -> None:
+    """An honest bundle opens, with the artifacts that it has."""
+    opened = open_bundle(bundle)
+    found = opened.artifact("fp32")
+    assert found is not None
+    assert found.file == FP32
+    assert opened.artifact("int8") is None
+
+
+def test_digests(bundle: Path) -> None:
+    """An entry describes its file."""
+    entry = file_entry(bundle / FP32)
+    assert (entry.file, entry.sha256, entry.size_bytes) == (FP32, digest(bundle / FP32), (bundle / FP32).stat().st_size)
+
+
+@pytest.mark.parametrize("domain", ["", "evil"])
+def test_a_graph_that_engines_are_built_of_is_looked_into(bundle: Path, domain: str) -> None:
+    """It is held to what the graphs are held to that an engine loads, though none loads it."""
+    model = tiny_model(before=[onnx.helper.make_node("Gelu", ["input_ids"], ["y"], domain=domain)])
+    (bundle / ENGINE_GRAPH).write_bytes(model.SerializeToString())
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    sign(bundle)
+    if not domain:
+        assert open_bundle(bundle).has_engine_graph
+        return
+    with pytest.raises(BundleError, match=r"engine\.fp16\.onnx uses an operator domain"):
+        open_bundle(bundle)
+
+
+def test_an_artifact_that_changes_after_the_check(bundle: Path) -> None:
+    """The very bytes that are loaded are verified, whatever happened to the file since."""
+    checked = open_bundle(bundle).artifact("fp32")
+    assert checked is not None
+    assert read_artifact(bundle / FP32, checked.sha256)
+    (bundle / FP32).write_bytes(b"something else")
+    with pytest.raises(BundleError, match="SHA-256"):
+        read_artifact(bundle / FP32, checked.sha256)
+
+
+def test_publish_numbers_versions(bundle: Path, tmp_path: Path) -> None:
+    """Each export is the next version; earlier ones stay."""
+    assert [write(bundle, tmp_path / "out").name for _ in range(3)] == ["1", "2", "3"]
+    assert versions(tmp_path / "out" / NAME) == [1, 2, 3]
+
+
+def test_of_two_at_once_one_is_written(tmp_path: Path) -> None:
+    """What another export has published in the meantime stays, and the second one says why it is not written."""
+    with Staging(tmp_path) as first, Staging(tmp_path) as second:
+        for staging in (first, second):
+            (staging.path / "file").write_text(staging.path.name, encoding="utf-8")
+        written = second.path.name
+        second.move()
+        with pytest.raises(FileExistsError, match="another process has written this version"):
+            first.move()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert (tmp_path / "1" / "file").read_text(encoding="utf-8") == written
+
+
+def test_publish_verifies(bundle: Path, tmp_path: Path) -> None:
+    """What would be refused at start is refused when written, and leaves nothing behind."""
+    manifest = msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
+    with pytest.raises(BundleError, match="missing"), BundleWriter(tmp_path / "out", NAME) as writer:
+        writer.publish(manifest)
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    """An export that fails leaves no directory that could be taken for a model."""
+
+    def half_an_export() -> None:
+        with BundleWriter(tmp_path, NAME) as writer:
+            (writer.path / "half").write_bytes(b"x")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        half_an_export()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
+    """A file that a library made for its owner alone is as open as the others: who serves is often another user."""
+    with Staging(tmp_path) as staging:
+        (staging.path / "open").write_bytes(b"x")
+        (staging.path / "closed").write_bytes(b"x")
+        (staging.path / "closed").chmod(0o600)
+        moved = staging.move()
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in moved.iterdir()}
+    assert modes["closed"] == modes["open"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", ".hidden", "-dash", "a b", "a\n", "é", "a" * 129])
+def test_model_names(tmp_path: Path, name: str) -> None:
+    """A model's name is a plain file name."""
+    with pytest.raises(BundleError, match="model name"):
+        BundleWriter(tmp_path, name)
+
+
+def test_versions_are_numbers(tmp_path: Path) -> None:
+    """Only directories with plain numbers are versions, in numeric order."""
+    for name in ("10", "9", "01", "1a", "latest", "-1", "¹", ".staging-3-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "11").write_text("a file", encoding="utf-8")
+    (tmp_path / "12").symlink_to(tmp_path / "9")
+    assert versions(tmp_path) == [9, 10]
+
+
+def test_repository_serves_the_newest_version(bundle: Path, tmp_path: Path) -> None:
+    """Of several versions the newest is opened; a broken older one does not matter."""
+    out = tmp_path / "out"
+    first, second = write(bundle, out), write(bundle, out)
+    (first / "extra").write_bytes(b"x")
+    (model,) = Repository.open(out, "auto").models
+    assert (model.path, model.version) == (second, "2")
+
+
+def test_repository_of_several_models(bundle: Path, tmp_path: Path) -> None:
+    """Several models are found by exact name and must then be named."""
+    out = tmp_path / "out"
+    for name in ("beta", "alpha"):
+        write(bundle, out, name)
+    repository = Repository.open(out, "auto")
+    assert [(model.name, model.index) for model in repository.models] == [("alpha", 0), ("beta", 1)]
+    assert repository.find("beta").name == "beta"
+    assert repository.find("beta", "1").version == "1"
+    with pytest.raises(InvalidRequest, match="name one"):
+        repository.find(None)
+    for name, version in (("gamma", None), ("Beta", None), ("beta", "2"), ("", None)):
+        with pytest.raises(ModelNotFound):
+            repository.find(name, version)
+
+
+def test_repository_of_one_model(bundle: Path) -> None:
+    """The only model need not be named; an empty version means the one served."""
+    repository = Repository.open(bundle.parents[1], "auto")
+    assert repository.find(None) is repository.find(NAME, "") is repository.find(NAME, "1")
+
+
+@pytest.mark.parametrize(("precision", "served"), [("auto", "int8"), ("int8", "int8"), ("fp32", "fp32")])
+def test_precision(models: Path, precision: str, served: str) -> None:
+    """`auto` prefers INT8 on a CPU; a precision that is named is served."""
+    (model,) = Repository.open(models, precision).models
+    assert model.artifact.precision == served
+    assert model.spec().sha256 == model.artifact.sha256
+
+
+def test_precision_that_is_missing(bundle: Path) -> None:
+    """A precision that the bundle lacks is refused; `auto` takes what there is."""
+    assert Repository.open(bundle.parents[1], "auto").models[0].artifact.precision == "fp32"
+    with pytest.raises(StartupError, match="int8"):
+        Repository.open(bundle.parents[1], "int8")
+
+
+def test_one_bad_model_stops_the_start(bundle: Path, tmp_path: Path) -> None:
+    """A repository with one good and one bad model is refused, not served in part."""
+    out = tmp_path / "out"
+    write(bundle, out, "good")
+    (write(bundle, out, "bad") / "extra").write_bytes(b"x")
+    with pytest.raises(StartupError, match="bad"):
+        Repository.open(out, "auto")

@@ -1,0 +1,394 @@
+"""What a manifest must say, and that its bundle is exactly what it says; without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from serving.errors import InvalidRequest
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import BundleError, BundleWriter, open_bundle
+from serving.models.manifest import SCHEMA_VERSION, Manifest, Task, graph_inputs, graph_outputs, problem
+from serving.models.verified_dir import digest
+from tests.support.poison import TINY_SIZE, edit_manifest, sign, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MODEL, TOKENIZER = "model.fp32.onnx", "tokenizer.json"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c"]
+LONGEST = 8
+
+
+def small_tokenizer() -> Tokenizer:
+    """A tokenizer of a few words."""
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106  no secret
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made
+
+
+def small_manifest() -> dict[str, Any]:
+    """A manifest that fits; digests and sizes are to be filled in."""
+    unsigned = {"sha256": "0" * 64, "size_bytes": 1}
+    parity = {"texts": 1, "max_abs_difference": 0, "cosine_mean": 1, "cosine_p01": 1, "cosine_min": 1}
+    invariance = {"texts": 1, "max_abs_difference": 0, "cosine_min": 1}
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": "small",
+        "version": 1,
+        "task": "embed",
+        "pooling": "mean",
+        "hidden_size": TINY_SIZE,
+        "vocab_size": len(WORDS),
+        "max_length": LONGEST,
+        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3},
+        "inputs": [{"name": name, "dtype": "int32", "shape": [-1, -1]} for name in names],
+        "outputs": [{"name": "pooled", "dtype": "float32", "shape": [-1, TINY_SIZE]}],
+        "artifacts": [
+            {
+                "file": MODEL,
+                "kind": "onnx",
+                "precision": "fp32",
+                "target": "cpu",
+                **unsigned,
+                "batch_invariant": True,
+                "parity": parity,
+                "invariance": invariance,
+                "operators": {},
+            }
+        ],
+        "files": [{"file": TOKENIZER, **unsigned}],
+        "source": {"name": "nowhere", "architecture": "BertModel", "sha256": "0" * 64},
+        "tools": {},
+        "created": "2026-01-01T00:00:00Z",
+    }
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A small honest bundle."""
+    made = tmp_path / "models" / "small" / "1"
+    made.mkdir(parents=True)
+    (made / MODEL).write_bytes(tiny_model().SerializeToString())
+    small_tokenizer().save(str(made / TOKENIZER))
+    (made / "manifest.json").write_text(json.dumps(small_manifest()), encoding="utf-8")
+    sign(made)
+    return made
+
+
+def refusal(bundle: Path) -> str:
+    """Why a bundle is refused; the sentence names it."""
+    with pytest.raises(BundleError) as refused:
+        open_bundle(bundle)
+    assert str(bundle) in str(refused.value)
+    return str(refused.value)
+
+
+def test_an_honest_bundle_opens(bundle: Path) -> None:
+    """The refusals below are of what is wrong with theirs."""
+    assert open_bundle(bundle).manifest.max_length == LONGEST
+
+
+def put(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """A change of one field."""
+    return lambda manifest: manifest.update({name: value})
+
+
+def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """A change of one field of a file's entry."""
+    return lambda manifest: manifest["files"][0].update({name: value})
+
+
+ENGINE = {"flavour": "rtx", "version": "1.7", "compute_capability": "7.5", "profiles": []}
+
+CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "another-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
+    "another-name": (put("model", "other"), "name differs"),
+    "another-version": (put("version", 2), "version differs"),
+    "no-artifact": (put("artifacts", []), "no artifact"),
+    "no-size": (put("hidden_size", 0), "hidden_size"),
+    "too-wide": (put("hidden_size", 2**20 + 1), "hidden_size"),
+    "no-words": (put("vocab_size", 0), "vocab_size"),
+    "too-many-words": (put("vocab_size", 2**23 + 1), "vocab_size"),
+    "too-short": (put("max_length", 2), "max_length"),
+    "too-long": (put("max_length", 2**20 + 1), "max_length"),
+    "special-token-outside": (put("special_ids", {"cls": len(WORDS)}), "special token"),
+    "negative-special-token": (put("special_ids", {"cls": -1}), "special token"),
+    "other-outputs": (lambda m: m["outputs"][0].update(name="logits"), "outputs"),
+    "other-output-size": (lambda m: m["outputs"][0].update(shape=[-1, TINY_SIZE + 1]), "outputs"),
+    "more-outputs": (lambda m: m["outputs"].append(m["outputs"][0]), "outputs"),
+    "other-inputs": (lambda m: m["inputs"].reverse(), "inputs"),
+    "fewer-inputs": (lambda m: m["inputs"].pop(0), "inputs"),
+    "no-pooling": (put("pooling", None), "pooling"),
+    "pooling-elsewhere": (put("task", "rerank"), "pooling"),
+    "labels-elsewhere": (put("labels", ["a"]), "labels"),
+    "classes-without-names": (lambda m: m.update(task="classify", pooling=None), "labels"),
+    "many-labels-elsewhere": (put("multi_label", True), "multi_label"),
+    "candidates-elsewhere": (put("candidates", 5), "candidates"),
+    "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
+    "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3), "mask token"),
+    "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
+    "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
+    "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
+    "engine-tied-to-nothing": (
+        lambda m: m["artifacts"][0].update(kind="tensorrt", file="model.engine"),
+        "says what it is tied to",
+    ),
+    "engine-in-an-onnx-file": (lambda m: m["artifacts"][0].update(kind="tensorrt"), "does not end as its kind"),
+    "onnx-for-one-gpu": (lambda m: m["artifacts"][0].update(target="sm75"), "one compute capability"),
+    "same-role-twice": (
+        lambda m: m["artifacts"].append({**m["artifacts"][0], "file": "b.onnx"}),
+        "same precision and target",
+    ),
+    "batched-and-unproven": (lambda m: m["artifacts"][0].update(parity=None), "not with PyTorch"),
+    "no-tokenizer": (put("files", []), "tokenizer.json is not listed"),
+    "listed-twice": (lambda m: m["files"].append(m["files"][0]), "twice"),
+    "upper-case-digest": (put_file("sha256", "A" * 64), "64 hexadecimal"),
+    "short-digest": (put_file("sha256", "a" * 63), "64 hexadecimal"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_manifest_that_contradicts_itself_is_refused(bundle: Path, case: str) -> None:
+    """Each check by itself, with a sentence of its own."""
+    change, sentence = CONTRADICTIONS[case]
+    edit_manifest(bundle, change)
+    assert sentence in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".hidden", "", "a\n", "manifest.json", "x" * 129])
+def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) -> None:
+    """Only plain names, none of them the manifest's own."""
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": name}))
+    assert "plain name" in refusal(bundle)
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("task", get_args(Task))
+def test_every_task_has_its_tensors(task: Task, *, segments: bool) -> None:
+    """A manifest of any task passes with that task's inputs and outputs, and with no other task's."""
+    labels = ("a", "b") if task in {"classify", "tag"} else ()
+    candidates = 3 if task == "fill_mask" else 0
+    manifest = msgspec.structs.replace(
+        msgspec.json.decode(msgspec.json.encode(small_manifest()), type=Manifest),
+        task=task,
+        pooling="cls" if task == "embed" else None,
+        labels=labels,
+        candidates=candidates,
+        special_ids={"mask": 4},
+        inputs=graph_inputs(task, segments=segments),
+        outputs=graph_outputs(task, hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates),
+    )
+    assert problem(manifest, "small", "1") is None
+    for other in set(get_args(Task)) - {task}:
+        outputs = graph_outputs(other, hidden_size=TINY_SIZE, labels=2, candidates=3)
+        assert problem(msgspec.structs.replace(manifest, outputs=outputs), "small", "1") == (
+            "the outputs do not fit the task"
+        )
+
+
+UNREADABLE: dict[str, bytes] = {
+    "empty": b"",
+    "no-json": b"schema_version: 1",
+    "no-utf8": b'{"model": "\xff"}',
+    "a-list": b"[]",
+    "no-fields": b"{}",
+    "too-deep": b'{"source": ' + b"[" * 50_000,
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_manifest_that_is_none_is_refused(bundle: Path, case: str) -> None:
+    """With the one error."""
+    (bundle / "manifest.json").write_bytes(UNREADABLE[case])
+    assert "is not a manifest" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    "change", [put("more", 1), put("task", "dance"), put("hidden_size", "4"), put("prompts", {"a": 1})]
+)
+def test_a_manifest_of_another_shape_is_refused(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Unknown fields, unknown tasks, other types."""
+    edit_manifest(bundle, change)
+    assert "is not a manifest" in refusal(bundle)
+
+
+def test_a_manifest_that_is_too_large_is_not_read(bundle: Path) -> None:
+    """A megabyte is more than any has."""
+    with (bundle / "manifest.json").open("ab") as file:
+        file.write(b" " * (1 << 20))
+    assert "1048576 allowed" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
+def test_a_file_that_differs_from_its_entry_is_refused(bundle: Path, name: str) -> None:
+    """By its size, or by its digest where the size is right."""
+    content = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(content + b"\0")
+    assert f"has {len(content) + 1} bytes, the manifest says {len(content)}" in refusal(bundle)
+    (bundle / name).write_bytes(content[:-1] + b"\0")
+    assert f"{name} does not match its SHA-256" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
+def test_a_missing_file_is_refused(bundle: Path, name: str) -> None:
+    """And named."""
+    (bundle / name).unlink()
+    assert f"{name} is listed in the manifest and missing" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.write_bytes(b""), lambda path: path.mkdir()], ids=["file", "folder"]
+)
+def test_whatever_is_not_listed_is_refused(bundle: Path, make: Callable[[Path], object]) -> None:
+    """A bundle holds nothing that nobody has checked."""
+    make(bundle / "extra")
+    assert "'extra' is not listed" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", [MODEL, TOKENIZER, "manifest.json"])
+def test_links_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
+    """Symbolic ones and hard ones: what they lead to may change under the server."""
+    elsewhere = tmp_path / "elsewhere"
+    (bundle / name).rename(elsewhere)
+    (bundle / name).symlink_to(elsewhere)
+    assert "must be a plain file" in refusal(bundle)
+    (bundle / name).unlink()
+    (bundle / name).hardlink_to(elsewhere)
+    assert "hard link" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", [MODEL, "manifest.json"])
+def test_a_named_pipe_is_refused_and_not_opened(bundle: Path, name: str) -> None:
+    """Opening it would wait for ever."""
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    assert "must be a plain file" in refusal(bundle)
+
+
+def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """No directory, a file, a link to a directory, a directory without a manifest."""
+    assert "no such directory" in refusal(tmp_path / "nowhere")
+    assert "must be a directory" in refusal(bundle / MODEL)
+    (tmp_path / "1").symlink_to(bundle)
+    assert "must be a directory" in refusal(tmp_path / "1")
+    (bundle / "manifest.json").unlink()
+    assert "manifest.json is missing" in refusal(bundle)
+
+
+def test_a_graph_that_must_not_be_served_is_refused(bundle: Path) -> None:
+    """With its file's name before what was found."""
+    (bundle / MODEL).write_bytes(b"not a model")
+    sign(bundle)
+    assert f"{MODEL} " in refusal(bundle)
+
+
+def tokenizer_refusal(bundle: Path) -> str:
+    """Why a bundle's tokenizer is refused."""
+    with pytest.raises(BundleError) as refused:
+        TextTokenizer.open(bundle, opened(bundle))
+    return str(refused.value)
+
+
+def opened(bundle: Path) -> Manifest:
+    """A bundle's manifest."""
+    return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
+
+
+def test_a_tokenizer_that_cuts_by_itself_is_refused(bundle: Path) -> None:
+    """It would cut silently, and what is cut is counted and told."""
+    changed = small_tokenizer()
+    changed.enable_truncation(4)
+    changed.save(str(bundle / TOKENIZER))
+    assert "truncates or pads" in tokenizer_refusal(bundle)
+
+
+def test_a_tokenizer_that_pads_by_itself_is_refused(bundle: Path) -> None:
+    """Padding would be taken for text."""
+    changed = small_tokenizer()
+    changed.enable_padding(length=16)
+    changed.save(str(bundle / TOKENIZER))
+    assert "truncates or pads" in tokenizer_refusal(bundle)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) -> None:
+    """Added tokens count: the model has no row for their ids."""
+    changed = small_tokenizer()
+    changed.add_tokens(["more"])
+    changed.save(str(bundle / TOKENIZER))
+    assert f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}" in tokenizer_refusal(bundle)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1]"])
+def test_a_tokenizer_that_is_none_is_refused(bundle: Path, content: bytes) -> None:
+    """With the one error, whatever the library raises."""
+    (bundle / TOKENIZER).write_bytes(content)
+    assert "is not a tokenizer" in tokenizer_refusal(bundle)
+
+
+@pytest.mark.parametrize("longest", [3, 4, 5])
+def test_very_short_models_cut_texts_and_pairs(longest: int) -> None:
+    """What is left is special tokens and, if there is room, the first words; the count of what was cut is exact."""
+    small = TextTokenizer(small_tokenizer(), longest, len(WORDS))
+    text, pair = small.encode(["a b c a b c", ("a b c", "b c")], truncate=True)
+    assert list(text.ids) == [2, *[4, 5, 6][: longest - 2], 3]
+    assert text.truncated == 8 - longest
+    assert (len(pair.ids), pair.truncated) == (longest, 8 - longest)
+    assert [list(pair.ids).count(special) for special in (2, 3)] == [1, 2]
+
+
+def test_a_pair_that_is_too_long_is_refused_where_nothing_is_cut() -> None:
+    """With its own count, all three special tokens included."""
+    with pytest.raises(InvalidRequest, match="input 0 has 9 tokens; the model takes 8"):
+        TextTokenizer(small_tokenizer(), 8, len(WORDS)).encode([("a b c", "a b c")], truncate=False)
+
+
+def test_what_is_being_written_is_not_seen(bundle: Path, tmp_path: Path) -> None:
+    """Until it is published a version has no name that anybody looks for; then it is there whole."""
+    out = tmp_path / "out"
+    with BundleWriter(out, "small") as writer:
+        for name in (MODEL, TOKENIZER):
+            (writer.path / name).write_bytes((bundle / name).read_bytes())
+        assert [path.name[0] for path in (out / "small").iterdir()] == ["."]
+        published = writer.publish(opened(bundle))
+    assert [path.name for path in (out / "small").iterdir()] == ["1"]
+    assert open_bundle(published.path).manifest == opened(bundle)
+    assert digest(published.path / MODEL) == digest(bundle / MODEL)
+
+
+def test_a_bundle_that_would_be_refused_is_not_published(bundle: Path, tmp_path: Path) -> None:
+    """A file too many is found before anybody can see the version."""
+    out = tmp_path / "out"
+    with BundleWriter(out, "small") as writer:
+        for name in (MODEL, TOKENIZER):
+            (writer.path / name).write_bytes((bundle / name).read_bytes())
+        (writer.path / "notes.txt").write_bytes(b"x")
+        with pytest.raises(BundleError, match="not listed"):
+            writer.publish(opened(bundle))
+    assert not out.exists()
+
+
+def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
+    """Only what it made itself is removed."""
+    with BundleWriter(bundle.parents[1], "small") as writer:
+        (writer.path / MODEL).write_bytes(b"half")
+        assert writer.version == 2
+    assert [path.name for path in bundle.parent.iterdir()] == ["1"]
+    assert open_bundle(bundle).manifest.version == 1
+
+
+def test_leftovers_with_a_name_of_another_form_are_swept_too(bundle: Path) -> None:
+    """They can be nobody's who is still at work."""
+    (bundle.parent / ".staging-old").mkdir()
+    with BundleWriter(bundle.parents[1], "small"):
+        assert not (bundle.parent / ".staging-old").exists()

@@ -1,0 +1,140 @@
+"""Which form of a model is served, and which model a request means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
+from serving.models.bundle import Bundle, BundleError, open_bundle
+from serving.models.manifest import Artifact, Parity
+from serving.models.repository import Repository, form_of
+from tests.support.tasks import tiny_model, write_bundle
+
+PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Two models for tags and one for questions."""
+    root = tmp_path_factory.mktemp("models")
+    tagger = tiny_model("tag")
+    for name in ("tag-a", "tag-b"):
+        write_bundle(root, tagger, name)
+    write_bundle(root, tiny_model("answer"))
+    return Repository.open(root)
+
+
+def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
+    """A bundle with artifacts of these precisions, targets and proofs."""
+    bundle = open_bundle(repository.models[0].path)
+    (real,) = bundle.manifest.artifacts
+    artifacts: list[Artifact] = [
+        msgspec.structs.replace(real, precision=precision, target=target, parity=PROOF if proven else None)
+        for precision, target, proven in forms
+    ]
+    return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)), bundle.sha256)
+
+
+ALL = (("fp32", "cpu", True), ("fp16", "cpu", True), ("int8", "cpu", True), ("fp16", "sm75", True))
+UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
+
+
+@pytest.mark.parametrize(
+    ("forms", "precision", "engine", "unproven", "expected"),
+    [
+        (ALL, "auto", "ort-cpu", False, ("int8", "cpu")),
+        (ALL[:2], "auto", "ort-cpu", False, ("fp32", "cpu")),
+        (ALL[1:2], "auto", "ort-cpu", False, ("fp16", "cpu")),
+        (ALL, "fp16", "ort-cpu", False, ("fp16", "cpu")),
+        (ALL[3:], "auto", "fake", False, ("fp16", "sm75")),
+        (UNPROVEN, "auto", "ort-cpu", False, ("fp32", "cpu")),
+        (UNPROVEN, "auto", "ort-cpu", True, ("fp32", "cpu")),
+        (UNPROVEN, "int8", "ort-cpu", True, ("int8", "cpu")),
+    ],
+)
+def test_the_form_that_is_served(
+    repository: Repository,
+    forms: tuple[tuple[str, str, bool], ...],
+    precision: str,
+    engine: str,
+    unproven: bool,  # noqa: FBT001  a column of it
+    expected: tuple[str, str],
+) -> None:
+    """What the engine can run, proven before unproven, then the fastest, unless a precision is asked for."""
+    found = form_of(offering(repository, *forms), precision, engine, unproven=unproven)
+    assert (found.precision, found.target) == expected
+
+
+@pytest.mark.parametrize(
+    ("forms", "precision", "says"),
+    [
+        (ALL[3:], "auto", "nothing that the engine ort-cpu runs .it is for sm75"),
+        (ALL[:1], "int8", "no artifact of precision int8 for ort-cpu .it has fp32"),
+        (UNPROVEN[1:], "auto", "nobody has compared .* with PyTorch.*--allow-unproven"),
+        (UNPROVEN, "int8", "nobody has compared .* with PyTorch.*--allow-unproven"),
+    ],
+)
+def test_what_is_not_served(
+    repository: Repository, forms: tuple[tuple[str, str, bool], ...], precision: str, says: str
+) -> None:
+    """Artifacts for other hardware, of another precision or without proof: one sentence says which there are."""
+    with pytest.raises(BundleError, match=says):
+        form_of(offering(repository, *forms), precision, "ort-cpu", unproven=False)
+
+
+def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:
+    """Other tasks' models do not stand in its way; several of the task do."""
+    assert repository.find(None, task="answer").name == "answer"
+    with pytest.raises(InvalidRequest, match="2 models are served for tag; name one"):
+        repository.find(None, task="tag")
+    with pytest.raises(WrongTask, match="no model of the task embed"):
+        repository.find(None, task="embed")
+
+
+def test_a_name_means_one_model(repository: Repository) -> None:
+    """By its exact name, in the version that is served, for the task that it has."""
+    assert repository.find("tag-b", "1", "tag").name == "tag-b"
+    with pytest.raises(ModelNotFound):
+        repository.find("tag", task="tag")
+    with pytest.raises(ModelNotFound):
+        repository.find("tag-a", "2", "tag")
+    with pytest.raises(WrongTask, match="model 'tag-a' is for the task tag, not for answer"):
+        repository.find("tag-a", task="answer")
+
+
+def test_a_default_answers_where_several_could(repository: Repository) -> None:
+    """It is chosen among its task's models; for other tasks nothing changes."""
+    chosen = Repository(repository.models, {"tag": "tag-b"})
+    assert chosen.find(None, task="tag").name == "tag-b"
+    assert chosen.find(None, task="answer").name == "answer"
+    with pytest.raises(ModelNotNamed, match="3 models are served"):
+        chosen.find(None)
+    for defaults in ({"tag": "answer"}, {"tag": "nobody"}, {"dance": "tag-a"}):
+        with pytest.raises(StartupError, match="no model of that name and task"):
+            Repository(repository.models, defaults)
+
+
+def test_a_model_out_of_service_is_not_found(repository: Repository) -> None:
+    """Neither by name nor as its task's only or default model, until it is back."""
+    served = Repository(repository.models, {"tag": "tag-b"})
+    model = served.find(None, task="tag")
+    served.unload(model)
+    served.unload(model)
+    assert not served.serves("tag-b")
+    assert served.find(None, task="tag").name == "tag-a"
+    with pytest.raises(ModelNotFound):
+        served.find("tag-b")
+    served.load(model)
+    assert served.find(None, task="tag") is model
+    assert served.find("tag-b", "1") is model
+
+
+def test_a_name_that_clients_must_send(repository: Repository) -> None:
+    """With one model of the task any name means it, unless it is exactly another model's."""
+    assert repository.named_or_only("gpt", "answer") is None
+    assert repository.named_or_only(None, "answer") is None
+    assert repository.named_or_only("tag-a", "answer") == "tag-a"
+    assert repository.named_or_only("gpt", "tag") == "gpt"

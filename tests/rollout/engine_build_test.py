@@ -1,0 +1,111 @@
+"""A build in a process of its own, as the server sees it: how it ends, and what is said of it.
+
+What builds here is a script in the place of Python; the real one is in `tests/fault/engine_build_test.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.engine.process.supervisor import EngineFailed
+from serving.rollout.engine_build import EngineBuilder
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where the scripts write."""
+    return tmp_path
+
+
+def builds_by(place: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> EngineBuilder:
+    """A builder whose processes run this instead."""
+    file = place / "script"
+    file.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, subprocess, time\n{script}")
+    file.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(file))
+    monkeypatch.chdir(place)
+    return EngineBuilder(place / "cache")
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "passing"),
+    [
+        ('print("bertserve build: it does not answer as PyTorch does"); raise SystemExit(1)', "does not answer", False),
+        ("raise SystemExit(3)", "it ended with status 3", False),
+        ('print("bertserve build: about 9 GiB are needed"); raise SystemExit(75)', "9 GiB are needed", True),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it ended with status -9", True),
+    ],
+)
+def test_a_build_that_fails_says_whether_it_would_another_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str, *, passing: bool
+) -> None:
+    """Where it was killed, or room was short: that says nothing of the bundle."""
+    builder = builds_by(place, monkeypatch, script)
+    with pytest.raises(EngineFailed, match=f"no TensorRT engine could be built: .*{said}") as failed:
+        builder.build(place / "models" / "small" / "1")
+    assert failed.value.passing is passing
+
+
+def test_clients_hear_of_no_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the models lie nor the cache; the log has it all."""
+    words = f"bertserve build: bundle {place}/models/small/1: {place}/cache/small/1/made: No space left on device"
+    builder = builds_by(place, monkeypatch, f"print({words!r}); raise SystemExit(1)")
+    with pytest.raises(EngineFailed) as failed:
+        builder.build(place / "models" / "small" / "1")
+    assert str(failed.value).endswith(": bundle small/1: small/1/made: No space left on device")
+
+
+def test_a_build_is_told_to_end_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the drain begins, and not again at its end: that would interrupt its clearing up."""
+    script = """
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+pathlib.Path("started").touch()
+while not told:
+    time.sleep(0.01)
+pathlib.Path("told").touch()
+time.sleep(0.5)
+pathlib.Path("times").write_text(str(len(told)))
+"""
+    builder = builds_by(place, monkeypatch, script)
+    with ThreadPoolExecutor(1) as pool:
+        build = pool.submit(builder.build, place / "models" / "small" / "1")
+        wait_for((place / "started").exists, "the build")
+        builder.stop()
+        wait_for((place / "told").exists, "the signal")
+        builder.close()
+        assert (place / "times").read_text() == "1"
+        with pytest.raises(EngineFailed, match="the server ends") as failed:
+            build.result(LIMIT_S)
+    assert failed.value.passing
+    with pytest.raises(EngineFailed, match="the server ends"):
+        builder.build(place / "models" / "small" / "2")
+
+
+def test_what_a_killed_build_had_started_ends_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the pipe that a thread of the server reads, which the server's end waits for."""
+    script = """
+subprocess.Popen(["sleep", "60"])
+pathlib.Path("started").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+    builder = builds_by(place, monkeypatch, script)
+    with ThreadPoolExecutor(1) as pool:
+        build = pool.submit(builder.build, place / "models" / "small" / "1")
+        leader = int(wait_for(lambda: (place / "started").exists() and (place / "started").read_text(), "the build"))
+        os.kill(leader, signal.SIGKILL)
+        builder.close()
+        with pytest.raises(EngineFailed):
+            build.result(LIMIT_S)

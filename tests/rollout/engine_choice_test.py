@@ -1,0 +1,187 @@
+"""What is asked of NVIDIA's libraries beside the driver."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.engine.gpu import discovery
+from serving.engine.gpu.discovery import Card, Library, Machine
+from serving.models.manifest import ENGINE_GRAPH
+from serving.models.repository import Repository
+from serving.rollout.engine_choice import Chooser
+from serving.settings import Settings
+from serving.telemetry import catalogue, gpus
+from serving.telemetry.gpus import THROTTLES, GpuWatch
+from tests.support.cards import write_gpu_bundle
+from tests.support.gpus import without_gpu
+from tests.support.poison import edit_manifest, sign
+from tests.support.simulated import pynvml as simulated
+from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+def test_the_simulated_management_library_takes_what_the_real_one_takes() -> None:
+    """Each function that is asked exists in NVIDIA's module, with the same parameters; and so do the constants."""
+    real = pytest.importorskip("pynvml")
+    names = [name for name in vars(simulated) if name.startswith("nvml")]
+    assert len(names) > 8
+    for name in names:
+        if name != "nvmlInit":
+            ours, theirs = (inspect.signature(getattr(module, name)).parameters for module in (simulated, real))
+            assert list(ours) == list(theirs), name
+    for name in ("NVML_TEMPERATURE_GPU", "NVML_CLOCK_SM", "NVML_CLOCK_MEM"):
+        assert getattr(simulated, name) == getattr(real, name)
+    bits = {
+        "power_cap": real.nvmlClocksEventReasonSwPowerCap,
+        "hardware": real.nvmlClocksThrottleReasonHwSlowdown,
+        "software_thermal": real.nvmlClocksEventReasonSwThermalSlowdown,
+        "hardware_thermal": real.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "power_brake": real.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    assert bits == THROTTLES
+
+
+def test_every_metric_of_a_card_is_asked_for() -> None:
+    """And what a card cannot tell has no sample."""
+    watch = GpuWatch(simulated, [UUID])
+    watch.ask()
+    samples = {metric.name: watch.reader(metric)() for metric in catalogue.GPU}
+    assert samples.pop("nv_energy_consumption") == {}
+    assert all(samples.values())
+    assert all(len(labels) == len(metric.labels) for metric in catalogue.GPU for labels in watch.reader(metric)())
+
+
+def test_what_was_told_too_long_ago_is_no_sample() -> None:
+    """A driver that answers no more leaves no numbers frozen; they come again with its next answer."""
+    now = 0.0
+    watch = GpuWatch(simulated, [UUID], lambda: now)
+    power = watch.reader(catalogue.GPU_POWER)
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+    now = 60.0
+    assert power() == {}
+    watch.ask()
+    assert list(power().values()) == [69.5]
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, and asked again until the library answers."""
+    asked: list[int] = []
+
+    def answer(_: object) -> int:
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError("not an error of the library's own")
+        return 70_000
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetPowerUsage", answer)
+    monkeypatch.setattr(gpus, "_PERIOD_S", 0.001)
+    watch = GpuWatch(simulated, [UUID])
+    power = watch.reader(catalogue.GPU_POWER)
+    threading.Thread(target=watch.run, daemon=True).start()
+    wait_for(power, "an answer after two errors")
+    assert caplog.text.count("the GPUs cannot be asked") == 1
+
+
+def test_a_driver_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the memory before a second engine goes on without a number, and the server can end."""
+    held = threading.Event()
+
+    def hold(_: object) -> None:
+        held.wait()
+        raise simulated.NVMLError("too late")
+
+    monkeypatch.setattr(simulated, "nvmlDeviceGetMemoryInfo", hold)
+    monkeypatch.setattr(gpus, "_ANSWER_S", 0.05)
+    watch = GpuWatch(simulated, [UUID])
+    assert watch.free_bytes(UUID) is None
+    held.set()
+    monkeypatch.undo()
+    assert watch.free_bytes(UUID) == 13 << 30
+    assert watch.free_bytes("another card") is None
+
+
+CARD = Card(0, "Tesla T4", UUID, (7, 5), 16 << 30, 15 << 30)
+
+
+def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision: str = "auto") -> Chooser:
+    """What chooses on a T4 with TensorRT for RTX of that version, for that CUDA; it has looked at the machine."""
+    missing = Library(problem="not installed")
+    libraries = {"rtx": Library(version, cuda), "enterprise": missing, "ort-cuda": missing}
+    chooser = Chooser(
+        Settings(models=models, precision=precision), lambda: Machine((CARD,), (13, 0), libraries=libraries)
+    )
+    chooser.first()
+    return chooser
+
+
+def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
+    """None for this card, or one of another version; and only of a bundle that brings what it is built of."""
+    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+    shutil.copy(bundle / "model.fp32.onnx", bundle / ENGINE_GRAPH)
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    sign(bundle)
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
+    assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+
+
+def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
+    """The driver, the precision that is asked for, or that nobody has looked for a GPU."""
+    models = write_gpu_bundle(tmp_path / "models", tmp_path / "base").parents[1]
+    assert on_a_t4(models).build_obstacle() == ""
+    assert "the NVIDIA driver is too old" in on_a_t4(models, cuda=14).build_obstacle()
+    assert on_a_t4(models, precision="fp32").build_obstacle() == "it would be fp16, and --precision fp32 is asked for"
+    assert Chooser(Settings(models=models)).build_obstacle() == "no GPU was looked for"
+
+
+def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> None:
+    """Not those of the start: a swap was asked for, and falling back is no way out of it."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), "embed")
+    chooser = Chooser(Settings(models=models), discovery.Machine)
+    assert chooser.first().engine == "ort-cpu"
+    write_bundle(models, tiny_model("embed", seed=1), "embed")
+    served = Repository.open(models).models
+    write_bundle(models, tiny_model("embed", seed=2), "embed")
+    choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
+    assert choice is not None
+    assert [(model.version, model.path) for model in choice.repository.models] == [("2", served[0].path)]
+    assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
+    assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
+
+
+def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:
+    """The server then goes on without these metrics."""
+    with pytest.raises(simulated.NVMLError):
+        GpuWatch(simulated, ["GPU-elsewhere"])
+
+
+@without_gpu
+def test_looking_for_cards_where_there_are_none() -> None:
+    """The very process that a server asks, on this machine."""
+    found = discovery.look()
+    assert found.cards == ()
+    assert not found.broken
+    assert "no NVIDIA driver is in use here" in found.problem
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for() -> None:
+    """Whoever asks goes on, and says why there is no GPU."""
+    found = discovery.look(limit_s=0.001)
+    assert found.broken
+    assert "the NVIDIA driver does not answer within 0.001 s" in found.problem

@@ -1,0 +1,235 @@
+"""The parts of a swap: two engines behind one dispatcher, a process that is paced, and the measurement."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from loadtest.scheduling.drive import Requests
+from loadtest.store import Store
+from loadtest.swap import page
+from loadtest.swap.measure import Plan, Swap, figures
+from serving.engine.process.supervisor import RemoteEngine, Supervisor
+from serving.engine.process.wire import Load
+from serving.errors import EngineLost, NotReady
+from serving.records import ModelIndex
+from serving.rollout.idle_priority import PERIOD_S, Pace
+from tests.engine.supervisor_test import LOAD, SIZE, Slot, asynchronous, cancel, right, soon, submit
+from tests.inference.deadline_timer_test import virtually
+from tests.inference.dispatcher_test import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
+from tests.support.costs import constant, model_costs
+from tests.support.specs import model_spec
+from tests.support.stopping import is_stopped
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLLOWER = ModelIndex(2)
+"""A version that takes the place of `BATCHED`; `TEXT_BY_TEXT` stays."""
+
+
+def join(bench: Bench, lanes: int = 3) -> ScriptedEngine:
+    """Another engine takes over: it holds the follower and the model that stays, in this order."""
+    scheduler = bench.dispatcher.scheduler
+    policy = scheduler.policy
+    scheduler.policy = type(policy)(
+        policy.max_batch_tokens,
+        batch_invariant=[*policy.batch_invariant, True],
+        narrow=[*policy.narrow, False],
+    )
+    engine = ScriptedEngine(lanes)
+    bench.dispatcher.engine_up(engine, [*costs(), costs()[0]], [FOLLOWER, TEXT_BY_TEXT])
+    return engine
+
+
+@virtually
+async def test_what_waits_for_the_old_version_runs_on_the_old_engine() -> None:
+    """What comes for the new one runs on the new engine, under the number that it has there, and never beside it."""
+    bench = Bench()
+    running, waiting = await bench.ask(text(1)), await bench.ask(text(2))
+    engine = join(bench)
+    following = await bench.ask(text(3), model=FOLLOWER)
+    assert engine.running == {}
+    bench.engine.finish()
+    assert [batch.texts[0].ids[0] for batch in bench.engine.started] == [1, 2]
+    assert engine.running == {}
+    bench.engine.finish()
+    ((batch, _),) = engine.running.values()
+    assert batch.model == 0
+    engine.finish()
+    assert [await rows(task) for task in (running, waiting, following)] == [[[1, 1]], [[2, 1]], [[3, 1]]]
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_a_model_that_stays_moves_with_what_waits_for_it() -> None:
+    """Its texts mean the same to both engines."""
+    bench = Bench()
+    running = await bench.ask(text(1))
+    waiting = await bench.ask(text(2), model=TEXT_BY_TEXT)
+    engine = join(bench)
+    bench.engine.finish()
+    ((batch, _),) = engine.running.values()
+    assert batch.model == 1
+    engine.finish_all()
+    assert [await rows(task) for task in (running, waiting)] == [[[1, 1]], [[2, 1]]]
+
+
+@virtually
+async def test_an_engine_that_ends_takes_only_its_own_requests_with_it() -> None:
+    """Those of the other engine are answered, and the lanes that it held are free again."""
+    bench = Bench()
+    await bench.ask(text(1))
+    lost = await bench.ask(text(2))
+    engine = join(bench)
+    kept = await bench.ask(text(3), model=FOLLOWER)
+    bench.engine.gone = True
+    bench.dispatcher.engine_down(EngineLost("gone"), bench.engine)
+    bench.engine.lose()
+    with pytest.raises(EngineLost):
+        await lost
+    engine.finish()
+    assert await rows(kept) == [[3, 1]]
+    with pytest.raises(NotReady):
+        await bench.dispatcher.run(BATCHED, [text(4)], 60.0)
+    bench.assert_nothing_is_left()
+
+
+@virtually
+async def test_lanes_are_those_of_the_engines_that_are_there() -> None:
+    """Of two engines the more; when one leaves, those of the other."""
+    bench = Bench(lanes=3)
+    join(bench, lanes=1)
+    lanes = bench.dispatcher.scheduler.lanes
+    assert lanes.load == [0, 0, 0]
+    bench.dispatcher.engine_leaves(bench.engine)
+    assert (lanes.load, lanes.free_at) == ([0], [0.0])
+
+
+@virtually
+async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
+    """Where no engine is left, they stay until the next one comes: its batches may yet tell of their end."""
+    bench = Bench(lanes=3)
+    lost = await bench.ask(text(1), model=TEXT_BY_TEXT)
+    engine = ScriptedEngine(1)
+    bench.dispatcher.engine_up(engine, costs(), [BATCHED, TEXT_BY_TEXT])
+    bench.engine.gone = True
+    bench.dispatcher.engine_down(EngineLost("gone"), bench.engine)
+    bench.engine.lose()
+    bench.dispatcher.engine_leaves(bench.engine)
+    lanes = bench.dispatcher.scheduler.lanes
+    assert (lanes.load, len(lanes.free_at)) == ([0], 1)
+    with pytest.raises(EngineLost):
+        await lost
+    running = await bench.ask(text(3))
+    bench.dispatcher.engine_down(EngineLost("gone"))
+    bench.dispatcher.engine_leaves(engine)
+    engine.lose()
+    with pytest.raises(EngineLost):
+        await running
+    bench.assert_nothing_is_left()
+
+
+def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
+    """And then learns by itself."""
+    old, new = model_costs(constant(100)), model_costs(constant(100))
+    for _ in range(500):
+        old.observe(0, 8, 1, 300, 350)
+    new.inherit(old)
+    assert new.alone_us(8) == old.alone_us(8) == pytest.approx(350, rel=0.01)
+    for _ in range(500):
+        new.observe(0, 8, 1, 100, 100)
+    assert (new.alone_us(8), old.alone_us(8)) == (pytest.approx(100, rel=0.01), pytest.approx(350, rel=0.01))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing for long."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[bytes]) -> None:
+    """From the start of a batch to its end, but for a turn in each period; afterwards it runs as any other."""
+
+    async def main() -> None:
+        bench = Bench()
+        with Pace(bench.dispatcher) as pace:
+            pace.follow(sleeper.pid)
+            assert not is_stopped(sleeper.pid)
+            task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(1)], 1e9))
+            await asyncio.sleep(0)
+            wait_for(lambda: is_stopped(sleeper.pid), "a pause")
+            bench.engine.finish()
+            wait_for(lambda: not is_stopped(sleeper.pid), "its end")
+            await task
+            task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(2)], 1e9))
+            async with asyncio.timeout(50 * PERIOD_S):
+                while not is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
+                    await asyncio.sleep(0.001)
+                while is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
+                    await asyncio.sleep(0.001)
+            assert pace.paused_s > 0
+        wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
+        assert bench.dispatcher.observer is bench.sizes
+        bench.engine.finish()
+        await task
+
+    asyncio.run(main())
+
+
+@asynchronous
+async def test_a_supervisor_looks_after_the_engine_it_is_given() -> None:
+    """The one before is nobody's, and when the new one dies the next loads what it had loaded."""
+    slot = Slot()
+    supervised = Supervisor(LOAD, slot)
+    task = asyncio.create_task(supervised.run())
+    first = await slot.next("up")
+    other = Load("fake", [model_spec("other", size=SIZE)], threads=1)
+    second = await soon(RemoteEngine.start(other))
+    supervised.exchange(second, other)
+    assert supervised.engine is second
+    os.kill(first.pid, signal.SIGKILL)
+    await soon(first.wait())
+    assert slot.news.empty()
+    os.kill(second.pid, signal.SIGKILL)
+    await slot.next("down")
+    third = await slot.next("up")
+    assert [spec.name for spec in supervised.load.models] == ["other"]
+    assert right(await soon(submit(third, [1, 2])), [1, 2])
+    await cancel(task)
+
+
+def requests_of(*rows_: tuple[float, float]) -> Requests:
+    """Answered requests of (when, latency in milliseconds)."""
+    at, latency = (np.array(column) for column in zip(*rows_, strict=True))
+    ones, zeros = np.ones(len(at), bool), np.zeros(len(at), bool)
+    times = np.zeros(len(at), np.float32)
+    return Requests(at, latency, ones, zeros, zeros, np.ones(len(at), np.int64), times, times)
+
+
+def test_swaps_are_compared_with_the_calm_before_them(tmp_path: Path) -> None:
+    """The windows of all swaps together; the page says whether it is as asked."""
+    calm = [(at / 10, 10.0) for at in range(200)]
+    found = figures(
+        requests_of(*calm, (5.2, 13.5), (15.3, 13.5)), [Swap(5.0, 6.0), Swap(15.0, 16.0)], Plan(1, 2, 5.0, 5.0)
+    )
+    assert (found["swaps"], found["swap_s"], found["without_answer"]) == (2, 1.0, 0)
+    assert (found["before_p99_ms"], found["during_p99_ms"], found["ratio"]) == (10.0, 13.5, 1.35)
+    store = Store(tmp_path / "swap.json", {"machine": {"cores": "2"}, "model": "m"})
+    store.keep("round 1 mixed", {"rate": 24.0, **found})
+    page.write(store, "a command")
+    written = (tmp_path / "swap.md").read_text(encoding="utf-8")
+    assert "| 6 to 250 words | 24.0 | 2 | 1.00 | 32 |" in written
+    assert "| 1.35 (1.35 to 1.35) | 0 | **no** |" in written
+    assert (tmp_path / "swap-mixed.svg").read_text(encoding="utf-8").startswith("<svg")

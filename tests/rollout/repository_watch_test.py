@@ -1,0 +1,50 @@
+"""The watch over a model repository, where what it calls fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from serving.errors import EngineLost, VersionRefused
+from serving.rollout.repository_watch import RepositoryWatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.rollout.versions import Versions
+
+
+@pytest.mark.parametrize(("error", "told"), [(VersionRefused("no"), 0), (EngineLost("gone"), 2), (OSError("disk"), 2)])
+def test_a_look_that_fails_is_not_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, told: int
+) -> None:
+    """Whatever a swap raises: it is told, unless whoever refused has told it, and the watch goes on."""
+    swaps: list[tuple[str, int]] = []
+
+    async def swap(name: str, version: int) -> None:
+        swaps.append((name, version))
+        if len(swaps) <= 2:
+            raise error
+
+    class Always(RepositoryWatch):
+        """One for which there always is a newer version."""
+
+        def look(self, name: str, served: int) -> int | None:
+            return served + len(name)
+
+    async def main() -> None:
+        versions = cast("Versions", SimpleNamespace(served=lambda: {"m": 1}, swap=swap))
+        watching = asyncio.create_task(Always(tmp_path, versions, 0.001).run())
+        while len(swaps) < 3:  # noqa: ASYNC110  two that failed and one that did not
+            await asyncio.sleep(0.001)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(main())
+    assert swaps[0] == ("m", 2)
+    assert len([one for one in caplog.records if "it goes on" in one.message]) == told

@@ -1,0 +1,96 @@
+"""When versions are tried again, and what the watch takes meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from serving.engine.process.worker import _lacked_memory
+from serving.models.bundle import BundleError
+from serving.rollout.repository_watch import RepositoryWatch
+from serving.rollout.retries import TRIES, Retries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.rollout.versions import Versions
+
+KEY = ("minilm", 2)
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def test_pauses_grow_and_end() -> None:
+    """Twice as long each time, never above ten minutes, and after the last try there is none."""
+    retries = Retries(60.0, Clock())
+    pauses = [retries.failed(KEY) for _ in range(TRIES)]
+    assert pauses == [60, 120, 240, 480, 600, 600, 600, None]
+    assert not retries.waits(KEY)
+    assert retries.failed(KEY) == 60  # it has changed, and is new
+
+
+def test_a_seldom_look_is_the_shortest_pause() -> None:
+    """Whoever looks once an hour tries once an hour."""
+    retries = Retries(3600.0, Clock())
+    assert [retries.failed(KEY) for _ in range(2)] == [3600, 3600]
+
+
+def test_a_version_waits_until_its_time_has_come() -> None:
+    """And says so meanwhile; what served since starts anew."""
+    clock = Clock()
+    retries = Retries(10.0, clock)
+    assert not retries.waits(KEY)
+    retries.failed(KEY)
+    clock.now = 9.5
+    assert retries.waits(KEY)
+    assert retries.when(KEY) == f"tried again in 1 s (try 2 of {TRIES})"
+    clock.now = 10.0
+    assert not retries.waits(KEY)
+    assert retries.failed(KEY) == 20
+    retries.forget(KEY)
+    assert retries.when(KEY) == "not tried again by itself"
+    assert retries.failed(KEY) == 10
+
+
+def test_nothing_older_is_taken_while_the_newest_waits(tmp_path: Path) -> None:
+    """A version in between would be replaced a moment later."""
+    for version in ("2", "3", "4"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    versions = SimpleNamespace(waits=lambda _, version: version == waiting)
+
+    class Complete(RepositoryWatch):
+        """One for which every version is complete, but for the newest."""
+
+        def _is_due(self, name: str, version: int) -> bool:  # noqa: ARG002  as it is called
+            return version != 4
+
+    watch = Complete(tmp_path, cast("Versions", versions), 1.0)
+    waiting = 3
+    assert watch.look("m", 1) is None
+    waiting = 2
+    assert watch.look("m", 1) == 3
+
+
+def test_memory_that_is_short_is_told_from_what_is_wrong() -> None:
+    """By the words of the library underneath, at whatever depth."""
+
+    def refused(cause: Exception) -> BundleError:
+        error = BundleError("cannot be loaded")
+        error.__cause__ = cause
+        return error
+
+    deep = RuntimeError("warm-up")
+    deep.__cause__ = RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer")
+    assert _lacked_memory(refused(deep))
+    assert _lacked_memory(refused(RuntimeError("Exception during loading: std::bad_alloc")))
+    assert _lacked_memory(refused(RuntimeError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (CUDA error 2)")))
+    assert not _lacked_memory(refused(RuntimeError("No Op registered for Gelu")))
+    assert not _lacked_memory(BundleError("weights.onnx does not match its SHA-256 in the manifest"))

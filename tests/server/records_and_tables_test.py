@@ -1,0 +1,192 @@
+"""The lifecycle's table, the error tree, and the task `embed`."""
+
+from __future__ import annotations
+
+import itertools
+
+import grpc
+import numpy as np
+import pytest
+
+from serving import errors
+from serving.errors import BertserveError, InvalidRequest, NotReady
+from serving.http.faults import error_body, status_of
+from serving.inference.tasks import embed
+from serving.lifecycle import Lifecycle, State
+from serving.records import EmbedOptions
+
+S = State
+ALLOWED = {
+    S.STARTING: {S.WARMING, S.DRAINING, S.FAILED},
+    S.WARMING: {S.READY, S.DEGRADED, S.DRAINING, S.FAILED},
+    S.READY: {S.DEGRADED, S.WARMING, S.DRAINING, S.FAILED},
+    S.DEGRADED: {S.READY, S.WARMING, S.DRAINING, S.FAILED},
+    S.DRAINING: {S.STOPPED, S.FAILED},
+    S.STOPPED: set(),
+    S.FAILED: set(),
+}
+PATHS = {
+    S.STARTING: [],
+    S.WARMING: [S.WARMING],
+    S.READY: [S.WARMING, S.READY],
+    S.DEGRADED: [S.WARMING, S.DEGRADED],
+    S.DRAINING: [S.WARMING, S.READY, S.DRAINING],
+    S.STOPPED: [S.DRAINING, S.STOPPED],
+    S.FAILED: [S.FAILED],
+}
+
+
+def lifecycle_in(state: State) -> Lifecycle:
+    """A lifecycle that has come to a state."""
+    made = Lifecycle()
+    for step in PATHS[state]:
+        assert made.to(step)
+    return made
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(State, State)))
+def test_transitions(before: State, after: State) -> None:
+    """Exactly the transitions of the table happen; the others change nothing and say so."""
+    lifecycle = lifecycle_in(before)
+    allowed = after in ALLOWED[before]
+    assert lifecycle.to(after) is allowed
+    assert lifecycle.state is (after if allowed else before)
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_probes_see(state: State) -> None:
+    """Ready where new traffic should come; live until nothing will ever work again."""
+    lifecycle = lifecycle_in(state)
+    assert lifecycle.ready is (state in {S.READY, S.DEGRADED})
+    assert lifecycle.live is (state not in {S.FAILED, S.STOPPED})
+
+
+def accepts(lifecycle: Lifecycle) -> bool:
+    """Whether requests are taken."""
+    try:
+        lifecycle.check_accepting()
+    except NotReady:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_requests_see(state: State) -> None:
+    """Requests are taken while ready, and on through the lame duck."""
+    assert accepts(lifecycle_in(state)) is (state in {S.READY, S.DEGRADED, S.DRAINING})
+
+
+def test_refusals_say_when_to_come_again() -> None:
+    """Whoever is refused for the server's state is told to try again soon."""
+    with pytest.raises(NotReady, match="starting") as refused:
+        Lifecycle().check_accepting()
+    assert refused.value.retry_after_s == 1
+
+
+def test_lame_duck_ends() -> None:
+    """After the lame duck nothing is taken."""
+    lifecycle = lifecycle_in(S.DRAINING)
+    lifecycle.end_lame_duck()
+    assert not accepts(lifecycle)
+
+
+def test_no_lame_duck_for_what_was_never_ready() -> None:
+    """A server that is told to end while it warms up takes nothing."""
+    lifecycle = lifecycle_in(S.WARMING)
+    lifecycle.to(S.DRAINING)
+    assert not accepts(lifecycle)
+
+
+def test_listeners_hear_real_changes_only() -> None:
+    """Listeners hear each new state once, and nothing of what the table forbids."""
+    lifecycle, heard = Lifecycle(), []
+    lifecycle.subscribe(heard.append)
+    lifecycle.to(S.WARMING)
+    lifecycle.to(S.STOPPED)
+    lifecycle.to(S.READY)
+    assert heard == [S.WARMING, S.READY]
+
+
+def test_the_first_failure_is_kept() -> None:
+    """What went wrong first is what the operator reads."""
+    lifecycle = Lifecycle()
+    lifecycle.fail("the cause")
+    lifecycle.fail("a consequence")
+    assert lifecycle.failure == "the cause"
+    assert lifecycle.state is S.FAILED
+
+
+def tree(kind: type[BertserveError] = BertserveError) -> list[type[BertserveError]]:
+    """Every class of the error tree."""
+    return [kind, *[below for child in kind.__subclasses__() for below in tree(child)]]
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_error_table(kind: type[BertserveError]) -> None:
+    """Each error has a reason, an HTTP status and a real gRPC code; blame fits: 4xx and 501 are the client's."""
+    assert kind.reason.replace("_", "").islower()
+    assert grpc.StatusCode[kind.grpc_code] not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
+    clients_fault = issubclass(kind, (errors.InvalidRequest, errors.Overloaded))
+    assert (400 <= kind.http_status < 500 or kind.http_status == 501) is clients_fault
+    assert kind.retryable is (kind.http_status in {429, 503, 504})
+
+
+def test_reasons_are_unique() -> None:
+    """A reason names one class, the roots of the tree apart."""
+    reasons = [kind.reason for kind in tree() if kind not in {BertserveError, errors.Unavailable}]
+    assert len(set(reasons)) == len(reasons)
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/models/m/infer", "/v2", "/livez", "/unknown"])
+def test_every_error_has_a_body_on_every_path(kind: type[BertserveError], path: str) -> None:
+    """Whatever goes wrong wherever, there is a JSON body with the message and a status of the right class."""
+    error = kind("what went wrong")
+    assert b"what went wrong" in error_body(path, error, "id-1")
+    assert status_of(path, error) // 100 == kind.http_status // 100
+
+
+def test_no_dimensions_keeps_all() -> None:
+    """Without options the vectors are scaled and nothing else."""
+    found = embed.finish([(np.array([3.0, 4.0], np.float32),)], EmbedOptions())
+    np.testing.assert_allclose(found, [[0.6, 0.8]])
+
+
+def test_dimensions_are_cut_before_scaling() -> None:
+    """What is cut off does not count for the length."""
+    pooled = np.array([[3.0, 4.0, 12.0], [1.0, 0.0, 5.0]], np.float32)
+    found = embed.finish([(row,) for row in pooled], EmbedOptions(dimensions=2))
+    np.testing.assert_allclose(found, [[0.6, 0.8], [1.0, 0.0]])
+
+
+def test_unscaled_vectors_are_the_models_own() -> None:
+    """`normalize` off leaves the numbers as they are, cut or whole, in rows that encoders can write."""
+    pooled = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False)), pooled)
+    cut = embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False, dimensions=2))
+    np.testing.assert_array_equal(cut, pooled[:, :2])
+    assert cut.flags.c_contiguous
+
+
+def test_a_zero_vector_stays_zero() -> None:
+    """A vector without a direction is not divided by zero."""
+    np.testing.assert_array_equal(embed.finish([(np.zeros(3, np.float32),)], EmbedOptions()), np.zeros((1, 3)))
+
+
+def test_read_only_vectors_are_taken() -> None:
+    """Rows that come straight off the wire are read-only; they are not written to."""
+    pooled = np.frombuffer(np.ones((1, 4), np.float32).tobytes(), np.float32).reshape(1, 4)
+    np.testing.assert_allclose(embed.finish([(row,) for row in pooled], EmbedOptions()), np.full((1, 4), 0.5))
+
+
+@pytest.mark.parametrize("dimensions", [1, 384])
+def test_dimensions_in_range(dimensions: int) -> None:
+    """From 1 to the model's size is allowed."""
+    embed.check(EmbedOptions(dimensions=dimensions), 384)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 385, 10**30])
+def test_dimensions_out_of_range(dimensions: int) -> None:
+    """Anything else is the client's error."""
+    with pytest.raises(InvalidRequest, match="between 1 and 384"):
+        embed.check(EmbedOptions(dimensions=dimensions), 384)

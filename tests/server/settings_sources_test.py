@@ -1,0 +1,120 @@
+"""Settings from flags, environment and file, without starting anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.errors import StartupError
+from serving.operations.settings_page import render
+from serving.settings import Settings, flag_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_defaults() -> None:
+    """Without a word the server listens on this machine only, on its three usual ports."""
+    settings = Settings.load([], {})
+    assert (settings.host, settings.http_port, settings.grpc_port, settings.metrics_port) == (
+        "127.0.0.1",
+        8000,
+        8001,
+        8002,
+    )
+
+
+def test_order_of_sources(tmp_path: Path) -> None:
+    """Default, file, environment, command line: the last one that speaks wins."""
+    file = tmp_path / "settings.toml"
+    file.write_text("http_port = 1\ngrpc_port = 1\nmetrics_port = 1\n", encoding="utf-8")
+    environment = {"BERTSERVE_GRPC_PORT": "2", "BERTSERVE_METRICS_PORT": "2"}
+    settings = Settings.load(["--config", str(file), "--metrics-port", "3"], environment)
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("words", [["--auto-truncate", "false"], ["--auto-truncate=0"], ["--auto-truncate", "off"]])
+def test_switches(words: list[str]) -> None:
+    """A switch takes a word."""
+    assert Settings.load(words, {}).auto_truncate is False
+
+
+def test_the_environment_of_others() -> None:
+    """Variables of other programs, and our own without a value, mean nothing."""
+    assert Settings.load([], {"PATH": "/bin", "BERTSERVER_HTTP_PORT": "1", "BERTSERVE_HTTP_PORT": ""}).http_port == 8000
+
+
+def test_the_config_file_by_environment(tmp_path: Path) -> None:
+    """`BERTSERVE_CONFIG` names the file, as `--help` promises for every option."""
+    file = tmp_path / "settings.toml"
+    file.write_text("http_port = 1\n", encoding="utf-8")
+    assert Settings.load([], {"BERTSERVE_CONFIG": str(file)}).http_port == 1
+
+
+LINKS = {
+    "BERTSERVE_PORT": "tcp://10.0.0.1:8000",
+    "BERTSERVE_SERVICE_HOST": "10.0.0.1",
+    "BERTSERVE_SERVICE_PORT": "8000",
+    "BERTSERVE_SERVICE_PORT_GRPC": "8001",
+    "BERTSERVE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "BERTSERVE_PORT_8000_TCP_PROTO": "tcp",
+    "BERTSERVE_PORT_8000_TCP_PORT": "8000",
+    "BERTSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "BERTSERVE_HTTP_PORT": "tcp://10.0.0.1:8000",
+    "BERTSERVE_HTTP_SERVICE_HOST": "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_service_links(name: str) -> None:
+    """What Kubernetes makes of a Service's name is passed over."""
+    assert Settings.load([], {name: LINKS[name]}) == Settings.load([], {})
+
+
+def problems(argv: list[str], environment: dict[str, str] | None = None) -> str:
+    """What loading complains of."""
+    with pytest.raises(StartupError) as refused:
+        Settings.load(argv, environment or {})
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def test_everything_wrong_is_listed() -> None:
+    """All problems of all sources come at once."""
+    text = problems(["--engine", "abacus", "--threads", "0", "--nonsense", "1"], {"BERTSERVE_OTHER": "1"})
+    assert all(word in text for word in ("--engine", "--threads", "--nonsense", "BERTSERVE_OTHER"))
+
+
+@pytest.mark.parametrize(("given", "meant"), [("--http-prot", "--http-port"), ("--thread", "--threads")])
+def test_slips_are_recognised(given: str, meant: str) -> None:
+    """A misspelt option is answered with the one that was meant."""
+    assert f"did you mean {meant}?" in problems([given, "1"])
+
+
+def test_faults() -> None:
+    """The faults of the fake engine come as a table."""
+    assert Settings.load(["--fake-faults", "7:nan,9:exit"], {}).faults() == {7: "nan", 9: "exit"}
+    assert Settings.load([], {}).faults() == {}
+
+
+@pytest.mark.parametrize("value", ["7", "7:", ":nan", "7:nan,", "x:nan", "7:NAN", "-1:nan"])
+def test_bad_faults(value: str) -> None:
+    """Anything else is refused."""
+    assert "--fake-faults" in problems(["--fake-faults", value])
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_explained(name: str) -> None:
+    """Each setting has a sentence and a line on the settings page."""
+    description = Settings.model_fields[name].description
+    assert description
+    assert description.endswith(".")
+    assert f"`{flag_of(name)}`" in render()
+
+
+def test_settings_do_not_change() -> None:
+    """The object is frozen."""
+    settings = Settings.load([], {})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.http_port = 1  # type: ignore[misc]

@@ -1,0 +1,216 @@
+"""Lines of the log: what they look like, what never gets into them, and that nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.errors import BertserveError, NotReady
+from serving.http.exchange import HttpRequest, answer
+from serving.logs import LogWriter, RateLimit, fields, line
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRIVATE = "the text of a user"
+
+
+def record(message: str, *args: object, error: BaseException | None = None, **known: object) -> logging.LogRecord:
+    """A record as a logging call makes it."""
+    trace = (type(error), error, error.__traceback__) if error else None
+    made = logging.LogRecord("bertserve.x", logging.WARNING, __file__, 1, message, args, trace)
+    made.fields = known
+    return made
+
+
+def raised(error: Exception, behind: Exception | None = None) -> Exception:
+    """An exception with its traceback."""
+    try:
+        raise error from behind
+    except type(error) as found:
+        return found
+
+
+def test_a_line_of_json() -> None:
+    """One object with time, level, logger, message and the fields, which keep their types."""
+    made = record("batch %d failed", 7, request_id="a-1", tokens=12)
+    found = json.loads(line(made, "json"))
+    assert found.pop("time").endswith("Z")
+    assert found == {
+        "level": "warning",
+        "logger": "bertserve.x",
+        "message": "batch 7 failed",
+        "request_id": "a-1",
+        "tokens": 12,
+    }
+    assert line(made, "json").count(b"\n") == 1
+
+
+def test_a_line_of_text() -> None:
+    """Time, level, logger, message, and the fields behind it; a field without a value is left out."""
+    text = line(record("state: %s", "ready", request_id="a-1", tokens=None), "text").decode()
+    assert text.endswith("WARNING bertserve.x: state: ready request_id=a-1\n")
+
+
+def test_a_message_cannot_make_a_second_line() -> None:
+    """A line's end inside a value would let somebody write lines of his own."""
+    assert line(record("%s", "one\ntwo"), "text").count(b"\n") == 1
+    assert line(record("%s", "one\ntwo"), "json").count(b"\n") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_exceptions_message_is_not_shown(form: Any) -> None:
+    """It may repeat what was received; its kind and its place in the code are shown, and those behind it."""
+    error = raised(ValueError(PRIVATE), raised(KeyError(PRIVATE)))
+    text = line(record("failed", error=error), form).decode()
+    assert PRIVATE not in text
+    assert "builtins.KeyError" in text
+    assert "builtins.ValueError" in text
+    assert "logs_test.py" in text
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), NotReady("the server is warming")])
+def test_an_error_of_the_system_or_of_ours_is_shown(error: Exception) -> None:
+    """Their messages hold nothing that a client sent."""
+    text = line(record("failed", error=raised(error)), "text").decode()
+    assert text.rstrip().endswith(str(error))
+
+
+def test_a_few_of_a_kind_pass_and_then_one_a_second() -> None:
+    """The next one that passes says how many were hidden; other kinds pass."""
+    now = [0.0]
+    limit = RateLimit(lambda: now[0])
+    passed = [limit.admit("a") for _ in range(50)]
+    assert passed == [0] * 20 + [None] * 30
+    assert limit.admit("b") == 0
+    now[0] = 1.0
+    assert limit.admit("a") == 30
+    assert limit.admit("a") is None
+    assert limit.hidden == 31
+
+
+def test_made_up_kinds_take_no_memory() -> None:
+    """However many kinds there are."""
+    limit = RateLimit()
+    for kind in range(5000):
+        limit.admit(kind)
+    assert len(limit._kinds) <= 1000
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends, of which a test may close one."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
+    """All of them, each once."""
+    writer = LogWriter("text", descriptor=pipe[1])
+    for number in range(10):
+        writer.emit(record("line %d", number))
+    writer.flush()
+    lines = os.read(pipe[0], 1 << 16).decode().splitlines()
+    assert [found.rpartition(" ")[2] for found in lines] == [str(number) for number in range(10)]
+    assert writer.lost == 0
+
+
+def test_a_storm_is_bounded(pipe: tuple[int, int]) -> None:
+    """Of many lines of one kind a few are written."""
+    writer = LogWriter("text", descriptor=pipe[1])
+    for number in range(1000):
+        writer.emit(record("line %d", number))
+    writer.flush()
+    assert 20 <= len(os.read(pipe[0], 1 << 16).splitlines()) < 30
+    assert writer.limit.hidden > 900
+
+
+def test_lines_that_cannot_be_written_are_counted(pipe: tuple[int, int]) -> None:
+    """A pipe whose reader has gone costs its lines; when one can be written again, it is."""
+    writer = LogWriter("text", descriptor=pipe[1])
+    os.close(pipe[0])
+    for number in range(5):
+        writer.emit(record("line %d", number))
+    writer.flush()
+    assert writer.lost == 5
+
+
+def test_a_full_disk_costs_lines() -> None:
+    """`/dev/full` answers every write as a full disk does."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    try:
+        writer = LogWriter("text", descriptor=descriptor)
+        writer.emit(record("line"))
+        writer.flush()
+        assert writer.lost == 1
+    finally:
+        os.close(descriptor)
+
+
+def test_nobody_waits_for_who_does_not_read(pipe: tuple[int, int]) -> None:
+    """The writing thread stands still, whoever logs does not; beyond the bound lines are lost and counted."""
+    writer = LogWriter("text", descriptor=pipe[1], most_lines=50)
+    big = record("x" * (1 << 20), limited=True)
+    big.limited = True
+    writer.emit(big)
+    wait_for(lambda: writer._queue.qsize() == 0, "the thread to take it")
+    for _ in range(80):
+        writer.emit(big)
+    assert writer.lost == 30
+    started = time.monotonic()
+    writer.flush(0.05)
+    assert time.monotonic() - started < 30, "a stop waits no longer than its limit"
+    reader = threading.Thread(target=_drain, args=(pipe[0], 51 * (1 << 20)))
+    reader.start()
+    reader.join()
+
+
+def _drain(descriptor: int, size: int) -> None:
+    while size > 0:
+        size -= len(os.read(descriptor, 1 << 20))
+
+
+def test_a_message_that_does_not_fit_its_arguments_ends_nothing(pipe: tuple[int, int]) -> None:
+    """It is lost; the next line is written."""
+    writer = LogWriter("text", descriptor=pipe[1])
+    writer.emit(record("%d", "no number"))
+    writer.emit(record("good"))
+    writer.flush()
+    assert writer.lost == 1
+    assert os.read(pipe[0], 1 << 16).endswith(b"good\n")
+
+
+async def _fails(_: HttpRequest) -> None:
+    raise ValueError(PRIVATE)
+
+
+def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
+    told: list[tuple[BertserveError, str]] = []
+    request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
+    reply = asyncio.run(answer(request, lambda _: _fails, lambda *words: told.append(words), 100))
+    assert reply is not None
+    assert reply.status == 500
+    assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
+    (logged,) = caplog.records
+    text = line(logged, "json").decode()
+    assert json.loads(text)["request_id"] == "id-1"
+    assert "builtins.ValueError" in text
+    assert PRIVATE not in text
+
+
+def test_fields_are_what_a_line_shows() -> None:
+    """The helper for `extra`."""
+    assert fields(a=1) == {"fields": {"a": 1}}
