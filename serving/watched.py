@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Call, Method
     from serving.http.exchange import Handler, HttpReply, HttpRequest
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.records import A, EncodedText, InferRequest, ModelIndex, Outcome
 
 _GONE = 499

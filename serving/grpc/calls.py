@@ -17,7 +17,7 @@ from serving.errors import BertserveError, BodyTooLarge, ClientGone, MalformedRe
 from serving.grpc.details import retry_details
 from serving.grpc.h2.headers import block, status_field
 from serving.grpc.h2.streams import Stream
-from serving.net.identity import request_id
+from serving.net.requests import request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from serving.errors import BertserveError, InternalError, MalformedRequest, UnsupportedMediaType
 from serving.logs import fields
-from serving.net.inflation import WINDOWS, inflated
+from serving.net.requests import COMPRESSIONS, inflated
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -78,9 +78,9 @@ async def inflate(data: bytes, encoding: bytes, limit: int) -> bytes:
         MalformedRequest: It is not of this encoding.
         BodyTooLarge: It grows beyond the limit.
     """
-    if encoding not in WINDOWS:
+    if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
-    return await asyncio.to_thread(inflated, data, WINDOWS[encoding], limit)
+    return await asyncio.to_thread(inflated, data, COMPRESSIONS[encoding], limit)
 
 
 def _identity(call: Call, request: Message | None) -> str:

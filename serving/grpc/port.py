@@ -21,7 +21,7 @@ from serving.grpc.guard import answer, answer_one
 from serving.grpc.h2.frames import Code, StreamFault
 from serving.grpc.h2.headers import size_of, status_field
 from serving.grpc.h2.streams import Stream
-from serving.net.identity import request_id
+from serving.net.requests import request_id
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Answer, AnswerOne
     from serving.grpc.h2.connection import Http2Connection
     from serving.grpc.h2.headers import Fields
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Answer, AnswerOne
     from serving.inference.pipeline import Pipeline
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls

@@ -25,14 +25,14 @@ import httptools
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
 from serving.http.exchange import Answer, HttpReply, HttpRequest, answer, error_reply
-from serving.net.identity import request_id
+from serving.net.requests import request_id
 from serving.net.ports import lifetime_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.http.routing import Routes
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.settings import Settings
 
 _FRAMING_BYTES = 6 * 65_536

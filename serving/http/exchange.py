@@ -27,12 +27,11 @@ from serving.errors import (
 )
 from serving.http.faults import error_body, status_of
 from serving.logs import fields
-from serving.net.inflation import WINDOWS, inflated
-from serving.net.priority import priority_of
+from serving.net.requests import COMPRESSIONS, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.records import Outcome
 
 log = logging.getLogger("bertserve.http")
@@ -107,9 +106,9 @@ class HttpRequest(msgspec.Struct):
         given = self.headers[b"content-encoding"].strip().lower()
         if given in {b"", b"identity"}:
             return
-        if given not in WINDOWS:
+        if given not in COMPRESSIONS:
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
-        self.body = await asyncio.to_thread(inflated, self.body, WINDOWS[given], limit)
+        self.body = await asyncio.to_thread(inflated, self.body, COMPRESSIONS[given], limit)
 
     def require_json(self) -> None:
         """Refuses a body that does not say it is JSON.

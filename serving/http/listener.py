@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serving.http.cors import Cors
     from serving.http.exchange import Answer
     from serving.http.routing import Routes
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings

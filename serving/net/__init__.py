@@ -1,1 +1,1 @@
-"""What both ports need: sockets, TLS, request ids, compressed bodies."""
+"""What both ports need: sockets, TLS, what requests of either bring."""

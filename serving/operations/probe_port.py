@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Method
     from serving.http.routing import Routes
-    from serving.net.identity import RecordError
+    from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 

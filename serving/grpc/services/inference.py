@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 from serving.errors import BertserveError, InvalidRequest, Unsupported
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
-from serving.net.priority import priority_of
+from serving.net.requests import priority_of
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, decode_text
 from serving.records import DEFAULT_PRIORITY

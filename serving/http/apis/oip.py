@@ -13,7 +13,7 @@ from serving.errors import BertserveError, InvalidRequest, MalformedRequest
 from serving.http.apis.oip_messages import InferMessage, InferReply, InputTensor
 from serving.http.decoding import JsonDecoder
 from serving.http.exchange import OCTETS, HttpReply, Operation, outcome_head
-from serving.net.priority import priority_of
+from serving.net.requests import priority_of
 from serving.oip.service import refuse_unsupported
 from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
 

@@ -1,0 +1,74 @@
+"""What requests of both ports bring: an id, a priority, perhaps a compressed body."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from serving.errors import BertserveError, BodyTooLarge, InvalidRequest, MalformedRequest
+from serving.records import DEFAULT_PRIORITY, PRIORITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RecordError = Callable[[BertserveError, str], None]
+"""Called with each error that a client gets, and the id of its request."""
+
+COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+"""Encodings of bodies, as zlib's `wbits`; `deflate` is zlib's format, as HTTP and gRPC mean it."""
+
+_HARMLESS = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_serial = itertools.count(1)
+_process = os.urandom(6).hex()
+
+
+def request_id(wanted: bytes | None) -> str:
+    """The client's id where it is harmless in a log, else one of our own."""
+    if wanted is not None and _HARMLESS.fullmatch(wanted):
+        return wanted.decode("ascii")
+    return f"{_process}-{next(_serial):x}"
+
+
+def priority_of(value: object, name: str) -> int:
+    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 0 is Triton's word for the default, 2.
+
+    Args:
+        value: What the client sent.
+        name: Of the header or parameter, for the error.
+
+    Raises:
+        InvalidRequest: It is no priority.
+    """
+    if value == 0 and not isinstance(value, bool | float):
+        return DEFAULT_PRIORITY
+    if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
+        return value
+    raise InvalidRequest(f"{name} must be 0 for the default, or {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (last)")
+
+
+def inflated(data: bytes, wbits: int, limit: int) -> bytes:
+    """Decompresses a body; never makes more than one byte beyond the limit.
+
+    Args:
+        data: The body.
+        wbits: zlib's name of its encoding.
+        limit: Bytes that it may grow to.
+
+    Raises:
+        MalformedRequest: It is not of its encoding, ends too early or goes on behind its end.
+        BodyTooLarge: It grows beyond the limit.
+    """
+    stream = zlib.decompressobj(wbits)
+    try:
+        body = stream.decompress(data, limit + 1)
+    except zlib.error:
+        raise MalformedRequest("the body is not compressed as its encoding says") from None
+    if len(body) > limit:
+        raise BodyTooLarge(f"the body exceeds {limit} bytes once decompressed")
+    if not stream.eof or stream.unused_data:
+        raise MalformedRequest("the compressed body ends too early, or something follows it")
+    return body
