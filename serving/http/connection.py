@@ -25,8 +25,8 @@ import httptools
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
 from serving.http.exchange import Answer, HttpReply, HttpRequest, answer, error_reply
-from serving.net.requests import request_id
 from serving.net.ports import lifetime_s
+from serving.net.requests import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
