@@ -6,10 +6,10 @@ import importlib
 import sys
 
 VERBS = {
-    "export": ("export.cli", "turn a PyTorch BERT into a verified model bundle"),
-    "verify": ("export.verify_cli", "prove a bundle's artifacts again, on this machine and without PyTorch"),
-    "build": ("export.native_cli", "build this node's own TensorRT engine of a bundle, and prove it"),
-    "inspect": ("export.inspect_cli", "print what a bundle is and how far it was proven"),
+    "export": ("export.cli.export", "turn a PyTorch BERT into a verified model bundle"),
+    "verify": ("export.cli.verify", "prove a bundle's artifacts again, on this machine and without PyTorch"),
+    "build": ("export.cli.build", "build this node's own TensorRT engine of a bundle, and prove it"),
+    "inspect": ("export.cli.inspect", "print what a bundle is and how far it was proven"),
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
     "doctor": ("serving.operations.doctor_cli", "say what this machine can run, and what to install for more"),

@@ -18,26 +18,16 @@ import tokenizers
 import torch
 import transformers
 
-from export import (
-    accuracy,
-    corpus,
-    emulation,
-    graph,
-    half,
-    int8,
-    latency,
-    native,
-    openvino,
-    optimize,
-    page,
-    parity,
-    reference,
-    tensorrt,
-)
-from export.decisions import Judge
-from export.engines import open_engine
+from export.engines import native, tensorrt
+from export.engines.opening import open_engine
 from export.errors import BrokenLimitError
+from export.graph import optimize, task_model
+from export.precision import emulation, half, int8, openvino
+from export.proof import accuracy, parity, reference
+from export.proof.decisions import Judge
 from export.recipe import FORMS
+from export.report import latency, page
+from export.texts import corpus
 from serving.engine.base import ModelSpec
 from serving.host import available_cpus
 from serving.models.bundle import BundleWriter, file_entry
@@ -59,7 +49,7 @@ from serving.models.verified_dir import digest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.checkpoint import Checkpoint
+    from export.checkpoint.reader import Checkpoint
     from export.progress import Progress
     from export.recipe import Recipe
     from serving.engine.base import Engine
@@ -167,13 +157,13 @@ class _Export:
         """Writes the graph and asks PyTorch, whose model nothing needs afterwards."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
-            model = graph.load(checkpoint)
+            model = task_model.load(checkpoint)
         with progress.stage("exporting the graph"):
-            graph.write(model, self._raw)
+            task_model.write(model, self._raw)
         texts, encoded = _texts(checkpoint)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
         with progress.stage(f"PyTorch's answers to {len(whole)} texts"):
-            rows = graph.answers(model, whole, threads=available_cpus(), count=progress.count)
+            rows = task_model.answers(model, whole, threads=available_cpus(), count=progress.count)
         labelled, start = [], len(encoded)
         for each in examples:
             end = start + len(each.texts)
@@ -320,8 +310,8 @@ class _Export:
             vocab_size=checkpoint.size("vocab_size"),
             max_length=checkpoint.max_length,
             special_ids=checkpoint.vocabulary.special_ids,
-            inputs=tuple(tensor.name for tensor in graph.inputs(checkpoint)),
-            outputs=graph.outputs(checkpoint),
+            inputs=tuple(tensor.name for tensor in task_model.inputs(checkpoint)),
+            outputs=task_model.outputs(checkpoint),
         )
 
     def _manifest(self, artifacts: tuple[Artifact, ...]) -> Manifest:
@@ -340,8 +330,8 @@ class _Export:
             vocab_size=checkpoint.size("vocab_size"),
             max_length=checkpoint.max_length,
             special_ids=checkpoint.vocabulary.special_ids,
-            inputs=graph.inputs(checkpoint),
-            outputs=graph.outputs(checkpoint),
+            inputs=task_model.inputs(checkpoint),
+            outputs=task_model.outputs(checkpoint),
             artifacts=artifacts,
             files=tuple(
                 file_entry(writer.path / name)
@@ -358,7 +348,7 @@ def judge_of(checkpoint: Checkpoint) -> Judge:
     """How the answers of a checkpoint's graph are read."""
     return Judge(
         checkpoint.task,
-        graph.outputs(checkpoint),
+        task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
         multi_label=checkpoint.labels.multi_label,
     )

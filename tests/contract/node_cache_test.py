@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export import verify_cli
-from export.cli import main as export
+from export.cli import verify
+from export.cli.export import main as export
 from serving.models.node_cache import DERIVED
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The node's cache after `bertserve verify`."""
     root = tmp_path_factory.mktemp("cache")
-    assert verify_cli.main([str(models / "small"), "--cache-dir", str(root)]) == 0
+    assert verify.main([str(models / "small"), "--cache-dir", str(root)]) == 0
     return root
 
 
@@ -86,6 +86,6 @@ def test_an_artifact_that_breaks_its_limits_is_not_kept(models: Path, tmp_path: 
     edited = tmp_path / "models" / "small" / "1"
     shutil.copytree(models / "small" / "1", edited)
     edit_manifest(edited, lambda manifest: manifest["artifacts"][0].update(limits={"max_abs_difference": 1e-12}))
-    assert verify_cli.main([str(edited), "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert verify.main([str(edited), "--cache-dir", str(tmp_path / "cache")]) == 1
     derived = json.loads((tmp_path / "cache" / "small" / "1" / "1" / DERIVED).read_text())
     assert derived["proofs"] == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export import verify_cli
+from export.cli import verify
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
 from tests.support import kubernetes
@@ -87,7 +87,7 @@ def test_commands_are_understood(overlay: str) -> None:
         for container in pod.get("initContainers", []):
             verb, *options = container["args"]
             assert verb == "verify"
-            given = verify_cli._parser().parse_args(options)
+            given = verify._parser().parse_args(options)
             (serving,) = pod["containers"]
             assert str(given.cache_dir) in {mount["mountPath"] for mount in serving["volumeMounts"]}
             assert given.bundle.is_relative_to(settings(overlay).models)

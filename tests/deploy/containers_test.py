@@ -92,7 +92,7 @@ def test_the_wheel_can_be_built_of_what_is_copied(path: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"bertserve.py", "serving/web/index.html", "export/page.css", "loadtest/data/sentences.txt"} <= names
+    assert {"bertserve.py", "serving/web/index.html", "export/report/page.css", "loadtest/data/sentences.txt"} <= names
 
 
 @every

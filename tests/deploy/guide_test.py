@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from export import cli as export_cli
-from export import inspect_cli
+from export.cli import export as export_cli
+from export.cli import inspect
 from loadtest.rolling import __main__ as rolling
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
@@ -42,7 +42,7 @@ def test_commands_are_understood() -> None:
     for words in commands("bertserve", "export"):
         export_cli._recipe(words)
     for words in commands("bertserve", "inspect"):
-        inspect_cli._parser().parse_args(words)
+        inspect._parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):

@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from export import graph, int8
-from export import openvino as export_openvino
-from export.checkpoint import open_checkpoint
-from export.source import find
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.graph import task_model
+from export.precision import int8
+from export.precision import openvino as export_openvino
 from serving.engine.base import LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.wire import Load
@@ -62,7 +63,7 @@ def specs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ModelS
     """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find("demo"), None, [].append)
-    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     fp32 = Repository.open(models, "fp32").models[0].spec()
     texts = checkpoint.encode(TEXTS)
     cuts = int8.cuts_of(folder / "raw.onnx", fp32, texts, lambda _done, _total: None)

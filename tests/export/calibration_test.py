@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export import calibration, corpus
 from export.errors import ExportError
+from export.precision import calibration
+from export.texts import corpus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from export import graph
-from export.checkpoint import Checkpoint, open_checkpoint
+from export.checkpoint.reader import Checkpoint, open_checkpoint
+from export.checkpoint.source import Source, find, safe_name
 from export.errors import ExportError
-from export.source import Source, find, safe_name
+from export.graph import task_model
 from tests.support.checkpoints import edit_json, edit_weights, vocabulary, write_checkpoint, write_json
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def test_weights_that_do_not_fit_are_refused(
     edit_weights(folder, change)
     checkpoint = opened(folder)
     with pytest.raises(ExportError, match=sentence):
-        graph.load(checkpoint)
+        task_model.load(checkpoint)
 
 
 def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
@@ -238,12 +238,12 @@ def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ExportError, match=r"model\.safetensors is damaged"):
-        graph.load(opened(folder))
+        task_model.load(opened(folder))
 
 
 def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
     """Weights in two files, in half precision, with the names of the first BERT, are the same weights."""
-    expected = graph.load(opened(folder)).model.state_dict()
+    expected = task_model.load(opened(folder)).model.state_dict()
     whole: dict[str, torch.Tensor] = {}
     edit_weights(folder, whole.update)
     (folder / "model.safetensors").unlink()
@@ -257,7 +257,7 @@ def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
         save_file({name: renamed[name] for name in part}, folder / file)
     index = {name: file for file, part in files.items() for name in part}
     write_json(folder / "model.safetensors.index.json", {"weight_map": index})
-    found = graph.load(opened(folder)).model.state_dict()
+    found = task_model.load(opened(folder)).model.state_dict()
     assert all(torch.equal(found[name], tensor.half().float()) for name, tensor in expected.items())
 
 

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.bert import BertModel
 
-from export import report
-from export.cli import main
+from export.cli.export import main
+from export.report import terminal
 from serving.engine.base import ModelSpec
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.inline import InlineEngine
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
     """Answers one text with an artifact of a bundle, on the engine that serves it."""
-    from export.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
+    from export.checkpoint.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
 
     manifest, artifact = bundle.manifest, bundle.artifact(precision)
     assert artifact is not None
@@ -145,7 +145,7 @@ def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp
     bundle = open_bundle(tmp_path / "models" / "small" / "1")
     (artifact,) = bundle.manifest.artifacts
     assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
-    assert "ranges fixed by 20 texts (mine.csv)" in report.whole(bundle)
+    assert "ranges fixed by 20 texts (mine.csv)" in terminal.whole(bundle)
     assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
 
 

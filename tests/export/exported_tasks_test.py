@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import RobertaForSequenceClassification, RobertaModel
 
-from export.cli import main
+from export.cli.export import main
 from tests.support.checkpoints import LABELS, write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.server import Server

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export import gpu_bench, roofline
-from export.gpu_served import _bottleneck
+from export.benchmarks import gpu, roofline
+from export.benchmarks.gpu_served import _bottleneck
 from serving.engine.gpu.discovery import Machine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def test_without_a_card_it_says_what_it_would_run_and_why_not(
     """And leaves the page alone that may hold another machine's figures."""
     page = tmp_path / "gpu.md"
     words = ["--out", str(page), "--costs", str(tmp_path / "costs.json")]
-    assert gpu_bench.main(words, lambda: Machine(problem="no NVIDIA driver is in use here")) == 1
+    assert gpu.main(words, lambda: Machine(problem="no NVIDIA driver is in use here")) == 1
     said = capsys.readouterr().out
     assert "make bench-gpu would run, within eight minutes" in said
     assert "BERT-base and BERT-large" in said

@@ -9,17 +9,18 @@ import pytest
 import torch
 from transformers.models.bert import BertModel
 
-from export import graph, int8, optimize, quantize
-from export.checkpoint import Checkpoint, open_checkpoint
+from export.checkpoint.reader import Checkpoint, open_checkpoint
+from export.checkpoint.source import find
 from export.errors import ExportError
-from export.source import find
+from export.graph import optimize, task_model
+from export.precision import int8, quantize
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.equalise import Cut
+    from export.precision.equalise import Cut
 
 TEXTS = ["the server", "a text that is not in it", ("of the", "and to a"), "it"]
 FP32 = {"EmbedLayerNormalization": 1, "Attention": 2, "SkipLayerNormalization": 4, "BiasGelu": 2}
@@ -32,7 +33,7 @@ def opened(folder: Path) -> Checkpoint:
 
 def fused(checkpoint: Checkpoint, folder: Path) -> Path:
     """Exports and fuses a checkpoint's graph."""
-    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 
@@ -116,7 +117,7 @@ def test_a_graph_that_does_not_fuse_is_refused(tmp_path: Path) -> None:
     """A graph whose activation the optimizer does not recognise is stopped at the gate, with the counts."""
     checkpoint = opened(write_checkpoint(tmp_path / "small"))
     raw = tmp_path / "raw.onnx"
-    graph.write(graph.load(checkpoint), raw)
+    task_model.write(task_model.load(checkpoint), raw)
     model = onnx.load(raw)
     first = next(node for node in model.graph.node if node.op_type == "Erf")
     first.op_type = "Tanh"
@@ -137,18 +138,18 @@ def test_the_gate_counts_each_operator() -> None:
 def test_an_encoder_beyond_two_gib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that one ONNX file cannot hold are refused before the graph is made."""
     checkpoint = opened(write_checkpoint(tmp_path / "small"))
-    monkeypatch.setattr(graph, "MAX_ONNX_BYTES", 1000)
+    monkeypatch.setattr(task_model, "MAX_ONNX_BYTES", 1000)
     with pytest.raises(ExportError, match="do not fit into one ONNX file"):
-        graph.load(checkpoint)
+        task_model.load(checkpoint)
 
 
 def test_pytorch_answers_each_text_alone(tmp_path: Path) -> None:
     """Answers come in the order of the texts, the same however many run at once, and each is counted."""
     checkpoint = opened(write_checkpoint(tmp_path / "small"))
-    model = graph.load(checkpoint)
+    model = task_model.load(checkpoint)
     texts = checkpoint.vocabulary.encode(TEXTS * 5, 64)
     counts: list[tuple[int, int]] = []
-    rows = graph.answers(model, texts, threads=3, count=lambda done, total: counts.append((done, total)))
+    rows = task_model.answers(model, texts, threads=3, count=lambda done, total: counts.append((done, total)))
     together = np.stack([row[0] for row in rows])
     assert counts == [(done, 20) for done in range(1, 21)]
     np.testing.assert_array_equal(together[:4], together[16:])

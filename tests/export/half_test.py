@@ -11,11 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from export import emulation, graph, half, nodes, optimize, ranges
-from export.checkpoint import open_checkpoint
-from export.decisions import cosine
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
 from export.errors import ExportError
-from export.source import find
+from export.graph import nodes, optimize, task_model
+from export.precision import emulation, half, ranges
+from export.proof.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
 from tests.support.graphs import ARCHITECTURES, batch, write_fill_mask_graph, write_graph
 
@@ -177,7 +178,7 @@ def test_the_twin_rounds_where_onnx_runtime_does_not(tmp_path: Path) -> None:
     ]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy"]
     tensors = [numpy_helper.from_array(weight, f"w{at}") for at, weight in enumerate(weights)]
-    opset = [helper.make_opsetid("", graph.OPSET)]
+    opset = [helper.make_opsetid("", task_model.OPSET)]
     model = helper.make_model(
         helper.make_graph(nodes, "two", values[:1], values[1:], tensors), opset_imports=opset, ir_version=8
     )
@@ -230,7 +231,7 @@ def test_a_weight_beyond_fp16_is_divided_or_kept(model: Callable[..., Path], tmp
 def fused(folder: Path, **sizes: Any) -> Path:
     """The graph of a small checkpoint after the fusions."""
     checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", **sizes))), None, [].append)
-    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export import metrics
-from export.accuracy import Reader
-from export.checkpoint import open_checkpoint
-from export.decisions import Judge, best_span, order_agreement
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
 from export.errors import ExportError
-from export.source import find
+from export.proof import metrics
+from export.proof.accuracy import Reader
+from export.proof.decisions import Judge, best_span, order_agreement
 from serving.models.manifest import Task, graph_outputs
 from serving.records import EncodedText, Row
 from tests.support.checkpoints import write_checkpoint
@@ -23,7 +23,7 @@ from tests.support.checkpoints import write_checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.vocabulary import Vocabulary
+    from export.checkpoint.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize(

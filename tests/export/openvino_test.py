@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
 
-from export import graph, openvino
-from export.checkpoint import open_checkpoint
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
 from export.errors import ExportError
-from export.source import find
+from export.graph import task_model
+from export.precision import openvino
 from serving.models.onnx_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
 from tests.support.expected import cosines
@@ -36,7 +37,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The graph of a small checkpoint."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", layers=LAYERS))), None, [].append)
-    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     return folder / "raw.onnx"
 
 

@@ -9,12 +9,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export import corpus, decisions, graph, optimize, parity
 from export.build import judge_of
-from export.checkpoint import open_checkpoint
-from export.engines import open_engine
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.engines.opening import open_engine
+from export.graph import optimize, task_model
+from export.proof import decisions, parity
 from export.recipe import LIMITS, Recipe
-from export.source import find
+from export.texts import corpus
 from serving.models.manifest import Accuracy, Invariance, Parity
 from serving.models.verified_dir import digest
 from serving.records import EncodedText
@@ -137,13 +139,13 @@ class Small:
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small"))), None, [].append)
-        model = graph.load(self.checkpoint)
-        graph.write(model, folder / "raw.onnx")
+        model = task_model.load(self.checkpoint)
+        task_model.write(model, folder / "raw.onnx")
         self.path = folder / "model.onnx"
         optimize.fuse(folder / "raw.onnx", self.path, optimize.shape_of(self.checkpoint))
         texts = corpus.read()[:40]
         encoded = self.checkpoint.vocabulary.encode(texts, 64)
-        rows = graph.answers(model, encoded, threads=2, count=lambda _done, _total: None)
+        rows = task_model.answers(model, encoded, threads=2, count=lambda _done, _total: None)
         self.reference = parity.Reference(texts, encoded, rows)
 
     def verdict(self, path: Path) -> parity.Verdict:

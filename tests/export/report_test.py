@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from export import charts, latency, markup, page, report
-from export.parity import Comparison, Reference
+from export.proof.parity import Comparison, Reference
+from export.report import charts, latency, markup, page, terminal
 from serving.engine.base import LaneKind
 from serving.engine.inline import InlineEngine
 from serving.models.bundle import Bundle
@@ -267,9 +267,9 @@ def test_the_processor_is_named(tmp_path: Path) -> None:
 
 def test_a_terminal_is_not_steered_by_labels(tmp_path: Path) -> None:
     """What moves a cursor or turns the writing direction is written out."""
-    assert report.printable("a\x1b[31mb\u202ec é 界") == "a\\x1b[31mb\\u202ec é 界"
+    assert terminal.printable("a\x1b[31mb\u202ec é 界") == "a\\x1b[31mb\\u202ec é 界"
     worst = msgspec.structs.replace(INT8, parity=msgspec.structs.replace(INT8.parity, worst="\x1b[2J"))
-    text = report.whole(Bundle(tmp_path, msgspec.structs.replace(MANIFEST, artifacts=(worst, ENGINE)), "0" * 64))
+    text = terminal.whole(Bundle(tmp_path, msgspec.structs.replace(MANIFEST, artifacts=(worst, ENGINE)), "0" * 64))
     assert "\x1b" not in text
     assert "\\x1b[2J" in text
     for word in ("moods, version 3", "cosine_min 0.875", "6 Attention", "unproven", "1.7.0 (rtx)", "8 x 32", "4" * 64):

@@ -10,12 +10,15 @@ import pytest
 import torch
 import transformers
 
-from export import corpus, graph, int8, optimize, parity, quantize, reference
 from export.build import judge_of
-from export.checkpoint import Checkpoint, open_checkpoint
-from export.engines import open_engine
+from export.checkpoint.reader import Checkpoint, open_checkpoint
+from export.checkpoint.source import find
+from export.engines.opening import open_engine
 from export.errors import ExportError
-from export.source import find
+from export.graph import optimize, task_model
+from export.precision import int8, quantize
+from export.proof import parity, reference
+from export.texts import corpus
 from serving.engine.base import ModelSpec
 from serving.models.verified_dir import digest
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
@@ -44,7 +47,7 @@ def encoded(checkpoint: Checkpoint) -> list[EncodedText]:
 
 def fused(checkpoint: Checkpoint, folder: Path) -> Path:
     """Exports and fuses a checkpoint's graph."""
-    graph.write(graph.load(checkpoint), folder / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
 
@@ -59,8 +62,8 @@ def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
         vocab_size=checkpoint.size("vocab_size"),
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
-        inputs=tuple(tensor.name for tensor in graph.inputs(checkpoint)),
-        outputs=graph.outputs(checkpoint),
+        inputs=tuple(tensor.name for tensor in task_model.inputs(checkpoint)),
+        outputs=task_model.outputs(checkpoint),
     )
 
 
@@ -126,7 +129,7 @@ def test_pytorchs_own_answers_are_those_of_transformers(tmp_path: Path) -> None:
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
     checkpoint = opened(folder)
     texts = encoded(checkpoint)
-    rows = graph.answers(graph.load(checkpoint), texts, threads=2, count=lambda _done, _total: None)
+    rows = task_model.answers(task_model.load(checkpoint), texts, threads=2, count=lambda _done, _total: None)
     mask = checkpoint.vocabulary.special_ids["mask"]
     for row, text in zip(rows, texts, strict=True):
         assert row[0].dtype == np.int32
@@ -161,7 +164,9 @@ def test_a_task_can_be_asked_for(tmp_path: Path, saved: str, asked: str, expecte
     folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
     checkpoint = open_checkpoint(find(str(folder)), None, [].append, asked)
     assert checkpoint.task == expected_task
-    rows = graph.answers(graph.load(checkpoint), encoded(checkpoint), threads=1, count=lambda _done, _total: None)
+    rows = task_model.answers(
+        task_model.load(checkpoint), encoded(checkpoint), threads=1, count=lambda _done, _total: None
+    )
     assert rows[0][0].shape == ((32,) if asked == "embed" else (1,))
     assert checkpoint.labels.multi_label is (asked == "classify")
 
@@ -171,7 +176,7 @@ def test_a_head_that_was_never_trained_is_refused(tmp_path: Path, saved: str, as
     """Asking for a task whose head is not in the weights is refused; no number is made up."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
     with pytest.raises(ExportError, match="a head that was never trained"):
-        graph.load(open_checkpoint(find(str(folder)), None, [].append, asked))
+        task_model.load(open_checkpoint(find(str(folder)), None, [].append, asked))
 
 
 def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) -> None:
@@ -191,10 +196,10 @@ def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
     words = "bert.embeddings.word_embeddings.weight"
     edit_weights(folder, lambda t: t.update({"cls.predictions.decoder.weight": t[words].clone()}))
-    graph.load(opened(folder))
+    task_model.load(opened(folder))
     edit_weights(folder, lambda t: t["cls.predictions.decoder.weight"].add_(1))
     with pytest.raises(ExportError, match=r"decoder\.weight is to be the same as embeddings\.word_embeddings\.weight"):
-        graph.load(opened(folder))
+        task_model.load(opened(folder))
 
 
 REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
@@ -234,7 +239,7 @@ def test_the_recorded_reference_comes_back_whole(tmp_path: Path, task: str) -> N
     """What PyTorch answered is read back from the bundle's file to the last bit, with its texts."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", task))
     texts, judge = encoded(checkpoint), judge_of(checkpoint)
-    rows = graph.answers(graph.load(checkpoint), texts, threads=1, count=lambda _done, _total: None)
+    rows = task_model.answers(task_model.load(checkpoint), texts, threads=1, count=lambda _done, _total: None)
     path = tmp_path / reference.REFERENCE
     reference.write(path, judge, parity.Reference(TEXTS, texts, rows))
     found = reference.read(path, judge)

@@ -12,13 +12,15 @@ import torch
 from onnx import TensorProto, helper
 from transformers.models.bert import BertConfig, BertModel
 
-from export import graph, half, native, room, tensorrt, tensorrt_builder
-from export.checkpoint import open_checkpoint
-from export.command import run
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.cli.command import run
+from export.engines import free_space, native, tensorrt, tensorrt_builder
+from export.engines.tensorrt_builder import Build, BuilderError, Profile
 from export.errors import ExportError
+from export.graph import task_model
+from export.precision import half
 from export.quiet import quiet
-from export.source import find
-from export.tensorrt_builder import Build, BuilderError, Profile
 from serving.engine.gpu import tensorrt_library
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import CacheWriter, open_entry
@@ -101,7 +103,7 @@ def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
 def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     """The demo model, with all its sequence buckets."""
     checkpoint = open_checkpoint(find("demo"), None, [].append)
-    graph.write(graph.load(checkpoint), tmp_path / "raw.onnx")
+    task_model.write(task_model.load(checkpoint), tmp_path / "raw.onnx")
     half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
     made = tensorrt.build(
         tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=checkpoint.max_length, count=ignore
@@ -117,7 +119,7 @@ def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int
         bert = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
     small = open_checkpoint(find(str(write_checkpoint(tmp_path / "small"))), None, [].append)
     # What the graph takes and answers is the same at every size.
-    graph.write(graph.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")
+    task_model.write(task_model.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")
     half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
     made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=max_length, count=ignore)
     assert made.peak_memory_bytes < 2 << 30
@@ -294,12 +296,12 @@ def test_too_little_room_is_said_before_the_step(
     """What a step needs and what is free, with what to do; the exit code is the one for "try again later"."""
 
     def step(_: object) -> int:
-        room.check("building x", memory_bytes=memory, folder=tmp_path, disk_bytes=disk)
+        free_space.check("building x", memory_bytes=memory, folder=tmp_path, disk_bytes=disk)
         return 0
 
     assert run("build", step, path=tmp_path, modules=frozenset(), extras="") == os.EX_TEMPFAIL
     assert re.search(f"building x needs about .* GiB .*{words}.* are free; ", capsys.readouterr().err)
-    room.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
+    free_space.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -325,4 +327,4 @@ def test_free_memory_is_the_containers(tmp_path: Path, files: dict[str, str], ex
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {8 << 20} kB\n")
-    assert room.available_memory(tmp_path, tmp_path / "meminfo") == expected
+    assert free_space.available_memory(tmp_path, tmp_path / "meminfo") == expected

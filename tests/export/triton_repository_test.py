@@ -17,8 +17,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as triton_pb
 
-from export import triton
 from export.errors import ExportError
+from export.triton import repository as triton_repository
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import EngineBuild, ShapeProfile, Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
@@ -53,7 +53,7 @@ def bundle(models: Path) -> Bundle:
 def repository(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as a Triton repository, as it is written."""
     out: Path = tmp_path_factory.mktemp("triton") / "repository"
-    triton.write(bundle, out, pytest.fail)
+    triton_repository.write(bundle, out, pytest.fail)
     return out
 
 
@@ -64,7 +64,7 @@ def parsed(path: Path) -> triton_pb.ModelConfig:
 
 def parsed_engine(artifact: Artifact, manifest: Manifest) -> triton_pb.ModelConfig:
     """The configuration of an engine model, written and read."""
-    text = triton.text_format(triton.engine_config("engine", artifact, manifest))
+    text = triton_repository.text_format(triton_repository.engine_config("engine", artifact, manifest))
     return text_format.Parse(text, triton_pb.ModelConfig())
 
 
@@ -188,7 +188,9 @@ def test_an_onnx_artifact_for_a_gpu_runs_on_one(bundle: Bundle) -> None:
     assert [group.kind for group in parsed_engine(fp16, bundle.manifest).instance_group] == [
         triton_pb.ModelInstanceGroup.KIND_GPU
     ]
-    assert triton.limits(fp16, 200) == triton.Limits(32, (16, 32, 64, 128, 200), fixed_lengths=True)
+    assert triton_repository.limits(fp16, 200) == triton_repository.Limits(
+        32, (16, 32, 64, 128, 200), fixed_lengths=True
+    )
 
 
 def test_a_proven_plan_answers_first(bundle: Bundle, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_proven_plan_answers_first(bundle: Bundle, tmp_path: Path) -> None:
         with_plan = dataclasses.replace(
             changed(bundle, artifacts=(*bundle.manifest.artifacts, artifact)), path=tmp_path / "copy"
         )
-        written = triton.write(with_plan, tmp_path / engine, notices.append)
+        written = triton_repository.write(with_plan, tmp_path / engine, notices.append)
         assert parsed(written[-1]).parameters["engine"].string_value == engine
         assert notices == [
             "model.sm75.fp16.engine needs a Triton with TensorRT 10.7.0 and a GPU of compute capability 7.5"
@@ -218,23 +220,23 @@ def test_engines_that_triton_cannot_run_are_named_and_left_out(bundle: Bundle, t
     fp32 = bundle.manifest.artifacts[0]
     other = msgspec.structs.replace(fp32, file="model.int8-openvino.onnx", target="openvino")
     notices: list[str] = []
-    written = triton.write(
+    written = triton_repository.write(
         changed(bundle, artifacts=(fp32, plan(bundle, "rtx"), other)), tmp_path / "out", notices.append
     )
     assert [path.name for path in written] == [FP32, NAME]
     assert ["sm75.fp16.engine" in notices[0], "openvino" in notices[1], len(notices)] == [True, True, 2]
     with pytest.raises(ExportError, match="no artifact that a backend of Triton runs"):
-        triton.write(changed(bundle, artifacts=(other,)), tmp_path / "none", notices.append)
+        triton_repository.write(changed(bundle, artifacts=(other,)), tmp_path / "none", notices.append)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_model_that_is_there_is_not_touched(bundle: Bundle, tmp_path: Path) -> None:
     """A second writing is refused with a sentence, and another model in the repository stays as it is."""
     (tmp_path / "triton" / "theirs").mkdir(parents=True)
-    triton.write(bundle, tmp_path / "triton", pytest.fail)
+    triton_repository.write(bundle, tmp_path / "triton", pytest.fail)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ExportError, match=f"{FP32} is there already"):
-        triton.write(bundle, tmp_path / "triton", pytest.fail)
+        triton_repository.write(bundle, tmp_path / "triton", pytest.fail)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -245,7 +247,7 @@ def test_an_artifact_that_changed_is_refused_and_leaves_nothing(bundle: Bundle, 
     with (copy / "model.int8.onnx").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(ExportError, match=r"model\.int8\.onnx does not match its SHA-256"):
-        triton.write(dataclasses.replace(bundle, path=copy), tmp_path / "deep" / "out", pytest.fail)
+        triton_repository.write(dataclasses.replace(bundle, path=copy), tmp_path / "deep" / "out", pytest.fail)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
@@ -261,7 +263,7 @@ def test_a_killed_export_leaves_no_half_model(bundle: Bundle, tmp_path: Path) ->
     assert done.returncode == -9
     assert not out.exists()
     assert len(list(tmp_path.iterdir())) == 1
-    triton.write(bundle, out, pytest.fail)
+    triton_repository.write(bundle, out, pytest.fail)
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from export import inspect_cli, verify_cli
-from export.cli import main as export
+from export.cli import inspect, verify
+from export.cli.export import main as export
 from serving.models.manifest import MANIFEST
 from tests.support.cards import environment as gpu_environment
 from tests.support.checkpoints import edit_json, write_checkpoint, write_task_checkpoint
@@ -73,7 +73,7 @@ def change_weights(bundle: Path) -> None:
 
 def test_an_honest_bundle_is_proven_again(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every artifact is run and keeps its limits; the figures are those of the export."""
-    assert verify_cli.main([str(exported / "small" / "1")]) == 0
+    assert verify.main([str(exported / "small" / "1")]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "model.fp32.onnx keeps its limits\n" in captured.out
@@ -85,7 +85,7 @@ def test_an_honest_bundle_is_proven_again(exported: Path, capsys: pytest.Capture
 
 def test_the_newest_version_is_meant_by_a_models_directory(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The task's own metric is repeated beside PyTorch's score of the export, and fp16 is run as well."""
-    assert verify_cli.main([str(exported / "moods"), "--reference", str(exported / "moods.csv"), "--threads", "1"]) == 0
+    assert verify.main([str(exported / "moods"), "--reference", str(exported / "moods.csv"), "--threads", "1"]) == 0
     out = capsys.readouterr().out
     assert "model.fp16.onnx keeps its limits\n" in out
     assert re.search(r"model\.fp32\.onnx +accuracy +3 of moods\.csv +\d+\.\d\d +\d+\.\d\d +[+]0\.00", out)
@@ -173,14 +173,14 @@ def test_a_spoiled_bundle_fails(
 ) -> None:
     """Whatever was changed, signed again or not, ends in exit code 1 and one line."""
     spoil(small)
-    assert verify_cli.main([str(small)]) == 1
+    assert verify.main([str(small)]) == 1
     assert re.fullmatch(f"bertserve verify: .*{sentence}.*\n", capsys.readouterr().err)
 
 
 def test_changed_weights_are_told_by_their_figures(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The artifact that breaks its limit is named with figure and limit; the others are judged as well."""
     change_weights(both)
-    assert verify_cli.main([str(both)]) == 1
+    assert verify.main([str(both)]) == 1
     out = capsys.readouterr().out
     assert re.search(r"model\.fp32\.onnx does not answer as PyTorch does: largest difference .*allowed 0\.0001", out)
     assert "model.int8.onnx keeps its limits" in out
@@ -190,21 +190,21 @@ def test_what_is_waived_is_let_pass_and_told(small: Path, capsys: pytest.Capture
     """A limit that the manifest says was broken may be broken here."""
     change_weights(small)
     edit_fp32(waived=["max_abs_difference"])(small)
-    assert verify_cli.main([str(small)]) == 0
+    assert verify.main([str(small)]) == 0
     assert "but for those that its recipe let it break: max_abs_difference" in capsys.readouterr().out
 
 
 def test_a_denied_lack_of_invariance_fails(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An artifact that is called batch-invariant and is not would answer by its neighbours."""
     edit_fp32(limits={"invariance_difference": 1e-12})(small)
-    assert verify_cli.main([str(small)]) == 1
+    assert verify.main([str(small)]) == 1
     assert "its answers change with padding or with the other texts" in capsys.readouterr().out
 
 
 def test_an_unproven_artifact_is_proven_here(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What nobody had run before the bundle came to this machine is run, and told apart."""
     edit_fp32(parity=None, invariance=None, batch_invariant=False)(small)
-    assert verify_cli.main([str(small)]) == 0
+    assert verify.main([str(small)]) == 0
     assert "model.fp32.onnx was unproven, and is proven on this machine" in capsys.readouterr().out
 
 
@@ -214,13 +214,13 @@ def test_what_cannot_be_run_is_said(small: Path, capsys: pytest.CaptureFixture[s
     edit_manifest(small, lambda manifest: manifest.update(artifacts=manifest["artifacts"][-1:]))
     for graph in small.glob("*.onnx"):
         graph.unlink()
-    assert verify_cli.main([str(small)]) == 1
+    assert verify.main([str(small)]) == 1
     captured = capsys.readouterr()
     assert "model.sm75.fp16.engine was not run: it is a TensorRT engine for compute capability 7.5" in captured.out
     assert "this machine can run nothing of it, so nothing is proven here" in captured.err
 
 
-@pytest.mark.parametrize("verb", [verify_cli, inspect_cli])
+@pytest.mark.parametrize("verb", [verify, inspect])
 def test_a_missing_bundle_is_one_line(verb: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both verbs say what is missing, with exit code 1; without an argument they explain themselves with 2."""
     assert verb.main([str(tmp_path / "none")]) == 1
@@ -231,7 +231,7 @@ def test_a_missing_bundle_is_one_line(verb: Any, tmp_path: Path, capsys: pytest.
 
 def test_a_bundle_is_printed(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`inspect` shows model, source, figures, limits and files; nothing in it steers the terminal."""
-    assert inspect_cli.main([str(exported / "moods")]) == 0
+    assert inspect.main([str(exported / "moods")]) == 0
     out = capsys.readouterr().out
     manifest = json.loads((exported / "moods" / "1" / MANIFEST).read_text())
     assert manifest["source"]["sha256"] in out
@@ -245,14 +245,14 @@ def test_a_bundle_is_printed(exported: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_manifest_is_printed_for_programs(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`inspect --json` prints the manifest as it is, and nothing else."""
-    assert inspect_cli.main([str(exported / "small" / "1"), "--json"]) == 0
+    assert inspect.main([str(exported / "small" / "1"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((exported / "small" / "1" / MANIFEST).read_text())
 
 
 def test_a_spoiled_bundle_is_not_printed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a manifest says of files that it does not match is not worth printing."""
     flip(small)
-    assert inspect_cli.main([str(small)]) == 1
+    assert inspect.main([str(small)]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("bertserve inspect: bundle ")

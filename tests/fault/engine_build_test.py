@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pytest
 
-from export.cli import main as export
+from export.cli.export import main as export
 from serving.engine.process.supervisor import EngineFailed
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import open_entry

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.cli import main
+from export.cli.export import main
 from serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
 

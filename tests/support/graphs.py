@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from export.graph import OPSET
+from export.graph.task_model import OPSET
 from export.quiet import quiet
 
 if TYPE_CHECKING:

@@ -1,0 +1,219 @@
+"""Opening a Hugging Face checkpoint: what it is, whether it can be exported, and with which limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint import pooling, vocabulary, weights
+from export.checkpoint.families import ARCHITECTURES, Architecture
+from export.checkpoint.folder import Folder
+from export.checkpoint.labels import Labels, read_labels
+from export.errors import ExportError
+from export.texts import corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from export.checkpoint.source import Source
+    from serving.models.manifest import Task
+    from serving.records import EncodedText
+
+CANDIDATES = 100
+"""Words that the graph of fill_mask offers for each mask, unless the vocabulary is smaller."""
+
+_LEAST_LENGTH = 3
+_NO_LABELS = Labels((), multi_label=False)
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """A checkpoint that can be exported.
+
+    Attributes:
+        source: Where it comes from.
+        config: Its config.json.
+        family: Its architecture.
+        task: What it is exported for.
+        sentence: How it makes sentences.
+        vocabulary: Its tokenizer.
+        weights: Its weight files.
+        labels: What it can answer, for the tasks classify and tag.
+        max_length: Tokens of the longest input, special tokens included.
+    """
+
+    source: Source
+    config: dict[str, Any]
+    family: Architecture
+    task: Task
+    sentence: pooling.SentenceConfig
+    vocabulary: vocabulary.Vocabulary
+    weights: weights.Weights
+    labels: Labels
+    max_length: int
+
+    @property
+    def architecture(self) -> str:
+        """The class in Transformers that it names."""
+        return _named_architecture(self.config, self.family)
+
+    def size(self, name: str) -> int:
+        """One of the sizes of `Architecture.sizes`, by our name."""
+        return int(self.config[self.family.sizes[name]])
+
+    @property
+    def hidden_size(self) -> int:
+        """Components of a token's vector."""
+        return self.size("hidden_size")
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers."""
+        return self.size("layers")
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer."""
+        return self.size("heads")
+
+    @property
+    def embedding_size(self) -> int:
+        """Components of a word's vector before the layers."""
+        return int(self.config.get("embedding_size", self.hidden_size)) if self.family.projection else self.hidden_size
+
+    @property
+    def candidates(self) -> int:
+        """Words that the graph offers for each mask; 0 for other tasks."""
+        return min(CANDIDATES, self.size("vocab_size")) if self.task == "fill_mask" else 0
+
+    def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
+        """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
+        encoded = self.vocabulary.encode(texts, self.max_length)
+        return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.task == "fill_mask" else encoded
+
+
+def open_checkpoint(
+    source: Source, max_length: int | None, notice: Callable[[str], None], task: Task | None = None
+) -> Checkpoint:
+    """Opens a checkpoint and reads everything but its tensors.
+
+    Args:
+        source: The checkpoint.
+        max_length: The length asked for; None takes the checkpoint's own.
+        notice: Told what was assumed.
+        task: The task asked for; None takes it from the checkpoint.
+
+    Raises:
+        ExportError: It is none that can be exported.
+    """
+    sentence = pooling.read(Folder(source.path))
+    config, family = _config(sentence.encoder)
+    task = task or _task(config, family, sentence)
+    if task == "embed":
+        _check_width(source, config[family.sizes["hidden_size"]], sentence)
+        for assumed in sentence.notices:
+            notice(assumed)
+    labels = _NO_LABELS
+    if task in {"classify", "tag"}:
+        labels = read_labels(sentence.encoder, config, task)
+    found = weights.find(sentence.encoder)
+    words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
+    _check_special(source, config, family, task, words)
+    length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
+    return Checkpoint(source, config, family, task, sentence, words, found, labels, length)
+
+
+def _task(config: dict[str, Any], family: Architecture, sentence: pooling.SentenceConfig) -> Task:
+    if sentence.pools:
+        return "embed"
+    task = family.tasks()[_named_architecture(config, family)]
+    return "rerank" if task == "classify" and _count_labels(config) == 1 else task
+
+
+def _count_labels(config: dict[str, Any]) -> int:
+    """How many numbers a classification head answers with, by Transformers' rule."""
+    named = config.get("id2label")
+    return len(named) if isinstance(named, dict) else int(config.get("num_labels", 2))
+
+
+def _check_width(source: Source, hidden_size: int, sentence: pooling.SentenceConfig) -> None:
+    if sentence.width not in (None, hidden_size):
+        raise ExportError(
+            f"checkpoint {source.path}: the pooling takes vectors of {sentence.width}, "
+            f"the model makes vectors of {hidden_size}"
+        )
+
+
+def _check_special(
+    source: Source, config: dict[str, Any], family: Architecture, task: Task, words: vocabulary.Vocabulary
+) -> None:
+    if task == "fill_mask" and "mask" not in words.special_ids:
+        raise ExportError(f"checkpoint {source.path}: the tokenizer has no mask token, which fill_mask needs")
+    if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
+        raise ExportError(
+            f"checkpoint {source.path}: the tokenizer pads with id {words.special_ids['pad']}, config.json with "
+            f"pad_token_id {config.get('pad_token_id', 1)!r}, from which {family.stem} counts its positions"
+        )
+
+
+def _positions(config: dict[str, Any], family: Architecture, words: vocabulary.Vocabulary) -> int:
+    positions = int(config[family.sizes["positions"]])
+    # RoBERTa's first token stands at the padding id + 1; what is before is never used.
+    return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
+
+
+def _length(source: Source, asked: int | None, own: int | None, positions: int) -> int:
+    length = asked or min(own or positions, positions)
+    if not _LEAST_LENGTH <= length <= positions:
+        raise ExportError(
+            f"checkpoint {source.path}: a maximum length of {length} tokens is not possible; "
+            f"the model has {positions} positions, so give one between {_LEAST_LENGTH} and {positions}"
+        )
+    return length
+
+
+def _named_architecture(config: dict[str, Any], family: Architecture) -> str:
+    named = config.get("architectures") or f"{family.stem}Model"
+    return str(named[0]) if isinstance(named, list) else str(named)
+
+
+def _family(folder: Folder, config: dict[str, Any]) -> Architecture:
+    kind = config.get("model_type")
+    family = ARCHITECTURES.get(str(kind))
+    if family is None:
+        raise ExportError(
+            f"checkpoint {folder.path}: model_type {kind!r} cannot be exported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    architecture = _named_architecture(config, family)
+    if architecture not in family.tasks():
+        raise ExportError(
+            f"checkpoint {folder.path}: architecture {architecture} cannot be exported; "
+            f"supported: {', '.join(family.tasks())}"
+        )
+    return family
+
+
+def _config(folder: Folder) -> tuple[dict[str, Any], Architecture]:
+    config = folder.object("config.json")
+    if not config:
+        raise ExportError(f"checkpoint {folder.path}: config.json is missing")
+    family = _family(folder, config)
+    optional = [key for key in ("embedding_size", "num_labels", "type_vocab_size") if key in config]
+    for key in [*family.sizes.values(), *optional]:
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ExportError(
+                f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
+            )
+    for key, only in family.fixed.items():
+        if config.get(key, only) != only:
+            raise ExportError(
+                f"checkpoint {folder.path}: {key} {config[key]!r} in config.json cannot be exported; "
+                f"supported: {only!r}"
+            )
+    if config[family.sizes["hidden_size"]] % config[family.sizes["heads"]]:
+        raise ExportError(
+            f"checkpoint {folder.path}: {family.sizes['hidden_size']} in config.json must be a multiple of "
+            f"{family.sizes['heads']}"
+        )
+    return config, family

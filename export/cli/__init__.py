@@ -1,0 +1,1 @@
+"""The verbs of `bertserve` that make, prove and show bundles."""

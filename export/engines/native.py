@@ -1,0 +1,124 @@
+"""Engines for the GPU at hand, which go into the node's cache and not into the bundle."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from export.engines import tensorrt
+from export.errors import ExportError, NoRoomError
+from export.proof.verify import State, verify
+from serving.engine.gpu import discovery
+from serving.models.bundle import BundleError, open_bundle
+from serving.models.manifest import ENGINE_GRAPH
+from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from export.engines.tensorrt import Engine
+    from export.progress import Progress
+    from export.proof.verify import Outcome
+    from serving.models.bundle import Bundle
+
+TIMINGS = "tensorrt.timings"
+"""What TensorRT measured of its kernels on this GPU: the next build takes it from there."""
+
+_GIB = 1 << 30
+_CARD_BYTES, _CARD_FACTOR = tensorrt.WORKSPACE_BYTES, 3
+"""Of a card's memory, for a build on it: scratch memory, and weights more than once. Estimated, not measured."""
+
+
+def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progress: Progress) -> Outcome:
+    """Builds an engine of a bundle, compares it with PyTorch's answers, and puts both into the node's cache.
+
+    Where nothing here can run the engine, which is for a GPU elsewhere then, it goes there without a proof.
+
+    Args:
+        bundle: Opened.
+        cache: The node's cache. It stays as it was if this fails.
+        target: One of `tensorrt.TARGETS`; None for the GPU at hand, by the TensorRT that is installed.
+        threads: Cores to use for the comparison.
+        progress: Told of every stage.
+
+    Raises:
+        ExportError: There can be no engine, or it does not answer as PyTorch does.
+        CacheError: It cannot lie there.
+    """
+    if not bundle.has_engine_graph:
+        raise ExportError(
+            f"bundle {bundle.path}: brings nothing to build an engine of; export it with --tensorrt graph"
+        )
+    graph = bundle.path / ENGINE_GRAPH
+    with progress.stage("looking for a GPU"):
+        wanted = target or _own_target(graph.stat().st_size)
+    manifest = bundle.manifest
+    with CacheWriter(cache, manifest.model, manifest.version) as node:
+        timings = node.path / TIMINGS if wanted == tensorrt.NATIVE else None
+        if timings is not None:
+            recall_timings(cache, bundle.path, node.path)
+        with progress.stage(f"building the TensorRT engine for {wanted}"):
+            made = node.path / "made"
+            engine = tensorrt.build(
+                graph, made, wanted, max_length=manifest.max_length, count=progress.count, timing_cache=timings
+            )
+        artifact = tensorrt.artifact(engine, made.rename(node.path / name_of(engine)))
+        own = replace(bundle, made_here=((artifact, node.path),))
+        (outcome,) = verify(own, (), threads, progress, [artifact])
+        if outcome.state is State.BROKEN:
+            raise ExportError(f"bundle {bundle.path}: {artifact.file} {outcome.sentence}")
+        proofs = {artifact.file: Proof.of(outcome.artifact)} if outcome.state is State.PROVEN else {}
+        node.publish(bundle, engines=[artifact], proofs=proofs, files=[TIMINGS] if timings else [])
+    return outcome
+
+
+def name_of(engine: Engine) -> str:
+    """The file of an engine in the node's cache; a bundle's own, of another flavour, may be for the same GPU."""
+    return f"native.{form_of(engine)}"
+
+
+def form_of(engine: Engine) -> str:
+    """What an engine's file is called, whoever it is for."""
+    return f"{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
+
+
+def recall_timings(cache: Path, before: Path, folder: Path) -> None:
+    """Copies what an earlier build measured, of this bundle or of another version, where there is such a one.
+
+    Args:
+        cache: The node's cache.
+        before: The bundle that was built.
+        folder: Where to copy it to.
+    """
+    try:
+        entry = open_entry(cache, open_bundle(before))
+    except (BundleError, CacheError):  # nothing depends on it but time
+        entry = None
+    if entry is not None and any(known.file == TIMINGS for known in entry.derived.files):
+        shutil.copyfile(entry.path / TIMINGS, folder / TIMINGS)
+
+
+def _own_target(graph_bytes: int) -> str:
+    """What to build for the GPU at hand: with the enterprise library on it, else with TensorRT for RTX for its kind.
+
+    Raises:
+        ExportError: There is no GPU or no TensorRT for it.
+        NoRoomError: Too little of the card is free.
+    """
+    machine = discovery.look()
+    if machine.problem:
+        raise ExportError(f"there is no GPU to build an engine for: {machine.problem}")
+    card = machine.cards[0]
+    if not machine.libraries["enterprise"].problem:
+        if card.free_bytes < (needed := _CARD_BYTES + _CARD_FACTOR * graph_bytes):
+            raise NoRoomError(
+                f"building on {card.name} needs about {needed / _GIB:.1f} GiB of its memory and"
+                f" {card.free_bytes / _GIB:.1f} GiB are free"
+            )
+        return tensorrt.NATIVE
+    if problem := machine.libraries["rtx"].problem:
+        raise ExportError(f"there is no TensorRT here that could build an engine: {problem}")
+    if card.target not in tensorrt.TARGETS:
+        raise ExportError(f"TensorRT for RTX builds no engine for {card.name}, whose kind is {card.target}")
+    return card.target

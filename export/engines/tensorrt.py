@@ -1,0 +1,230 @@
+"""TensorRT engines: ahead of time for a GPU that is not here, or on the GPU itself.
+
+Two flavours of one API. TensorRT for RTX builds for a named target with no GPU present and compiles its
+kernels at load time; the enterprise library times its kernels on the GPU at hand. Both take the fp16 graph
+before the fusions of ONNX Runtime (see `half`) and fuse by themselves.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from export.engines import free_space
+from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
+from export.errors import ExportError, NoRoomError
+from serving.host import available_cpus
+from serving.models.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
+from serving.models.verified_dir import digest
+from serving.scheduling.buckets import BUCKETS, bucket_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serving.models.manifest import Target
+
+Flavour = Literal["tensorrt_rtx", "tensorrt"]
+
+NATIVE = "native"
+CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "sm89": "SM89", "sm120": "SM120"}
+"""Targets of the builds ahead of time; the T4 is one of them by its name."""
+TARGETS = (*CAPABILITIES, NATIVE)
+"""What an engine can be built for."""
+GRAPH = "graph"
+"""No engine, but what each node builds its own of later, without PyTorch."""
+
+MAX_BATCH = 32
+_OPTIMAL_BATCH = 4
+WORKSPACE_BYTES = 2 << 30
+"""A T4 has 16 GB, for every model and every lane."""
+
+_MIB = 1 << 20
+_MEMORY_BYTES, _MEMORY_FACTOR = 400 * _MIB, 4.5
+"""Memory of a build with six profiles; measured for fp16 graphs of 43, 208 and 637 MiB: 491, 1113 and 2699 MiB."""
+_DISK_BYTES, _DISK_FACTOR = 64 * _MIB, 1.2
+"""Size of the engine; measured for the same: 70, 252 and 717 MiB."""
+
+
+@dataclass(slots=True, frozen=True)
+class Engine:
+    """What was built.
+
+    Attributes:
+        flavour: The library that built it, and that can run it.
+        version: That library's version; no other one opens the engine.
+        compute_capability: Of the GPU that it is for, as `7.5`.
+        profiles: Its optimization profiles, in the order of the sequence buckets.
+        size_bytes: Of the file.
+        build_seconds: From parsing the graph to the last byte.
+        peak_memory_bytes: The most memory that the build took.
+    """
+
+    flavour: Flavour
+    version: str
+    compute_capability: str
+    profiles: tuple[Profile, ...]
+    size_bytes: int
+    build_seconds: float
+    peak_memory_bytes: int
+
+
+def profiles(max_length: int) -> tuple[Profile, ...]:
+    """One optimization profile a sequence bucket, up to the bucket that holds the longest text.
+
+    The sequence length is fixed in each: an engine for 16 tokens was measured a third faster than one for 16
+    to 128. Batches have 1 to `MAX_BATCH` texts.
+    """
+    last = min(bucket_for(max_length), max_length)
+    lengths = [*takewhile(lambda bucket: bucket < last, BUCKETS), last]
+    return tuple(Profile((1, length), (_OPTIMAL_BATCH, length), (MAX_BATCH, length)) for length in lengths)
+
+
+def build(
+    graph: Path,
+    engine: Path,
+    target: str,
+    *,
+    max_length: int,
+    count: Callable[[int, int], None],
+    timing_cache: Path | None = None,
+) -> Engine:
+    """Builds an engine in a process of its own, and leaves no file if it fails.
+
+    Args:
+        graph: The fp16 graph before ONNX Runtime's fusions, with inputs [batch, sequence], or [batch, masks] (up to
+            `tensorrt_builder.MAX_MASKS`).
+        engine: The file to write.
+        target: One of `TARGETS`.
+        max_length: Tokens of the longest text.
+        count: Told how many percent of 100 are done.
+        timing_cache: For `native`: what earlier builds on this GPU measured; read if it is there, and written.
+
+    Raises:
+        ExportError: The engine cannot be built: why, and what to do.
+    """
+    if target not in TARGETS:
+        raise ExportError(f"no engine can be built for {target!r}; targets: {', '.join(TARGETS)}")
+    size = graph.stat().st_size
+    free_space.check(
+        f"building {engine.name}",
+        memory_bytes=int(_MEMORY_BYTES + _MEMORY_FACTOR * size),
+        folder=engine.parent,
+        disk_bytes=int(_DISK_BYTES + _DISK_FACTOR * size),
+    )
+    flavour: Flavour = "tensorrt" if target == NATIVE else "tensorrt_rtx"
+    partial = engine.with_name(f"{engine.name}.partial")
+    order = Build(
+        library=flavour,
+        graph=str(graph),
+        engine=str(partial),
+        capability=CAPABILITIES.get(target),
+        profiles=profiles(max_length),
+        workspace_bytes=WORKSPACE_BYTES,
+        threads=available_cpus(),
+        timing_cache=None if timing_cache is None else str(timing_cache),
+    )
+    try:
+        done = _carry_out(order, f"the TensorRT engine for {target} cannot be built", count)
+        partial.replace(engine)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Engine(
+        flavour=flavour,
+        version=done.version,
+        compute_capability=done.compute_capability,
+        profiles=order.profiles,
+        size_bytes=engine.stat().st_size,
+        build_seconds=done.seconds,
+        peak_memory_bytes=done.peak_memory_bytes,
+    )
+
+
+def artifact(made: Engine, file: Path) -> Artifact:
+    """What a manifest says of an engine; nobody has compared its answers with PyTorch's yet.
+
+    Args:
+        made: What was built.
+        file: Where it lies now.
+    """
+    return Artifact(
+        file=file.name,
+        kind="tensorrt",
+        precision="fp16",
+        target=target_of(made.compute_capability),
+        sha256=digest(file),
+        size_bytes=made.size_bytes,
+        batch_invariant=False,
+        parity=None,
+        invariance=None,
+        operators={},
+        engine=EngineBuild(
+            flavour="rtx" if made.flavour == "tensorrt_rtx" else "enterprise",
+            version=made.version,
+            compute_capability=made.compute_capability,
+            profiles=tuple(ShapeProfile(each.minimum, each.optimum, each.maximum) for each in made.profiles),
+        ),
+    )
+
+
+def target_of(compute_capability: str) -> Target:
+    """A compute capability as targets name it: `7.5` is `sm75`.
+
+    Raises:
+        ExportError: There is no such target.
+    """
+    wanted = f"sm{compute_capability.replace('.', '')}"
+    for target in GPUS:
+        if target == wanted:
+            return target
+    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
+
+
+def check_opens(engine: Path, flavour: Flavour) -> None:
+    """Opens an engine on the GPU at hand, in a process of its own.
+
+    Raises:
+        ExportError: There is no GPU, or the engine is not for it or for the installed library.
+    """
+    _carry_out(Load(flavour, str(engine)), f"{engine.name} cannot be opened", lambda _done, _total: None)
+
+
+def _carry_out(order: Order, subject: str, count: Callable[[int, int], None]) -> Done:
+    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
+    command = [sys.executable, "-P", "-m", "export.engines.tensorrt_builder", msgspec.json.encode(order).decode()]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            answer = _last_answer(process, count)
+        finally:
+            process.kill()
+    if isinstance(answer, Done):
+        return answer
+    if answer is None and process.returncode == -signal.SIGKILL:
+        raise NoRoomError(
+            f"{subject}: the system ended the builder, most likely for want of memory; free some, or give the"
+            " container more"
+        )
+    raise ExportError(f"{subject}: {answer.reason if answer else _death(process.returncode)}")
+
+
+def _last_answer(process: subprocess.Popen[bytes], count: Callable[[int, int], None]) -> Done | Failed | None:
+    """What the process says in the end; None if it dies without a word."""
+    for line in process.stdout or ():
+        answer: Answer = msgspec.json.decode(line, type=Answer)
+        if not isinstance(answer, Step):
+            return answer
+        count(answer.percent, 100)
+    process.wait()
+    return None
+
+
+def _death(code: int) -> str:
+    """What the end of a process without an answer means."""
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+    return f"TensorRT's process ended {how}; please report it with the model's configuration"

@@ -1,0 +1,332 @@
+"""The process that runs TensorRT's builder: `python -m export.engines.tensorrt_builder REQUEST`.
+
+The builder is native code that takes gigabytes and may crash, so it has a process of its own: its memory goes
+back to the system, its death is one sentence, and an interrupt stops it at once. It answers on its standard
+output, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving.engine.gpu import tensorrt_library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.engine.gpu.tensorrt_library import Native
+
+Shape = tuple[int, int]
+
+MAX_MASKS = 16
+"""Masks of a text that a fill-mask engine takes: each costs the logits of a whole vocabulary."""
+
+_DRIVER = "libcuda.so.1"
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+"""Numbers of the CUDA driver's device attributes."""
+_LEAST_CAPABILITY = (7, 5)
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """An optimization profile, the shapes [batch, sequence] of one sequence bucket.
+
+    Attributes:
+        minimum: The smallest.
+        optimum: The one to be fastest for.
+        maximum: The largest.
+    """
+
+    minimum: Shape
+    optimum: Shape
+    maximum: Shape
+
+    def shapes(self, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
+        """The three shapes of an input with these free dimensions; None if it can have none."""
+        if dimensions == ["batch", "sequence"]:
+            return self.minimum, self.optimum, self.maximum
+        if dimensions == ["batch", "masks"]:
+            most = min(MAX_MASKS, self.maximum[1])
+            return (self.minimum[0], 1), (self.optimum[0], 1), (self.maximum[0], most)
+        return None
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """The order to build an engine.
+
+    Attributes:
+        library: The module: `tensorrt_rtx` or `tensorrt`.
+        graph: The fp16 ONNX file.
+        engine: Where to write.
+        capability: `SM75` and so on, for a GPU that is not here; None for the one that is.
+        profiles: In the order of the sequence buckets.
+        workspace_bytes: Largest scratch memory on the GPU.
+        threads: Threads of the builder.
+        timing_cache: What earlier builds on this GPU measured, read and written; None for no such file.
+    """
+
+    library: str
+    graph: str
+    engine: str
+    capability: str | None
+    profiles: tuple[Profile, ...]
+    workspace_bytes: int
+    threads: int
+    timing_cache: str | None
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The order to open an engine on the GPU that is here."""
+
+    library: str
+    engine: str
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """How far the build is."""
+
+    percent: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why there is no engine."""
+
+    reason: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The engine is there.
+
+    Attributes:
+        version: The library's.
+        compute_capability: Of the GPU that the engine is for, as 7.5.
+        seconds: From parsing the graph to the engine's last byte.
+        peak_memory_bytes: The most memory that the process had.
+    """
+
+    version: str
+    compute_capability: str
+    seconds: float
+    peak_memory_bytes: int
+
+
+Order = Build | Load
+Answer = Step | Failed | Done
+
+
+class BuilderError(Exception):
+    """There is no engine; the message says why, worded to follow a colon."""
+
+
+def run(order: Order, report: Callable[[Answer], None]) -> Done:
+    """Carries an order out.
+
+    Args:
+        order: What to do.
+        report: Told of steps; an `OSError` of it stops the build.
+
+    Raises:
+        BuilderError: It cannot be done.
+    """
+    started = time.perf_counter()
+    target = order.capability if isinstance(order, Build) else None
+    # Asked before TensorRT is, which says less clearly that there is no GPU.
+    capability = f"{target[2:-1]}.{target[-1]}" if target else _own_capability()
+    try:
+        library = tensorrt_library.load("rtx" if order.library == "tensorrt_rtx" else "enterprise")
+    except tensorrt_library.LibraryMissing as error:
+        raise BuilderError(str(error)) from error
+    logger = tensorrt_library.logger(library)
+    try:
+        if isinstance(order, Build):
+            _Builder(library, logger).build(order, report)
+        else:
+            _open(library, logger, Path(order.engine))
+    except (TypeError, RuntimeError, MemoryError) as error:
+        # Where a native constructor answers null, pybind11 raises TypeError.
+        raise BuilderError(tensorrt_library.reason([*logger.errors, str(error)])) from error
+    return Done(library.__version__, capability, time.perf_counter() - started, _peak_memory_bytes())
+
+
+class _Builder:
+    """One flavour's builder; its objects end with the process."""
+
+    def __init__(self, library: Native, logger: Native) -> None:
+        self._library = library
+        self._logger = logger
+        self._builder = library.Builder(logger)
+
+    def build(self, order: Build, report: Callable[[Answer], None]) -> None:
+        """Parses the graph, builds, and writes the engine and the timing cache."""
+        self._builder.max_threads = order.threads
+        network = self._parse(order.graph)
+        config = self._builder.create_builder_config()
+        config.set_memory_pool_limit(self._library.MemoryPoolType.WORKSPACE, order.workspace_bytes)
+        monitor = _monitor(self._library, report)
+        config.progress_monitor = monitor
+        if order.capability:
+            self._aim(config, order.capability)
+        if order.timing_cache:
+            self._read_timings(config, Path(order.timing_cache))
+        for profile in order.profiles:
+            self._add(profile, network, config)
+        plan = self._builder.build_serialized_network(network, config)
+        if plan is None:
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
+        with Path(order.engine).open("wb") as file:
+            file.write(plan)
+        if order.timing_cache:
+            _replace(Path(order.timing_cache), config.get_timing_cache().serialize())
+
+    def _parse(self, graph: str) -> Native:
+        typed = 1 << int(self._library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        network = self._builder.create_network(typed)
+        parser = self._library.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(graph):
+            raise BuilderError(
+                tensorrt_library.reason([parser.get_error(at).desc() for at in range(parser.num_errors)])
+            )
+        layers = (network.get_layer(at) for at in range(network.num_layers))
+        products = [layer for layer in layers if layer.type == self._library.LayerType.MATRIX_MULTIPLY]
+        if any(layer.get_input(0).dtype == self._library.float32 for layer in products):
+            raise BuilderError(tensorrt_library.reason(["FP32 GEMM"]))
+        return network
+
+    def _aim(self, config: Native, capability: str) -> None:
+        """Sets the GPU that is not here: only TensorRT for RTX has these calls."""
+        known = self._library.ComputeCapability.__members__
+        if capability not in known:
+            raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not build for {capability.lower()}")
+        config.num_compute_capabilities = 1
+        if not config.set_compute_capability(known[capability], 0):
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
+
+    def _read_timings(self, config: Native, file: Path) -> None:
+        """A cache of another GPU or version is no error: TensorRT measures again, and the file is written anew."""
+        known = file.read_bytes() if file.exists() else b""
+        if not known or not config.set_timing_cache(config.create_timing_cache(known), False):
+            config.set_timing_cache(config.create_timing_cache(b""), False)
+
+    def _add(self, profile: Profile, network: Native, config: Native) -> None:
+        shapes = self._builder.create_optimization_profile()
+        for at in range(network.num_inputs):
+            tensor = network.get_input(at)
+            free = [tensor.get_dimension_name(axis) for axis, size in enumerate(tensor.shape) if size < 0]
+            triple = profile.shapes(free)
+            if triple is None:
+                raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
+            shapes.set_shape(tensor.name, *triple)
+        if config.add_optimization_profile(shapes) < 0:
+            raise BuilderError(tensorrt_library.reason(self._logger.errors))
+
+
+def _open(library: Native, logger: Native, engine: Path) -> None:
+    if tensorrt_library.runtime(library, logger).deserialize_cuda_engine(engine.read_bytes()) is None:
+        raise BuilderError(tensorrt_library.reason(logger.errors))
+
+
+def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
+    """A progress monitor of the library's own class, which reports whole percents.
+
+    Phases nest: a step of a phase is as far as the phase inside it. Called from the builder's threads.
+    """
+
+    class Percents(library.IProgressMonitor):  # type: ignore[misc]  # the class is known at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self._lock = threading.Lock()
+            self._phases: dict[str, list[int]] = {}
+            self._percent = -1
+
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:  # noqa: ARG002  the order tells
+            with self._lock:
+                self._phases[name] = [0, steps]
+
+        def phase_finish(self, name: str) -> None:
+            with self._lock:
+                self._phases.pop(name, None)
+
+        def step_complete(self, name: str, step: int) -> bool:
+            with self._lock:
+                if name in self._phases:
+                    self._phases[name][0] = step + 1
+                return self._tell()
+
+        def _tell(self) -> bool:
+            done, part = 0.0, 1.0
+            for step, steps in self._phases.values():
+                done, part = done + part * step / steps, part / steps
+            if int(100 * done) <= self._percent:
+                return True
+            self._percent = int(100 * done)
+            try:
+                report(Step(self._percent))
+            except OSError:  # nobody listens any more
+                return False
+            return True
+
+    return Percents()
+
+
+def _own_capability() -> str:
+    """The compute capability of the first GPU, asked of the driver."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        raise BuilderError(tensorrt_library.NO_DRIVER) from None
+    code = driver.cuInit(0)
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    code = code or driver.cuDeviceGet(ctypes.byref(device), 0)
+    code = code or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    code = code or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    if code:
+        raise BuilderError(f"the NVIDIA driver shows no GPU (CUDA error {code}); is the container given one?")
+    if (major.value, minor.value) < _LEAST_CAPABILITY:
+        raise BuilderError(
+            f"this GPU has compute capability {major.value}.{minor.value}; TensorRT needs 7.5 (T4) or newer"
+        )
+    return f"{major.value}.{minor.value}"
+
+
+def _peak_memory_bytes() -> int:
+    """Linux's own count for this program; `getrusage` would count what ran before it in the process."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(found[1]) * 1024 if found else 0
+
+
+def _replace(file: Path, content: bytes) -> None:
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
+
+
+def main(argv: list[str]) -> None:
+    """Carries out one order, given as JSON, and answers in lines of JSON."""
+    # An interrupt is for the export, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a library prints must not stand between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def report(answer: Answer) -> None:
+        answers.write(msgspec.json.encode(answer) + b"\n")
+
+    try:
+        report(run(msgspec.json.decode(argv[0], type=Order), report))
+    except BuilderError as error:
+        report(Failed(str(error)))
+    except OSError as error:
+        report(Failed(f"{error.filename or 'the engine'}: {error.strerror or error}"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

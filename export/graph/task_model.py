@@ -1,0 +1,231 @@
+"""PyTorch → ONNX: the encoder with the task's head, or its pooling, inside the graph."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+from export.errors import ExportError
+from export.graph import tensors
+from export.quiet import quiet
+from export.recipe import MAX_ONNX_BYTES
+from serving.models.manifest import IDS, MASK, POSITIONS, TYPES, graph_inputs, graph_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from serving.records import EncodedText, Row, TensorSpec
+
+OPSET = 17
+_GRAPH_SHARE = 0.99
+"""How much of an ONNX file the weights may take; the rest is for the graph itself."""
+
+_DTYPES = {"int32": np.int32, "float32": np.float32}
+
+
+class TaskModel(torch.nn.Module):
+    """A model of Transformers with one task's raw answer.
+
+    Called with the graph's inputs, integers [batch, sequence] (mask positions [batch, masks]), it answers the
+    graph's outputs, in the order of the two specifications.
+    """
+
+    def __init__(self, model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs(checkpoint)
+        self.outputs = outputs(checkpoint)
+        self._task = checkpoint.task
+        self._family = checkpoint.family
+        self._pooling = checkpoint.sentence.pooling
+        self._candidates = checkpoint.candidates
+        self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The raw answer to a batch."""
+        named = {spec.name: tensor for spec, tensor in zip(self.inputs, given, strict=True)}
+        # Without segments every token is of the first, and where the model looks that up it is told so: by itself
+        # it would gather them by position.
+        types = named.get(TYPES)
+        if types is None and self._family.model_type == "roberta":
+            types = torch.zeros_like(named[IDS])
+        common = {"input_ids": named[IDS], "attention_mask": named[MASK]}
+        if types is not None:
+            common["token_type_ids"] = types
+        if self._task == "embed":
+            return (self._pool(self.model(**common).last_hidden_state, named[MASK]),)
+        if self._task == "embed_tokens":
+            return (self.model(**common).last_hidden_state,)
+        if self._task == "fill_mask":
+            return self._fill(common, named[POSITIONS])
+        answer = self.model(**common)
+        if self._task == "answer":
+            return answer.start_logits, answer.end_logits
+        return (answer.logits,)
+
+    def answer(self, text: EncodedText) -> Row:
+        """PyTorch's answer to one text alone: its part of every output."""
+        ids = torch.tensor([text.ids], dtype=torch.int64)
+        types = torch.zeros_like(ids) if text.type_ids is None else torch.tensor([text.type_ids], dtype=torch.int64)
+        masks = (ids == self._mask_id).nonzero()[:, 1:].T
+        given = {IDS: ids, MASK: torch.ones_like(ids), TYPES: types, POSITIONS: masks}
+        with torch.inference_mode():
+            found = self(*(given[spec.name] for spec in self.inputs))
+        return tuple(
+            tensor[0].numpy().astype(_DTYPES[spec.dtype]) for spec, tensor in zip(self.outputs, found, strict=True)
+        )
+
+    def _pool(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`mean` is the mean of the token vectors where the mask is 1, `cls` the first token's vector.
+
+        As Sentence Transformers defines them; not normalised, since a request may ask for that or not.
+        """
+        if self._pooling == "cls":
+            return hidden[:, 0]
+        weight = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weight).sum(1) / weight.sum(1)
+
+    def _fill(self, common: dict[str, torch.Tensor], positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The best words of each mask. The head runs at the masks alone: it costs more than the encoder."""
+        encoder: Any = getattr(self.model, self._family.prefix.removesuffix("."))
+        hidden = encoder(**common).last_hidden_state
+        index = positions.to(torch.int64).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+        logits = _predict(self.model, hidden.gather(1, index))
+        best, ids = torch.topk(logits, self._candidates, dim=-1)
+        largest = best[..., :1]
+        total = (logits - largest).exp().sum(-1).log() + largest.squeeze(-1)
+        return ids.to(torch.int32), best, total
+
+
+def inputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
+    """The inputs of a checkpoint's graph."""
+    return graph_inputs(checkpoint.task, segments=checkpoint.family.segments)
+
+
+def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
+    """The outputs of a checkpoint's graph."""
+    return graph_outputs(
+        checkpoint.task,
+        hidden_size=checkpoint.hidden_size,
+        labels=len(checkpoint.labels.names),
+        candidates=checkpoint.candidates,
+    )
+
+
+def load(checkpoint: Checkpoint) -> TaskModel:
+    """Builds the model and fills it with the checkpoint's weights.
+
+    Raises:
+        ExportError: The weights are not those of this model, or too large for one ONNX file.
+    """
+    name = checkpoint.family.class_name(checkpoint.task)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        model = _build(getattr(transformers, name), checkpoint)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    if size > MAX_ONNX_BYTES * _GRAPH_SHARE:
+        raise ExportError(
+            f"checkpoint {checkpoint.source.path}: {size / 2**30:.2f} GiB of float32 weights do not fit into one "
+            "ONNX file, which holds less than 2 GiB"
+        )
+    weights = tensors.read(
+        checkpoint.weights,
+        model.state_dict(),
+        model=name,
+        prefix=checkpoint.family.prefix,
+        tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
+    )
+    # Assigned, not copied: a large model would be in memory twice.
+    model.load_state_dict(weights, assign=True)
+    return TaskModel(model, checkpoint).eval()
+
+
+def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
+    family, config = checkpoint.family, checkpoint.config
+    settings = {key: config[key] for key in family.sizes.values()}
+    known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id"]
+    settings |= {key: config[key] for key in known if key in config}
+    if family.epsilon:
+        settings["layer_norm_eps"] = config.get("layer_norm_eps", 1e-12)
+    if checkpoint.task in {"classify", "rerank", "tag"}:
+        settings["num_labels"] = len(checkpoint.labels.names) or 1
+    # The exporter and the fusions know this form of attention, and no other.
+    built = kind.config_class(**settings, attn_implementation="eager")
+    pools = checkpoint.task in {"embed", "embed_tokens"} and family.model_type in {"bert", "roberta", "megatron-bert"}
+    model: torch.nn.Module = kind(built, add_pooling_layer=False) if pools else kind(built)
+    return model
+
+
+def _predict(model: Any, hidden: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  one of Transformers' classes
+    """Every word's logit, by the head of a model for masked language modelling."""
+    if hasattr(model, "cls"):
+        logits: torch.Tensor = model.cls(hidden)
+    elif hasattr(model, "lm_head"):
+        logits = model.lm_head(hidden)
+    elif hasattr(model, "generator_lm_head"):
+        logits = model.generator_lm_head(model.generator_predictions(hidden))
+    else:
+        transformed = model.activation(model.vocab_transform(hidden))
+        logits = model.vocab_projector(model.vocab_layer_norm(transformed))
+    return logits
+
+
+def answers(
+    model: TaskModel, texts: Sequence[EncodedText], *, threads: int, count: Callable[[int, int], None]
+) -> list[Row]:
+    """PyTorch's answers to the texts, each alone.
+
+    One text a thread, and PyTorch itself on one: its own threads wait for one another at every operator,
+    which on a busy machine was seen to take thirty times as long.
+
+    Args:
+        model: The model.
+        texts: At least one.
+        threads: Texts to run at once.
+        count: Told how many of how many texts are done.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads)
+    rows = []
+    try:
+        for row in pool.map(model.answer, texts):
+            rows.append(row)
+            count(len(rows), len(texts))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+    return rows
+
+
+def write(model: TaskModel, path: Path) -> None:
+    """Writes the ONNX graph.
+
+    Inputs and outputs as the manifest describes them; integers are int32 (int64 would cost casts inside).
+    """
+    example = torch.arange(16, dtype=torch.int32).reshape(2, 8) % 4 + 2
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
+    given = {IDS: example, MASK: mask, TYPES: torch.zeros_like(example), POSITIONS: example[:, :3]}
+    with quiet():
+        torch.onnx.export(
+            model,
+            tuple(given[spec.name] for spec in model.inputs),
+            path,
+            input_names=[spec.name for spec in model.inputs],
+            output_names=[spec.name for spec in model.outputs],
+            dynamic_axes={spec.name: _axes(spec) for spec in (*model.inputs, *model.outputs)},
+            opset_version=OPSET,
+            # The fusions match what the exporter that traces writes.
+            dynamo=False,
+        )
+
+
+def _axes(spec: TensorSpec) -> dict[int, str]:
+    second = "masks" if spec.name in {POSITIONS, "top_ids", "top_logits", "logsumexp"} else "sequence"
+    names = ("batch", second)
+    return {axis: names[axis] for axis, size in enumerate(spec.shape) if size == -1}

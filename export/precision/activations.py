@@ -1,0 +1,84 @@
+"""Runs a graph on text to see what its matrices are multiplied with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from export.precision.equalise import Seen
+from serving.engine.padding import Padder
+from serving.records import Batch, ModelIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from export.precision.products import Product
+    from serving.engine.base import ModelSpec
+    from serving.records import EncodedText
+
+_ROWS = 256
+"""Tokens whose activations are kept whole: BERT-base's are 65 MB."""
+
+
+def observe(
+    path: Path,
+    products: Sequence[Product],
+    texts: Sequence[EncodedText],
+    spec: ModelSpec,
+    threads: int,
+    count: Callable[[int, int], None],
+) -> list[Seen]:
+    """What was seen of each product's activations over the texts, each alone.
+
+    Args:
+        path: A fp32 graph; a copy with more outputs is written beside it.
+        products: Of that graph.
+        texts: Calibration text.
+        spec: What the graph takes.
+        threads: Cores to use.
+        count: Told how many of how many texts are done.
+    """
+    names = [product.activations for product in products]
+    session = _session(_probe(path, names), threads)
+    padder, rng = Padder(spec), np.random.default_rng(0)
+    share = -(-_ROWS // len(texts))
+    found: list[list[Seen]] = []
+    for done, text in enumerate(texts, 1):
+        tensors = padder.tensors(Batch(ModelIndex(0), [text]))
+        found.append([_look(values, share, rng) for values in session.run(names, tensors)])
+        count(done, len(texts))
+    return [_joined(parts) for parts in zip(*found, strict=True)]
+
+
+def _look(values: NDArray[np.float32], share: int, rng: np.random.Generator) -> Seen:
+    tokens = values.reshape(-1, values.shape[-1])
+    return Seen(tokens.min(axis=0), tokens.max(axis=0), tokens[rng.permutation(len(tokens))[:share]])
+
+
+def _joined(parts: Sequence[Seen]) -> Seen:
+    return Seen(
+        np.min([part.low for part in parts], axis=0),
+        np.max([part.high for part in parts], axis=0),
+        np.concatenate([part.rows for part in parts]),
+    )
+
+
+def _probe(path: Path, names: Sequence[str]) -> Path:
+    """The graph with the activations among its outputs."""
+    model = onnx.load(path)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    probe = path.with_name(f"probe.{path.name}")
+    onnx.save(model, probe)
+    return probe
+
+
+def _session(path: Path, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,109 @@
+"""The texts that activations are looked at on, for INT8 with fixed ranges."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from export.errors import ExportError
+from export.texts import corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from export.texts.corpus import Text
+
+LEAST_TEXTS = 16
+MOST_TEXTS = 128
+"""More change nothing that was measured, and cost time."""
+
+OWN = "the package's own texts"
+
+
+@dataclass(slots=True, frozen=True)
+class Calibration:
+    """Calibration text.
+
+    Attributes:
+        source: Where it is from: a file's name, or `OWN`.
+        texts: At most `MOST_TEXTS`.
+    """
+
+    source: str
+    texts: Sequence[Text]
+
+
+def own() -> Calibration:
+    """Every second of the package's own texts: the comparison with PyTorch shows what the others lose."""
+    return Calibration(OWN, corpus.read()[::2])
+
+
+def read(path: Path, column: str | None) -> Calibration:
+    """Reads a file of texts.
+
+    Args:
+        path: One text a line; or, by its suffix, `.jsonl` with an object of `text` and perhaps `pair` a line, or
+            `.csv` or `.tsv` with texts in a column.
+        column: The column's number from 1 on, or its name in the first row; None for the first column.
+
+    Raises:
+        ExportError: It cannot be read as that, or holds too few texts.
+    """
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ExportError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path}: not UTF-8, at byte {error.start}") from error
+    texts = list(dict.fromkeys(_texts(path, content, column)))
+    if len(texts) < LEAST_TEXTS:
+        raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {LEAST_TEXTS}")
+    # From the whole file, evenly: it may be sorted.
+    chosen = [texts[place * len(texts) // MOST_TEXTS] for place in range(MOST_TEXTS)]
+    return Calibration(path.name, chosen if len(texts) > MOST_TEXTS else texts)
+
+
+def _texts(path: Path, content: str, column: str | None) -> Iterable[Text]:
+    if path.suffix in {".csv", ".tsv"}:
+        return _column(path, content, column)
+    if column is not None:
+        raise ExportError(f"{path}: only a .csv or .tsv file has columns")
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    if path.suffix == ".jsonl":
+        return [_object(path, number, line) for number, line in lines]
+    return [line.strip() for _, line in lines]
+
+
+def _column(path: Path, content: str, column: str | None) -> list[Text]:
+    try:
+        rows = corpus.table(content, path.suffix)
+    except csv.Error as error:
+        raise ExportError(f"{path}: not a table: {error}") from error
+    if not rows:
+        return []
+    head, place = rows[0], 0
+    if column is not None and column.isdecimal():
+        place = int(column) - 1
+    elif column is not None:
+        if column not in head:
+            raise ExportError(f"{path}: no column {column!r}; the first row is {', '.join(head)}")
+        place, rows = head.index(column), rows[1:]
+    if not 0 <= place < len(head):
+        raise ExportError(f"{path}: no column {column}; there are {len(head)}")
+    return [row[place] for row in rows if len(row) > place and row[place].strip()]
+
+
+def _object(path: Path, number: int, line: str) -> Text:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ExportError(f"{path}, line {number}: not JSON: {error}") from error
+    parts = [entry]
+    if isinstance(entry, dict):
+        parts = [entry.get("text"), *([entry["pair"]] if "pair" in entry else [])]
+    if not all(isinstance(part, str) and part.strip() for part in parts):
+        raise ExportError(f"{path}, line {number}: not an object with a `text`, or a text")
+    return (parts[0], parts[1]) if len(parts) > 1 else parts[0]

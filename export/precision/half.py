@@ -1,0 +1,287 @@
+"""fp32 → fp16 with FP32 islands: no input, however unlucky, can overflow.
+
+Matrix products run in fp16, and so does what stands between two of them: bias, activation, the splitting into
+heads. Everything else is FP32: normalisations with the residual additions before them, softmax with its scale
+and mask, pooling. The islands are found by structure, so a new architecture needs no new names. No product is
+in an island, since TensorRT has no FP32 product for the T4 (compute capability 7.5).
+
+A product whose result could leave fp16's range (see `ranges`) is stored divided by a power of two, which costs
+no precision: the division is folded into its weights and undone in the next island.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from export.errors import ExportError
+from export.graph import nodes
+from export.precision import ranges
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from onnx import GraphProto, NodeProto
+
+    Array = NDArray[np.float32]
+
+LARGEST = 65504.0
+"""fp16's largest number."""
+
+_ROOM = 4.0
+"""How far below `LARGEST` the bound of a product is kept: a bias may follow, and rounding."""
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+_FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
+_LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
+"""What commutes with a scale by a power of two."""
+_BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
+"""What may run in fp16 between two products."""
+
+
+def convert(source: Path, target: Path) -> None:
+    """Writes the fp16 form of an fp32 graph.
+
+    Inputs stay as they are, outputs stay float32.
+
+    Args:
+        source: The graph, as exported (for TensorRT, which fuses by itself) or after the fusions (for ONNX
+            Runtime's CUDA provider).
+        target: Where to write.
+
+    Raises:
+        ExportError: A weight lies outside of what fp16 can hold, or the graph cannot be kept in range.
+    """
+    model = onnx.load(source)
+    nodes.lift_constants(model.graph)
+    _Conversion(model.graph).run()
+    onnx.save(model, target)
+
+
+class _Conversion:
+    """Decides node by node, in topological order, and writes the graph anew."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._graph = graph
+        self._constants = _float_constants(graph)
+        self._floats = nodes.activations(graph, self._constants.keys(), TensorProto.FLOAT)
+        self._ranges = ranges.of_graph(graph, self._constants)
+        self._producers = {name: node for node in graph.node for name in node.output}
+        self._outputs = {output.name for output in graph.output}
+        self._planned = self._plan()
+        self._least_exponents = self._demands()
+        self._exponents: dict[str, int] = {}
+        """The fp16 tensors: as which power of two their values are to be multiplied with."""
+        self._nodes: list[NodeProto] = []
+        self._made: dict[str, NDArray[np.float16] | Array] = {}
+        self._names: dict[tuple[str, bool], str] = {}
+        """Under which name a tensor is found in fp16 (true) and in FP32 (false)."""
+
+    def run(self) -> None:
+        """Replaces the nodes and the float initialisers."""
+        for node in self._graph.node:
+            exponent = self._exponent(node) if node.output[0] in self._planned else None
+            if exponent is None:
+                self._keep(node)
+            else:
+                self._halve(node, exponent)
+        kept = [tensor for tensor in self._graph.initializer if tensor.name not in self._constants]
+        del self._graph.node[:], self._graph.value_info[:], self._graph.initializer[:]
+        self._graph.node.extend(self._nodes)
+        self._graph.initializer.extend(kept)
+        self._graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in self._made.items())
+
+    def _plan(self) -> set[str]:
+        """First outputs of the nodes to run in fp16: products, tables, and what only stands between products."""
+        consumers = _consumers(self._graph)
+        after: set[str] = set()
+        for node in self._graph.node:
+            sources = {name for name in node.input if name in self._floats}
+            if _is_product(node) or (node.op_type in _BETWEEN and sources and sources <= after):
+                after.update(node.output)
+        before: set[str] = set()
+        for node in reversed(self._graph.node):
+            users = [user for name in node.output for user in consumers[name]]
+            leads_on = bool(users) and all(_is_product(user) or user.output[0] in before for user in users)
+            if node.op_type in _BETWEEN and leads_on and self._outputs.isdisjoint(node.output):
+                before.update(node.output)
+        between = after & before
+        return {
+            node.output[0]
+            for node in self._graph.node
+            if _is_product(node) or self._is_table(node) or node.output[0] in between
+        }
+
+    def _is_table(self, node: NodeProto) -> bool:
+        return node.op_type == "Gather" and node.input[0] in self._constants
+
+    def _demands(self) -> dict[str, int]:
+        """Scores multiply two activations, so what they are to be divided by is asked of the queries' weights."""
+        demands: dict[str, int] = {}
+        for node in self._graph.node:
+            if node.op_type == "MatMul" and self._floats.issuperset(node.input):
+                at = self._origin(node.input[0])
+                demands[at] = max(demands.get(at, 0), self._needed(node.output[0]))
+        return demands
+
+    def _origin(self, name: str) -> str:
+        """The tensor that this one is made of by linear steps in fp16, where its exponent can be chosen."""
+        while name in self._planned and not _is_product(node := self._producers[name]):
+            name = next(source for source in node.input if source in self._floats)
+        return name
+
+    def _needed(self, name: str) -> int:
+        """By which power of two the tensor has to be divided to fit."""
+        peak = self._ranges[name].peak if name in self._ranges else 0
+        return max(0, math.ceil(math.log2(peak * _ROOM / LARGEST))) if peak > 0 else 0
+
+    def _exponent(self, node: NodeProto) -> int | None:
+        """The exponent of the node's fp16 result; None where it has to be computed in FP32."""
+        name = node.output[0]
+        given = [self._exponent_given(source) for source in node.input if source in self._floats]
+        if node.op_type in _PRODUCTS and len(given) == 1:
+            return max(*given, self._needed(name), self._least_exponents.get(name, 0))
+        exponent = _carried(node, given)
+        if exponent is not None and (name not in self._ranges or self._ranges[name].peak <= LARGEST * 2.0**exponent):
+            return exponent
+        if _is_product(node):
+            raise ExportError(
+                f"{node.op_type} {node.name or name}: its result can leave fp16's range; export another precision"
+            )
+        return None
+
+    def _exponent_given(self, name: str) -> int:
+        given = self._exponents.get(name)
+        return max(self._needed(name), self._least_exponents.get(name, 0)) if given is None else given
+
+    def _keep(self, node: NodeProto) -> None:
+        """Takes a node over as it is, with its inputs in FP32."""
+        factor = self._factor_to_absorb(node)
+        inputs = [self._single(name) if factor is None else self._absorbed(name, factor) for name in node.input]
+        self._nodes.append(nodes.copy(node, inputs))
+
+    def _factor_to_absorb(self, node: NodeProto) -> float | None:
+        """What divided scores need when their own scale follows: it can undo the division as well."""
+        divided = [name for name in node.input if self._exponents.get(name)]
+        scales = [name for name in node.input if name in self._constants and self._constants[name].size == 1]
+        return 2.0 ** self._exponents[divided[0]] if node.op_type == "Mul" and divided and scales else None
+
+    def _absorbed(self, name: str, factor: float) -> str:
+        if name in self._exponents:
+            return self._cast(name, f"{name}:undivided by {factor:g}", TensorProto.FLOAT)
+        self._made[f"{name}:times {factor:g}"] = self._constants[name] * np.float32(factor)
+        return f"{name}:times {factor:g}"
+
+    def _halve(self, node: NodeProto, exponent: int) -> None:
+        """Takes a node over with fp16 inputs and outputs."""
+        inputs = [
+            self._half_constant(name, self._constant_exponent(node, position, exponent))
+            if name in self._constants
+            else self._half(name)
+            for position, name in enumerate(node.input)
+        ]
+        renamed = [f"{name}:fp16" if name in self._outputs else name for name in node.output]
+        copy = nodes.copy(node, inputs)
+        copy.output[:] = renamed
+        self._nodes.append(copy)
+        self._exponents.update(dict.fromkeys(renamed, exponent))
+        for name, half in zip(node.output, renamed, strict=True):
+            if name != half:
+                self._restore(half, name)
+
+    def _constant_exponent(self, node: NodeProto, position: int, exponent: int) -> int:
+        """By which power of two a constant is divided so that the result is."""
+        if node.op_type in _PRODUCTS and position == 1:
+            return exponent - self._exponent_given(node.input[0])
+        return exponent if node.op_type in ("Add", "Sub", "Gemm") else 0
+
+    def _half(self, name: str) -> str:
+        """The tensor in fp16."""
+        if name not in self._floats or name in self._exponents:
+            return name
+        if (name, True) not in self._names:
+            exponent = self._exponent_given(name)
+            source = self._times(name, -exponent) if exponent else name
+            self._names[name, True] = self._cast(source, f"{name}:fp16", TensorProto.FLOAT16)
+            self._exponents[f"{name}:fp16"] = exponent
+        return self._names[name, True]
+
+    def _single(self, name: str) -> str:
+        """The tensor in FP32."""
+        if name in self._constants:
+            self._made[name] = self._constants[name]
+        if name not in self._exponents:
+            return name
+        if (name, False) not in self._names:
+            self._names[name, False] = self._restore(name, f"{name}:fp32")
+        return self._names[name, False]
+
+    def _restore(self, half: str, single: str) -> str:
+        exponent = self._exponents[half]
+        if not exponent:
+            return self._cast(half, single, TensorProto.FLOAT)
+        return self._times(self._cast(half, f"{single}:divided", TensorProto.FLOAT), exponent, single)
+
+    def _half_constant(self, name: str, exponent: int) -> str:
+        made = f"{name}:fp16:{exponent}"
+        if made not in self._made:
+            array = self._constants[name] * np.float32(2.0**-exponent)
+            peak = np.abs(array).max(initial=0)
+            if not peak <= LARGEST:
+                raise ExportError(
+                    f"{name} holds {peak:.3g}, and fp16 nothing beyond {LARGEST:g}; export another precision"
+                )
+            self._made[made] = array.astype(np.float16)
+        return made
+
+    def _cast(self, source: str, target: str, to: int) -> str:
+        self._nodes.append(nodes.cast(source, target, to))
+        return target
+
+    def _times(self, source: str, exponent: int, target: str = "") -> str:
+        factor, target = f"two to the {exponent}", target or f"{source}:divided"
+        self._made[factor] = np.array(2.0**exponent, np.float32)
+        self._nodes.append(helper.make_node("Mul", [source, factor], [target], name=target))
+        return target
+
+
+def _is_product(node: NodeProto) -> bool:
+    return node.op_type in _PRODUCTS or node.op_type in _FUSED_PRODUCTS
+
+
+def _carried(node: NodeProto, given: list[int]) -> int | None:
+    """The exponent that a node's result has when its inputs have these; None if fp16 cannot carry it."""
+    if node.op_type in _PRODUCTS or node.op_type == "Mul":
+        return sum(given)
+    if node.op_type in _LINEAR and len(set(given)) == 1 and not (node.op_type == "Div" and len(given) > 1):
+        return given[0]
+    return None if any(given) else 0
+
+
+def _float_constants(graph: GraphProto) -> dict[str, Array]:
+    """The float32 initialisers.
+
+    A scalar beyond fp16's range is a mask's -inf or -3.4e38. It becomes fp16's lowest number: e to the power
+    of that is 0 all the same, and finite in whatever type a runtime adds it.
+    """
+    arrays = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+    }
+    return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}
+
+
+def _consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
+    """Who reads a tensor's values; its shape may be read by anyone."""
+    consumers: dict[str, list[NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size"):
+            for name in node.input:
+                consumers[name].append(node)
+    return consumers

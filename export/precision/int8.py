@@ -1,0 +1,106 @@
+"""The INT8 artifacts of one export: looks at activations on calibration text, and quantises by what was seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import onnx
+
+from export.errors import ExportError
+from export.graph import optimize
+from export.precision import activations, calibration, openvino, quantize
+from export.precision.equalise import choose
+from export.precision.products import Constants, find
+from export.texts import corpus
+from serving.host import available_cpus
+from serving.models.manifest import Quantisation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from export.precision.equalise import Cut
+    from export.progress import Progress
+    from export.recipe import Recipe
+    from serving.engine.base import ModelSpec
+    from serving.records import EncodedText
+
+FORMS = frozenset({"int8", "int8-openvino"})
+
+Way = Literal["static", "dynamic"]
+WAYS: tuple[Way, ...] = ("static", "dynamic")
+"""The faster way first; an artifact is made the next way where it does not keep its limits."""
+
+
+class Int8:
+    """Makes INT8 artifacts from the graphs of one export."""
+
+    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Reads the calibration text.
+
+        Raises:
+            ExportError: The file cannot be read, or nothing would use it.
+        """
+        self._checkpoint, self._progress = checkpoint, progress
+        if recipe.calibration is None:
+            self._calibration = calibration.own()
+        elif FORMS.isdisjoint(recipe.forms):
+            raise ExportError(f"{recipe.calibration}: calibration is for INT8, which was not asked for")
+        else:
+            self._calibration = calibration.read(recipe.calibration, recipe.calibration_column)
+        self._cuts: dict[Path, dict[str, Cut]] = {}
+
+    def make(self, form: str, path: Path, way: Way, fused: Path, raw: Path, spec: Callable[[Path], ModelSpec]) -> None:
+        """Writes an artifact.
+
+        Args:
+            form: One of `FORMS`.
+            path: Where to.
+            way: How activations become 8 bits.
+            fused: The graph after the fusions.
+            raw: The graph before.
+            spec: What a graph at some path takes.
+
+        Raises:
+            ExportError: Some matrix was not quantised.
+        """
+        shape = optimize.shape_of(self._checkpoint)
+        if form == "int8":
+            quantize.quantize(fused, path, shape, self._cuts_of(fused, spec), static=way == "static")
+        else:
+            cuts = self._cuts_of(raw, spec) if way == "static" else None
+            openvino.quantize(raw, path, layers=shape.layers, cuts=cuts)
+
+    def told(self, form: str, way: Way) -> Quantisation:
+        """What the manifest says of an artifact."""
+        if form != "int8" and way == "dynamic":
+            return Quantisation(way)
+        return Quantisation(way, self._calibration.source, len(self._calibration.texts))
+
+    def _cuts_of(self, path: Path, spec: Callable[[Path], ModelSpec]) -> dict[str, Cut]:
+        """How a graph's activations are cut; decided once."""
+        if path not in self._cuts:
+            texts = self._checkpoint.encode(corpus.for_task(self._calibration.texts, self._checkpoint.task))
+            self._cuts[path] = cuts_of(path, spec(path), texts, self._progress.count)
+        return self._cuts[path]
+
+
+def cuts_of(
+    path: Path, spec: ModelSpec, texts: Sequence[EncodedText], count: Callable[[int, int], None]
+) -> dict[str, Cut]:
+    """How the activations of a graph's products are cut, by their names.
+
+    Args:
+        path: A fp32 graph.
+        spec: What it takes.
+        texts: Calibration text.
+        count: Told how many of how many texts are done.
+    """
+    graph = onnx.load(path).graph
+    products, constants = find(graph), Constants(graph)
+    seen = activations.observe(path, products, texts, spec, available_cpus(), count)
+    return {
+        product.activations: choose(found, constants.joined(product.weights))
+        for product, found in zip(products, seen, strict=True)
+    }

@@ -1,0 +1,95 @@
+"""PyTorch's answers as a file of the bundle, so that an artifact can be proven again where there is no PyTorch.
+
+Format: safetensors. `ids` and `types`, int32, hold the tokens of all texts one after another, `lengths` how many
+each text has; `output.<name>` one output's numbers of all texts. The texts as people read them stand in the
+metadata under `texts`, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from export.errors import ExportError
+from export.proof.parity import Reference
+from serving.records import EncodedText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from export.proof.decisions import Judge
+
+REFERENCE = "reference.safetensors"
+
+
+def write(path: Path, judge: Judge, reference: Reference) -> None:
+    """Writes the answers.
+
+    Args:
+        path: Where to.
+        judge: Knows the outputs.
+        reference: Texts and answers.
+    """
+    ids = [np.frombuffer(text.ids, np.int32) for text in reference.encoded]
+    types = [
+        np.zeros(len(text.ids), np.int32) if text.type_ids is None else np.frombuffer(text.type_ids, np.int32)
+        for text in reference.encoded
+    ]
+    tensors = {
+        "ids": np.concatenate(ids),
+        "types": np.concatenate(types),
+        "lengths": np.array([len(part) for part in ids], np.int32),
+    }
+    for place, spec in enumerate(judge.outputs):
+        tensors[f"output.{spec.name}"] = np.concatenate([row[place].ravel() for row in reference.rows])
+    save_file(tensors, path, {"texts": json.dumps(reference.texts, ensure_ascii=False)})
+
+
+def read(path: Path, judge: Judge) -> Reference:
+    """Reads the answers of a bundle.
+
+    Args:
+        path: The file.
+        judge: Knows the outputs.
+
+    Raises:
+        ExportError: The file is damaged, or not of this model.
+    """
+    try:
+        with safe_open(path, framework="numpy") as handle:
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  not a mapping
+            texts = json.loads(handle.metadata()["texts"])
+        lengths = [int(length) for length in tensors["lengths"]]
+        encoded = [
+            EncodedText(array("i", ids.tobytes()), array("i", types.tobytes()) if types.any() else None)
+            for ids, types in zip(_parts(tensors["ids"], lengths), _parts(tensors["types"], lengths), strict=True)
+        ]
+        columns = []
+        for spec in judge.outputs:
+            sizes = judge.sizes(spec, encoded)
+            fixed = [size for size in spec.shape[1:] if size != -1]
+            parts = _parts(tensors[f"output.{spec.name}"], [size * int(np.prod(fixed)) for size in sizes])
+            varies = len(spec.shape) > 1 and spec.shape[1] == -1
+            columns.append(
+                [part.reshape([size, *fixed] if varies else fixed) for part, size in zip(parts, sizes, strict=True)]
+            )
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"{path}: not the reference of this model: {error!r}") from error
+    shown = [(text[0], text[1]) if isinstance(text, list) else str(text) for text in texts]
+    return Reference(shown, encoded, list(zip(*columns, strict=True)))
+
+
+def _parts(values: NDArray[np.generic], sizes: Iterable[int]) -> list[NDArray[np.generic]]:
+    ends = [0, *accumulate(sizes)]
+    if ends[-1] != len(values):
+        raise ValueError(f"{len(values)} numbers, {ends[-1]} expected")
+    return [values[start:end] for start, end in pairwise(ends)]

@@ -1,0 +1,253 @@
+"""Repeats an export's proof where the bundle lies, without PyTorch: its answers are in the bundle."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from export.checkpoint.vocabulary import BareExceptions, Vocabulary
+from export.engines.opening import gpu_obstacle, open_engine
+from export.errors import ExportError
+from export.proof import accuracy, parity, reference
+from export.proof.decisions import Judge
+from export.recipe import limits_of
+from export.texts import corpus
+from serving.engine.base import ModelSpec
+from serving.models.bundle import BundleError
+from serving.models.manifest import TOKENIZER, Accuracy
+from serving.models.node_cache import CacheWriter, Proof
+from serving.models.verified_dir import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from export.progress import Progress
+    from serving.engine.base import Engine
+    from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact, Manifest
+
+
+class State(Enum):
+    """What became of an artifact."""
+
+    KEPT = "kept"
+    """It was proven before and keeps its limits here."""
+
+    PROVEN = "proven"
+    """Nobody had run it before; it keeps its limits."""
+
+    BROKEN = "broken"
+    """It breaks a limit, or cannot be run by what should run it."""
+
+    UNCHECKED = "unchecked"
+    """This machine cannot run it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """What was found of one artifact.
+
+    Attributes:
+        artifact: With the figures of this machine; as the manifest has it where it was not run.
+        state: What became of it.
+        sentence: For a person, to follow the file's name.
+    """
+
+    artifact: Artifact
+    state: State
+    sentence: str
+
+
+def verify(
+    bundle: Bundle,
+    references: Sequence[Path],
+    threads: int,
+    progress: Progress,
+    artifacts: Sequence[Artifact] | None = None,
+) -> list[Outcome]:
+    """Compares every artifact that this machine can run with PyTorch's answers in the bundle.
+
+    Args:
+        bundle: An opened bundle: its digests, its containment and its operators have been checked.
+        references: Files of labelled text that the export was given too, to repeat the task's own metric.
+        threads: Cores to use.
+        progress: Told of every stage.
+        artifacts: Those of its artifacts that matter; None for all.
+
+    Raises:
+        ExportError: The bundle does not hold what can be compared with, or a reference does not fit.
+    """
+    return _Verification(bundle, references, threads, progress).run(
+        bundle.artifacts if artifacts is None else artifacts
+    )
+
+
+def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
+    """Puts what was proven into the node's cache, and takes out of it what turned out to be wrong.
+
+    Returns:
+        The directory of the cache that holds it now.
+
+    Raises:
+        CacheError: It cannot lie there.
+    """
+    judged = [outcome for outcome in outcomes if outcome.state is not State.UNCHECKED]
+    proofs = {o.artifact.file: None if o.state is State.BROKEN else Proof.of(o.artifact) for o in judged}
+    with CacheWriter(cache, bundle.manifest.model, bundle.manifest.version) as writer:
+        return writer.publish(bundle, proofs=proofs).path
+
+
+class _Verification:
+    def __init__(self, bundle: Bundle, references: Sequence[Path], threads: int, progress: Progress) -> None:
+        manifest = bundle.manifest
+        self._bundle, self._manifest = bundle, manifest
+        self._threads, self._progress = threads, progress
+        self._judge = Judge(manifest.task, manifest.outputs, manifest.special_ids, multi_label=manifest.multi_label)
+        content = (bundle.path / TOKENIZER).read_bytes()
+        self._vocabulary = Vocabulary(content, manifest.special_ids, None)
+        with progress.stage("reading PyTorch's answers"):
+            self._reference = self._answers()
+            self._examples = [self._labelled(path) for path in references]
+
+    def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
+        return [self._outcome(artifact) for artifact in artifacts]
+
+    def _answers(self) -> parity.Reference:
+        """PyTorch's answers; they are to texts, so the tokenizer has to give the very ids that PyTorch was given."""
+        path, manifest = self._bundle.path, self._manifest
+        if reference.REFERENCE not in {entry.file for entry in manifest.files}:
+            raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
+        found = reference.read(path / reference.REFERENCE, self._judge)
+        if len(found.texts) < corpus.LEAST_TEXTS:
+            raise ExportError(
+                f"bundle {path}: {reference.REFERENCE} holds {len(found.texts)} texts; {corpus.LEAST_TEXTS} are needed"
+            )
+        with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
+            encoded = self._vocabulary.encode(found.texts, manifest.max_length)
+        if manifest.task == "fill_mask":
+            encoded = corpus.with_masks(encoded, manifest.special_ids)
+        if encoded != list(found.encoded):
+            raise ExportError(f"bundle {path}: {TOKENIZER} gives other token ids than PyTorch was given")
+        return found
+
+    def _labelled(self, path: Path) -> accuracy.Examples:
+        manifest = self._manifest
+        reader = accuracy.Reader(
+            manifest.task, self._vocabulary, manifest.max_length, manifest.labels, manifest.multi_label
+        )
+        examples = reader.read(path)
+        if not _pytorch_scores(manifest, examples):
+            raise ExportError(
+                f"{path}: the bundle holds no score of PyTorch's on {examples.count} examples of {examples.name};"
+                " give the file to `bertserve export --reference` too"
+            )
+        return examples
+
+    def _outcome(self, artifact: Artifact) -> Outcome:
+        obstacle = _obstacle(artifact)
+        if obstacle is not None:
+            return Outcome(artifact, State.UNCHECKED, f"was not run: {obstacle}")
+        limits = limits_of(artifact, self._manifest.task)
+        try:
+            with self._progress.stage(f"comparing {artifact.file} with PyTorch"):
+                engine = self._engine(artifact)
+                verdict = parity.verify(
+                    engine,
+                    self._judge,
+                    self._reference,
+                    limits,
+                    max_length=self._manifest.max_length,
+                    count=self._progress.count,
+                )
+                figures = [figure for examples in self._examples for figure in self._scores(engine, examples)]
+        except (BundleError, ExportError) as error:
+            return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
+        found = msgspec.structs.replace(
+            artifact,
+            parity=verdict.parity,
+            invariance=verdict.invariance,
+            batch_invariant=verdict.batch_invariant,
+            accuracy=tuple(figures),
+        )
+        broken = verdict.broken | parity.broken_accuracy(figures, limits)
+        faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
+        if artifact.batch_invariant and not verdict.batch_invariant:
+            faults.append(
+                "its answers change with padding or with the other texts of a batch, which its manifest denies"
+            )
+        if faults:
+            return Outcome(found, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
+        if artifact.proven:
+            return Outcome(found, State.KEPT, f"keeps its limits{_but(artifact)}")
+        return Outcome(found, State.PROVEN, "was unproven, and is proven on this machine")
+
+    def _scores(self, engine: Engine, examples: accuracy.Examples) -> list[Accuracy]:
+        rows = parity.answers(engine, self._judge, examples.texts, self._progress.count)
+        pytorch = _pytorch_scores(self._manifest, examples)
+        return [
+            Accuracy(metric, examples.name, examples.count, pytorch[metric], value)
+            for metric, value in examples.score(rows).items()
+            if metric in pytorch
+        ]
+
+    def _engine(self, artifact: Artifact) -> Engine:
+        path = (self._bundle.place_of(artifact) or self._bundle.path) / artifact.file
+        # Where the GPU is that it is for, that is what proves it.
+        if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
+            spec = msgspec.structs.replace(self._spec(path, artifact.sha256), build=artifact.engine)
+            return open_engine(spec, artifact.target, self._threads)
+        # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
+        from export.precision import emulation  # noqa: PLC0415
+
+        with TemporaryDirectory() as folder:
+            twin = Path(folder) / artifact.file
+            emulation.emulate(path, twin)
+            return open_engine(self._spec(twin, digest(twin)), "cpu", self._threads)
+
+    def _spec(self, path: Path, sha256: str) -> ModelSpec:
+        manifest = self._manifest
+        return ModelSpec(
+            name=path.name,
+            path=str(path),
+            sha256=sha256,
+            # So that one wide lane takes padding and batches.
+            batch_invariant=True,
+            vocab_size=manifest.vocab_size,
+            max_length=manifest.max_length,
+            special_ids=manifest.special_ids,
+            inputs=tuple(tensor.name for tensor in manifest.inputs),
+            outputs=manifest.outputs,
+        )
+
+
+def _obstacle(artifact: Artifact) -> str | None:
+    """Why this machine cannot run an artifact; None where it can."""
+    if artifact.engine is not None:
+        obstacle = gpu_obstacle(artifact)
+        capability = artifact.engine.compute_capability
+        return f"it is a TensorRT engine for compute capability {capability}: {obstacle}" if obstacle else None
+    if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
+        return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
+    if artifact.target == "openvino" and importlib.util.find_spec("openvino") is None:
+        return "it is for OpenVINO, which is not installed: pip install bertserve[openvino]"
+    return None
+
+
+def _pytorch_scores(manifest: Manifest, examples: accuracy.Examples) -> dict[str, float]:
+    """What PyTorch scored on that file at the export, by metric."""
+    return {
+        figure.metric: figure.pytorch
+        for artifact in manifest.artifacts
+        for figure in artifact.accuracy
+        if (figure.reference, figure.examples) == (examples.name, examples.count)
+    }
+
+
+def _but(artifact: Artifact) -> str:
+    return f", but for those that its recipe let it break: {', '.join(artifact.waived)}" if artifact.waived else ""

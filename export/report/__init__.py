@@ -1,0 +1,1 @@
+"""A bundle for people: on a terminal and as a page."""

@@ -1,0 +1,89 @@
+"""How long an artifact takes on this machine: a small grid over batch and sequence, for the report."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from export.errors import ExportError
+from export.proof.parity import text_of_length
+from serving.records import Batch, BatchOutput, ModelIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from export.proof.parity import Count
+    from serving.engine.base import Engine
+    from serving.records import EncodedText
+
+BATCHES = (1, 8)
+LENGTHS = (16, 32, 128)
+
+_CELL_S = 0.2
+_MOST_RUNS = 15
+_TOTAL_S = 4.0
+"""What an artifact's grid may take; a cell that would go beyond is left out."""
+
+
+@dataclass(slots=True, frozen=True)
+class Latency:
+    """One cell of the grid.
+
+    Attributes:
+        batch: Texts.
+        tokens: Of each text, special ones included.
+        p50_ms: The median of `runs` runs, tokenising and the server's own work not included.
+    """
+
+    batch: int
+    tokens: int
+    p50_ms: float
+    runs: int
+
+
+def measure(
+    engine: Engine, texts: Sequence[EncodedText], *, max_length: int, batches: Sequence[int], count: Count
+) -> list[Latency]:
+    """Measures the cells that fit into a few seconds, the cheap ones first.
+
+    Args:
+        engine: Runs the artifact as its only model, on its first lane.
+        texts: What texts of each length are made of.
+        max_length: The model's longest input in tokens.
+        batches: Sizes to measure.
+        count: Told how many of how many cells are done.
+
+    Raises:
+        ExportError: The engine failed on a batch.
+    """
+    lengths = sorted({min(length, max_length) for length in LENGTHS})
+    cells = [(batch, tokens) for batch in batches for tokens in lengths]
+    end = time.perf_counter() + _TOTAL_S
+    found: dict[tuple[int, int], Latency] = {}
+    for done, (batch, tokens) in enumerate(cells, 1):
+        alone = found.get((1, tokens))
+        # A first run, which is not counted, and a second.
+        expected_s = 2 * batch * alone.p50_ms / 1e3 if alone else 0.0
+        if time.perf_counter() + expected_s < end:
+            found[batch, tokens] = _cell(engine, [text_of_length(texts, tokens)] * batch)
+        count(done, len(cells))
+    return list(found.values())
+
+
+def _cell(engine: Engine, texts: Sequence[EncodedText]) -> Latency:
+    _run(engine, texts)
+    started, runs = time.perf_counter(), list[float]()
+    while not runs or (len(runs) < _MOST_RUNS and time.perf_counter() - started < _CELL_S):
+        runs.append(_run(engine, texts))
+    return Latency(len(texts), len(texts[0].ids), statistics.median(runs), len(runs))
+
+
+def _run(engine: Engine, texts: Sequence[EncodedText]) -> float:
+    results: list[object] = []
+    started = time.perf_counter()
+    engine.submit(0, Batch(ModelIndex(0), texts), results.append)
+    if not isinstance(results[0], BatchOutput):
+        raise ExportError(f"the engine failed on a batch of {len(texts)} texts: {results[0]}")
+    return (time.perf_counter() - started) * 1e3

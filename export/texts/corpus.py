@@ -1,0 +1,95 @@
+"""The texts that artifacts are compared on, in the form that each task takes."""
+
+from __future__ import annotations
+
+import csv
+import importlib.resources
+import json
+from array import array
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from export.errors import ExportError
+from serving.records import EncodedText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from serving.models.manifest import Task
+
+LEAST_TEXTS = 256
+"""Texts that batch invariance has to be proven on."""
+
+Text = str | tuple[str, str]
+
+_PARTNER_STRIDE = 101
+_PARTNER_CHARACTERS = 600
+_MASK_EVERY = 7
+_SHOWN_CHARACTERS = 120
+
+
+def read() -> list[Text]:
+    """The texts and pairs of texts/parity.jsonl: one JSON object a line, with `text` and maybe `pair`.
+
+    Raises:
+        ExportError: The file is not in the installation, or is damaged.
+    """
+    file = importlib.resources.files("export.texts") / "parity.jsonl"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        texts = [_text(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"export/texts/parity.jsonl cannot be read; install bertserve again: {error!r}") from error
+    if len(texts) < LEAST_TEXTS:
+        raise ExportError(f"export/texts/parity.jsonl holds {len(texts)} texts; {LEAST_TEXTS} are needed")
+    return texts
+
+
+def for_task(texts: Sequence[Text], task: Task) -> list[Text]:
+    """The texts as inputs of a task: rerank and answer take pairs, which are made of the texts, the shorter first."""
+    if task not in {"rerank", "answer"}:
+        return list(texts)
+    return [
+        text if isinstance(text, tuple) else _paired(text, texts[index * _PARTNER_STRIDE % len(texts)])
+        for index, text in enumerate(texts, 1)
+    ]
+
+
+def with_masks(texts: Iterable[EncodedText], special_ids: dict[str, int]) -> list[EncodedText]:
+    """The texts with every seventh token, at least one, replaced by the mask token."""
+    kept = set(special_ids.values()) - {special_ids.get("unk", -1)}
+    return [_masked(text, kept, special_ids["mask"]) for text in texts]
+
+
+def shown(text: Text) -> str:
+    """A text as a report quotes it, shortened."""
+    whole = " / ".join(text) if isinstance(text, tuple) else text
+    line = " ".join(whole.split())
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
+
+
+def table(content: str, suffix: str) -> list[list[str]]:
+    """The rows of a table: CSV, or TSV in which a quotation mark is a character like others."""
+    lines = content.splitlines(keepends=True)
+    if suffix == ".csv":
+        return [row for row in csv.reader(lines) if row]
+    return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+
+
+def _text(entry: dict[str, Any]) -> Text:
+    return (str(entry["text"]), str(entry["pair"])) if "pair" in entry else str(entry["text"])
+
+
+def _paired(text: str, partner: Text) -> tuple[str, str]:
+    other = partner[0] if isinstance(partner, tuple) else partner
+    short, long = sorted((text[:_PARTNER_CHARACTERS], other[:_PARTNER_CHARACTERS]), key=len)
+    return short, long
+
+
+def _masked(text: EncodedText, kept: set[int], mask: int) -> EncodedText:
+    ids = array("i", text.ids)
+    places = count()
+    for index, token in enumerate(ids):
+        if token not in kept and next(places) % _MASK_EVERY == 0:
+            ids[index] = mask
+    return EncodedText(ids, text.type_ids)

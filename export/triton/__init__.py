@@ -1,0 +1,1 @@
+"""A bundle as a Triton model repository."""
