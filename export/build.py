@@ -19,12 +19,12 @@ import torch
 import transformers
 
 from export.engines import native, tensorrt
-from export.engines.opening import open_engine
 from export.errors import BrokenLimitError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
+from export.proof.engine import open_engine
 from export.recipe import FORMS
 from export.report import latency, page
 from export.texts import corpus

@@ -1,1 +1,1 @@
-"""The engines that prove artifacts, and the TensorRT engines that an export builds."""
+"""TensorRT engines: for GPUs elsewhere, and for the one at hand."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from export.checkpoint.vocabulary import BareExceptions, Vocabulary
-from export.engines.opening import gpu_obstacle, open_engine
 from export.errors import ExportError
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
+from export.proof.engine import gpu_obstacle, open_engine
 from export.recipe import limits_of
 from export.texts import corpus
 from serving.engine.base import ModelSpec

@@ -12,9 +12,9 @@ from onnx import numpy_helper
 from export.build import judge_of
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
-from export.engines.opening import open_engine
 from export.graph import optimize, task_model
 from export.proof import decisions, parity
+from export.proof.engine import open_engine
 from export.recipe import LIMITS, Recipe
 from export.texts import corpus
 from serving.models.manifest import Accuracy, Invariance, Parity

@@ -13,11 +13,11 @@ import transformers
 from export.build import judge_of
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
-from export.engines.opening import open_engine
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import int8, quantize
 from export.proof import parity, reference
+from export.proof.engine import open_engine
 from export.texts import corpus
 from serving.engine.base import ModelSpec
 from serving.models.verified_dir import digest
