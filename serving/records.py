@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence, Sized
-from typing import Generic, Literal, NewType, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NewType, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -204,6 +204,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         timeout_ms: The client's own limit; None means the server's default.
         priority: One of `PRIORITIES`.
         request_id: Echoed to the client and written into logs.
+        trace: What is noted of the request for the access log and for spans; None where both are off.
     """
 
     inputs: Sequence[TextInput]
@@ -217,6 +218,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
     prompt_name: str | None = None
     timeout_ms: float | None = None
     priority: int = DEFAULT_PRIORITY
+    trace: RequestTrace | None = None
 
 
 class EncodedText(msgspec.Struct, frozen=True):
@@ -313,6 +315,79 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     timings: Timings
     tokens: int
     truncated_tokens: int
+
+
+class RequestTrace(msgspec.Struct):
+    """What is noted of one request for the access log and for spans.
+
+    The transport begins and ends it, the pipeline fills in the rest. Times are in seconds of the clock
+    `time.perf_counter`; 0 stands for what did not happen.
+
+    Attributes:
+        protocol: The transport.
+        method: HTTP's method; `POST` for gRPC.
+        route: The route, with the names of a path's parts in place of what the client wrote there; `?` for an
+            unknown path.
+        request_id: As in replies and logs.
+        began: When the request was complete.
+        bytes_in: Size of the body or message.
+        traceparent: W3C's header, as it came.
+        tracestate: W3C's header, as it came.
+        decoded: When the pipeline got the request.
+        queued: When its texts were queued.
+        computed: When the last of them was computed.
+        ended: When its reply was made.
+        bytes_out: Size of the reply's body or message.
+        status: HTTP's status, or the name of gRPC's.
+        reason: `ok`, or the reason of its error.
+        error_status: The HTTP status of its error, whatever the transport; 0 without an error.
+        model: The model that answered; this and what follows only where there was an answer.
+        version: Its version.
+        texts: Inputs answered.
+        tokens: Tokens computed.
+        truncated_tokens: Tokens cut off.
+        timings: As the client sees them.
+    """
+
+    protocol: Literal["http", "grpc"]
+    method: str
+    route: str
+    request_id: str
+    began: float
+    bytes_in: int = 0
+    traceparent: bytes | None = None
+    tracestate: bytes | None = None
+    decoded: float = 0.0
+    queued: float = 0.0
+    computed: float = 0.0
+    ended: float = 0.0
+    bytes_out: int = 0
+    status: int | str = 0
+    reason: str = "ok"
+    error_status: int = 0
+    model: str = ""
+    version: str = ""
+    texts: int = 0
+    tokens: int = 0
+    truncated_tokens: int = 0
+    timings: Timings | None = None
+
+    def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
+        """Notes an answer, without keeping it."""
+        self.queued, self.computed = queued, computed
+        self.model, self.version = outcome.model, outcome.version
+        self.texts, self.tokens, self.truncated_tokens = len(outcome.answer), outcome.tokens, outcome.truncated_tokens
+        self.timings = outcome.timings
+
+    def failed(self, reason: str, http_status: int, status: int | str) -> None:
+        """Notes an error, without keeping it: its traceback holds the whole request.
+
+        Args:
+            reason: Why the client gets no answer.
+            http_status: The error's status over HTTP.
+            status: The status that this transport answers.
+        """
+        self.reason, self.error_status, self.status = reason, http_status, status
 
 
 class Token(msgspec.Struct, frozen=True):

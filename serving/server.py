@@ -18,10 +18,8 @@ from serving.engine.process.fleet import start_engine
 from serving.engine.process.supervisor import EngineFailed, Supervisor
 from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady, StartupError
-from serving.grpc import guard
 from serving.grpc.server import GrpcListener
 from serving.host import available_cpus
-from serving.http import exchange
 from serving.http.apis import (
     cohere,
     console,
@@ -62,13 +60,12 @@ from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
 from serving.security.tls import LEAST_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
-from serving.telemetry import access, catalogue
+from serving.telemetry import catalogue
 from serving.telemetry.gpus import GpuWatch
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
-from serving.telemetry.refusals import Refusals
+from serving.telemetry.requests import Refusals, RequestObserver, write_access_line
 from serving.telemetry.tracing import Sampler, SpanCounts
-from serving.watched import Watch, WatchedDispatcher, WatchedPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -143,13 +140,12 @@ class Server:
         scheduler = FifoScheduler if settings.scheduling == "fifo" else Scheduler
         spans = SpanCounts()
         self._exporter = exporter = _exporter(settings, spans)
-        sinks = [access.write] if settings.access_log else []
+        sinks = [write_access_line] if settings.access_log else []
         if exporter:
             sinks.append(Sampler(settings.trace_sample, exporter.keep).record)
-        watch = Watch(sinks) if sinks else None
-        dispatchers, pipelines = (WatchedDispatcher, WatchedPipeline) if watch else (Dispatcher, Pipeline)
-        self._dispatcher = dispatcher = dispatchers(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
-        self._pipeline = pipeline = pipelines(
+        observer = RequestObserver(sinks) if sinks else None
+        self._dispatcher = dispatcher = Dispatcher(policy, settings.max_queue_tokens, metrics, scheduler=scheduler)
+        self._pipeline = pipeline = Pipeline(
             settings=settings,
             repository=repository,
             lifecycle=lifecycle,
@@ -188,8 +184,7 @@ class Server:
             settings.cache_dir,
         )
         self._upgrade = self._upgrading(engines)
-        refused = Refusals(metrics, log_writer.limit).refused
-        record_error = watch.recorder(refused) if watch else refused
+        record_error = Refusals(metrics, log_writer.limit).refused
         self._recent = Recent(metrics)
         probes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, self._status().report)
         v2_service = V2Service(pipeline, repository, lifecycle, settings, self._versions)
@@ -215,8 +210,7 @@ class Server:
             record_error,
             keys=keys,
             tls=tls,
-            answer=watch.grpc if watch else guard.answer,
-            answer_one=watch.grpc_one if watch else guard.answer_one,
+            observer=observer,
         )
         openapi, cors = document(api, SERVER_VERSION, keyed=keys is not None), Cors.of(settings)
         self._http = HttpListener(
@@ -228,7 +222,7 @@ class Server:
             keys=keys,
             tls=tls,
             cors=cors,
-            answer=watch.http if watch else exchange.answer,
+            observer=observer,
         )
         self._probes = ProbeListener(
             Routes([replace(op, open=op.open or op.path == "/metrics") for op in probes]),

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from serving.errors import BertserveError, BodyTooLarge, ClientGone, MalformedRequest, SlowRequest, UnsupportedMediaType
 from serving.grpc.details import retry_details
+from serving.grpc.guard import answer
 from serving.grpc.h2.headers import block, status_field
 from serving.grpc.h2.streams import Stream
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.message import Message
 
     from serving.grpc.h2.connection import Http2Connection
     from serving.grpc.port import Port
+    from serving.records import RequestTrace
 
 _NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -56,14 +57,14 @@ class Method:
         kind: The message that it takes.
         unary: From the message and its call to the reply; or
         streaming: to several, one after another; or
-        duplex: from each message of a stream, and the call of all of them, to its reply.
+        duplex: from each message of a stream, the call of all of them and the message's trace, to its reply.
         open: Whether it needs no API key where the server has some.
     """
 
     kind: type[Message]
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
-    duplex: Callable[[Any, Any], Awaitable[Message]] | None = None
+    duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
     open: bool = False
 
 
@@ -84,15 +85,17 @@ class Head:
     fields: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-Answer = Callable[[Method, bytes, "Call", bytes], Coroutine[Any, Any, None]]
-AnswerOne = Callable[[Method, bytes, "Call", bytes], Coroutine[Any, Any, bytes | BertserveError]]
-"""`guard.answer` and `guard.answer_one`, or what stands in their place."""
-
-
 class Call(Stream):
-    """One call, as its method and the guard see it."""
+    """One call, as its method and the guard see it.
 
-    __slots__ = ("_body", "_connection", "_deadline", "_head", "_headed", "_method", "_port", "_task", "_trailing")
+    Attributes:
+        trace: What is noted of it for the access log and for spans; None where both are off.
+    """
+
+    __slots__ = (
+        *("_body", "_connection", "_deadline", "_head", "_headed", "_method", "_port", "_task", "_trailing"),
+        "trace",
+    )
 
     def __init__(self, port: Port, connection: Http2Connection, number: int, head: Head) -> None:
         super().__init__(number)
@@ -106,6 +109,7 @@ class Call(Stream):
         self._task: asyncio.Task[None] | None = None
         self._trailing: Metadata = ()
         self._headed = False
+        self.trace: RequestTrace | None = None
 
     # What methods use.
 
@@ -121,9 +125,11 @@ class Call(Stream):
         """A field of the request's headers."""
         return self._head.fields.get(name)
 
-    def record(self, error: BertserveError, given: str = "") -> None:
-        """Counts an error that does not end the call, of the message that has this id."""
-        self._port.record_error(error, self.identity(given))
+    def record(self, error: BertserveError, given: str = "", trace: RequestTrace | None = None) -> None:
+        """Counts an error that does not end the call, of the message that has this id and this trace."""
+        identity = self.identity(given)
+        self._port.record_error(error, identity)
+        _note_error(trace, error, identity)
 
     def identity(self, given: str = "") -> str:
         """What a request is called in the log: by the call's metadata, by its own message, or by us."""
@@ -149,6 +155,7 @@ class Call(Stream):
         """Ends the call with an error; `identity` is what its request is called, where its message said so."""
         identity = identity or self.identity()
         self._port.record_error(error, identity)
+        _note_error(self.trace, error, identity)
         refusal = trailers_of(error, identity)
         self._connection.refuse(self, refusal if self._headed else HEAD + refusal)
 
@@ -182,14 +189,15 @@ class Call(Stream):
         else:
             message = data[PREFIX.size :] if self._body is None else bytes(self._body[PREFIX.size :])
             self._body = None
-            work = self._port.answer(self._method, message, self, self._encoding if compressed else b"")
+            encoding = self._encoding if compressed else b""
+            work = answer(self._method, message, self, encoding, self._port.observer)
             self._task = asyncio.get_running_loop().create_task(work)
 
     def lost(self) -> None:
         """Ends the method: nobody waits for it."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            self.record(ClientGone("the client cancelled the call"))
+            self.record(ClientGone("the client cancelled the call"), trace=self.trace)
 
     def too_slow(self) -> None:
         """Refuses a message that does not arrive."""
@@ -205,6 +213,12 @@ class Call(Stream):
         data = b"" if message is None else PREFIX.pack(0, len(message)) + message
         headed, self._headed = self._headed, True
         self._connection.reply(self, None if headed else HEAD, data, trailers)
+
+
+def _note_error(trace: RequestTrace | None, error: BertserveError, identity: str) -> None:
+    if trace is not None:
+        trace.failed(error.reason, error.http_status, error.grpc_code)
+        trace.request_id = identity
 
 
 def trailers_of(error: BertserveError, identity: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from serving.errors import BertserveError, BodyTooLarge, ClientGone, MalformedRequest, NotReady
 from serving.grpc.calls import PREFIX, Call
+from serving.grpc.guard import answer_one
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Conversation(Call):
             self._send_answers()
             while not self._draining and len(self._answers) < _MOST_ANSWERS and (message := self._next()):
                 compressed, data = message
-                work = self._port.answer_one(self._method, data, self, self._encoding if compressed else b"")
+                encoding = self._encoding if compressed else b""
+                work = answer_one(self._method, data, self, encoding, self._port.observer)
                 self._answers.append(asyncio.get_running_loop().create_task(work))
                 self._answers[-1].add_done_callback(self._advance)
         except BertserveError as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from serving.errors import BertserveError, InternalError, MalformedRequest, UnsupportedMediaType
+from serving.errors import BertserveError, ClientGone, InternalError, MalformedRequest, UnsupportedMediaType
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated
 
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call, Method
+    from serving.records import RequestTrace
+    from serving.telemetry.requests import RequestObserver
 
 log = logging.getLogger("bertserve.grpc")
 
 _BARE = "internal error; the server's log has the details under this request id"
 
 
-async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"") -> None:
+async def answer(
+    method: Method, data: bytes, call: Call, encoding: bytes = b"", observer: RequestObserver | None = None
+) -> None:
     """Runs a method on a message and ends its call, well or with an error.
 
     Args:
@@ -30,15 +35,21 @@ async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"")
         data: The message.
         call: Its call.
         encoding: What the message is compressed with; empty for nothing.
+        observer: Traces the request.
     """
     request: Message | None = None
+    if observer is not None:
+        call.trace = _trace_of(call, data, observer)
     try:
         if encoding:
             data = await inflate(data, encoding, call.body_limit)
         request = _parse(method.kind, data)
+        _name(call.trace, call, request)
         if method.unary is not None:
-            reply = await method.unary(request, call)
-            call.finish(reply.SerializeToString())
+            reply = (await method.unary(request, call)).SerializeToString()
+            call.finish(reply)
+            if call.trace is not None:
+                call.trace.bytes_out = len(reply)
         elif method.streaming is not None:
             async for message in method.streaming(request, call):
                 await call.send(message.SerializeToString())
@@ -49,20 +60,57 @@ async def answer(method: Method, data: bytes, call: Call, encoding: bytes = b"")
         identity = _identity(call, request)
         log.exception("a call failed", extra=fields(request_id=identity))
         call.refuse(InternalError(_BARE), identity)
+    finally:
+        if observer is not None and call.trace is not None:
+            observer.end(call.trace)
 
 
-async def answer_one(method: Method, data: bytes, call: Call, encoding: bytes) -> bytes | BertserveError:
+async def answer_one(
+    method: Method, data: bytes, call: Call, encoding: bytes, observer: RequestObserver | None = None
+) -> bytes | BertserveError:
     """Runs a method on one message of several; the reply, or the error with which the call ends."""
+    trace = None if observer is None else _trace_of(call, data, observer)
+    error: BertserveError | None = None
+    reply = b""
     try:
         if encoding:
             data = await inflate(data, encoding, call.body_limit)
         request = _parse(method.kind, data)
-        return b"" if method.duplex is None else (await method.duplex(request, call)).SerializeToString()
-    except BertserveError as error:
-        return error
+        _name(trace, call, request)
+        if method.duplex is not None:
+            reply = (await method.duplex(request, call, trace)).SerializeToString()
+    except BertserveError as refusal:
+        error = refusal
+    except asyncio.CancelledError:
+        error = ClientGone("the client cancelled the call")
+        raise
     except Exception:  # the gRPC boundary
         log.exception("a call failed", extra=fields(request_id=call.identity()))
-        return InternalError(_BARE)
+        error = InternalError(_BARE)
+    finally:
+        if observer is not None and trace is not None:
+            trace.bytes_out = len(reply)
+            if error is not None:
+                trace.failed(error.reason, error.http_status, error.grpc_code)
+            observer.end(trace)
+    return reply if error is None else error
+
+
+def _trace_of(call: Call, data: bytes, observer: RequestObserver) -> RequestTrace:
+    route = (call.metadata(b":path") or b"?").decode("latin-1")  # a method's own: others are refused before
+    trace = observer.begin(
+        *("grpc", "POST", route, call.identity(), time.perf_counter(), len(data)),
+        traceparent=call.metadata(b"traceparent"),
+        tracestate=call.metadata(b"tracestate"),
+    )
+    trace.status = "OK"
+    return trace
+
+
+def _name(trace: RequestTrace | None, call: Call, request: Message) -> None:
+    """Names a request in its trace as its message does, where the message says so."""
+    if trace is not None and (given := getattr(request, "id", "")):
+        trace.request_id = call.identity(given)
 
 
 async def inflate(data: bytes, encoding: bytes, limit: int) -> bytes:

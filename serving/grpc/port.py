@@ -17,7 +17,6 @@ from serving.errors import (
 )
 from serving.grpc.calls import CONTENT_TYPE, OK_STATUS, Call, Head, Method, trailers_of
 from serving.grpc.conversation import Conversation
-from serving.grpc.guard import answer, answer_one
 from serving.grpc.h2.frames import Code, StreamFault
 from serving.grpc.h2.headers import size_of, status_field
 from serving.grpc.h2.streams import Stream
@@ -27,12 +26,12 @@ from serving.security.keys import refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.grpc.calls import Answer, AnswerOne
     from serving.grpc.h2.connection import Http2Connection
     from serving.grpc.h2.headers import Fields
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
+    from serving.telemetry.requests import RequestObserver
 
 OPEN_BYTES = 4096
 """Of a message of a caller without a key: there is nothing of that size to ask."""
@@ -55,8 +54,7 @@ class Port:
         settings: Limits.
         record_error: Told of each error.
         keys: What all but the open methods need one of.
-        answer: What runs a method on a message.
-        answer_one: The same for one message of several.
+        observer: Traces requests; None where nothing reads the traces.
         connections: All that are there.
     """
 
@@ -64,8 +62,7 @@ class Port:
     settings: Settings
     record_error: RecordError
     keys: ApiKeys | None = None
-    answer: Answer = answer
-    answer_one: AnswerOne = answer_one
+    observer: RequestObserver | None = None
     connections: set[Http2Connection] = field(default_factory=set)
 
     def open(self, connection: Http2Connection, number: int, head: Head | BertserveError) -> Stream:

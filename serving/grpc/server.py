@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from serving.grpc.guard import answer, answer_one
 from serving.grpc.h2.connection import Http2Connection
 from serving.grpc.port import Port
 from serving.grpc.services.health import SERVICE as HEALTH
@@ -19,13 +18,13 @@ from serving.net.ports import keep_alive
 if TYPE_CHECKING:
     import socket
 
-    from serving.grpc.calls import Answer, AnswerOne
     from serving.inference.pipeline import Pipeline
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
+    from serving.telemetry.requests import RequestObserver
 
 _TICK_S = 1.0
 
@@ -47,15 +46,14 @@ class GrpcListener:
         *,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
-        answer: Answer = answer,
-        answer_one: AnswerOne = answer_one,
+        observer: RequestObserver | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
         self.health = HealthService([SERVICE])
         methods = InferenceService(v2_service, pipeline).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
-        self._port = Port(methods, settings, record_error, keys, answer, answer_one)
+        self._port = Port(methods, settings, record_error, keys, observer)
         self._acceptor = Acceptor(opened, lambda: Http2Connection(self._port), tls, "h2")
         keep_alive(opened)
         self._clock: asyncio.TimerHandle | None = None

@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 import httptools
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
-from serving.http.exchange import Answer, HttpReply, HttpRequest, answer, error_reply
+from serving.http.exchange import HttpReply, HttpRequest, answer, error_reply
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from serving.http.routing import Routes
     from serving.net.requests import RecordError
     from serving.settings import Settings
+    from serving.telemetry.requests import RequestObserver
 
 _FRAMING_BYTES = 6 * 65_536
 """What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
@@ -84,7 +85,7 @@ class Port:
         limits: What a request may take.
         closing: Whether replies should ask clients to close their connections.
         record_error: Told of each error reply.
-        answer: What runs a request's handler.
+        observer: Traces requests; None where nothing reads the traces.
         date: The Date header, a whole line.
         connections: All that are open.
     """
@@ -93,7 +94,7 @@ class Port:
     limits: Limits
     closing: Callable[[], bool]
     record_error: RecordError
-    answer: Answer = answer
+    observer: RequestObserver | None = None
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)
 
@@ -273,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
         port = self._port
-        reply = await port.answer(request, port.routes.find, port.record_error, self._limits.body_bytes)
+        reply = await answer(request, port.routes.find, port.record_error, self._limits.body_bytes, port.observer)
         if reply is None:
             return
         if not self._writable.is_set():

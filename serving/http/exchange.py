@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +22,19 @@ from serving.errors import (
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
+    RouteNotFound,
     Unauthenticated,
     UnsupportedMediaType,
 )
 from serving.http.faults import error_body, status_of
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated, priority_of
-from serving.records import DEFAULT_PRIORITY
+from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
     from serving.net.requests import RecordError
     from serving.records import Outcome
+    from serving.telemetry.requests import RequestObserver
 
 log = logging.getLogger("bertserve.http")
 
@@ -54,6 +56,7 @@ class HttpRequest(msgspec.Struct):
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
         parameters: The parts of the path that its route names.
+        trace: What is noted of the request for the access log and for spans; None where both are off.
     """
 
     method: str
@@ -63,6 +66,7 @@ class HttpRequest(msgspec.Struct):
     request_id: str
     arrival: float
     parameters: dict[str, str] = {}
+    trace: RequestTrace | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""
@@ -204,17 +208,12 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
 
 
-Answer = Callable[
-    [HttpRequest, Callable[[HttpRequest], Handler], "RecordError", int], Coroutine[Any, Any, HttpReply | None]
-]
-"""`answer`, or what stands in its place."""
-
-
 async def answer(
     request: HttpRequest,
     find: Callable[[HttpRequest], Handler],
     record_error: RecordError,
     body_limit: int,
+    observer: RequestObserver | None = None,
 ) -> HttpReply | None:
     """Runs the handler of a request; None where its client has gone.
 
@@ -223,21 +222,51 @@ async def answer(
         find: Gives its handler, or raises.
         record_error: Told of each error.
         body_limit: Bytes that a compressed body may grow to.
+        observer: Traces the request.
     """
-    error: BertserveError
+    if observer is not None:
+        request.trace = _trace_of(request, observer)
+    error: BertserveError | None = None
+    reply: HttpReply | None = None
     try:
         handler = find(request)
         if request.body and b"content-encoding" in request.headers:
             await request.inflate(body_limit)
-        return await handler(request)
+        reply = await handler(request)
     except BertserveError as refusal:
         error = refusal
+        reply = error_reply(request.path, error, request.request_id)
     except asyncio.CancelledError:
         # Only the end of the client's connection cancels an exchange: there is nobody to answer.
-        record_error(ClientGone("the client closed the connection"), request.request_id)
-        return None
+        error = ClientGone("the client closed the connection")
     except Exception:  # the HTTP boundary
         log.exception("a request failed", extra=fields(request_id=request.request_id))
         error = InternalError("internal error; the server's log has the details under this request id")
-    record_error(error, request.request_id)
-    return error_reply(request.path, error, request.request_id)
+        reply = error_reply(request.path, error, request.request_id)
+    if error is not None:
+        record_error(error, request.request_id)
+    if observer is not None and request.trace is not None:
+        _note_reply(request.trace, request, reply, error)
+        observer.end(request.trace)
+    return reply
+
+
+def _trace_of(request: HttpRequest, observer: RequestObserver) -> RequestTrace:
+    headers = request.headers
+    return observer.begin(
+        *("http", request.method, "?", request.request_id, request.arrival, len(request.body)),
+        traceparent=headers.get(b"traceparent"),
+        tracestate=headers.get(b"tracestate"),
+    )
+
+
+def _note_reply(
+    trace: RequestTrace, request: HttpRequest, reply: HttpReply | None, error: BertserveError | None
+) -> None:
+    if error is not None:
+        trace.failed(error.reason, error.http_status, error.http_status)
+    if reply is not None:
+        trace.status, trace.bytes_out = reply.status, len(reply.body)
+    if not isinstance(error, RouteNotFound | MethodNotAllowed):
+        names = {value: f"{{{name}}}" for name, value in request.parameters.items()}
+        trace.route = "/".join([names.get(part, part) for part in request.path.split("/")])

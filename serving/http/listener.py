@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from serving.http.connection import HttpConnection, Limits, Port
-from serving.http.exchange import answer
 from serving.http.guarded import GuardedConnection
 from serving.net.acceptor import Acceptor
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.http.cors import Cors
-    from serving.http.exchange import Answer
     from serving.http.routing import Routes
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
+    from serving.telemetry.requests import RequestObserver
 
 TICK_S = 1.0
 
@@ -41,7 +40,7 @@ class HttpListener:
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
         cors: Cors | None = None,
-        answer: Answer = answer,
+        observer: RequestObserver | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
 
@@ -54,9 +53,9 @@ class HttpListener:
             keys: What all but the open routes need one of.
             tls: What connections are secured with.
             cors: Whose pages may ask.
-            answer: What runs a request's handler.
+            observer: Traces requests.
         """
-        self._port = Port(routes, Limits.of(settings), closing, record_error, answer)
+        self._port = Port(routes, Limits.of(settings), closing, record_error, observer)
         guarded = partial(GuardedConnection, keys=keys, cors=cors)
         self._connection = HttpConnection if keys is None and cors is None else guarded
         self._keep_alive_s = settings.keep_alive_s

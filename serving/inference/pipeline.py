@@ -63,6 +63,9 @@ class Pipeline:
         Raises:
             BertserveError: See `errors`; the request holds nothing any more.
         """
+        trace = request.trace
+        if trace is not None:
+            trace.decoded = time.perf_counter()
         self._lifecycle.check_accepting()
         task: Task[Any, A] = TASKS[type(request.options)]
         model = self._repository.find(request.model, request.version, task.name)
@@ -83,6 +86,7 @@ class Pipeline:
                 permit.resize(tokens)
                 deadline = self._deadline(request, model, lengths)
                 ticket = await self._dispatcher.run(model.index, texts, deadline, request.priority)
+                computed = 0.0 if trace is None else time.perf_counter()
                 work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
                 if task.token_outputs and tokens > _INLINE_TOKENS:
                     answer = await asyncio.to_thread(task.finish, work)
@@ -99,6 +103,8 @@ class Pipeline:
             tokens=tokens,
             truncated_tokens=sum([text.truncated for text in texts]),
         )
+        if trace is not None:
+            trace.answered(outcome, ticket.submitted, computed)
         # After the reply, not before it: the client waits for one of them only.
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
+    from serving.records import RequestTrace
     from serving.settings import Settings
 
 SERVER_NAME = "bertserve"
@@ -157,6 +158,7 @@ class V2Service:
         priority: int,
         arrival: float,
         request_id: str,
+        trace: RequestTrace | None,
     ) -> tuple[View, InferRequest[Any]]:
         """What a request asks of the pipeline, and the view that writes the answer.
 
@@ -170,6 +172,7 @@ class V2Service:
             priority: The request's class.
             arrival: When the request was complete.
             request_id: For the log.
+            trace: For the access log and for spans.
 
         Raises:
             InvalidRequest: It does not fit the model.
@@ -194,6 +197,7 @@ class V2Service:
             truncate=truncate,
             timeout_ms=timeout_ms,
             priority=priority,
+            trace=trace,
         )
 
     def failed(self, view: View, arrival: float) -> None:

@@ -51,6 +51,7 @@ _OK = 200
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
 _PATH = "/v1/traces"
 _SPAN_ID_BYTES = 8
+_SERVER_FAULT = 500
 
 
 class Exporter:
@@ -169,13 +170,13 @@ def _rejected(content: bytes) -> int:
 
 def _spans(traced: Traced, offset_ns: int) -> list[pb.Span]:
     """A request as its messages; the first is the whole of it, and parent of the others."""
-    seen = traced.seen
-    whole = _span(traced, root(seen), traced.parent_id, offset_ns)
+    trace = traced.trace
+    whole = _span(traced, root(trace), traced.parent_id, offset_ns)
     whole.kind = pb.Span.SPAN_KIND_SERVER
-    if seen.fault:
+    if trace.error_status >= _SERVER_FAULT:
         whole.status.code = pb.Status.STATUS_CODE_ERROR
-        whole.status.message = seen.reason
-    return [whole, *[_span(traced, stage, whole.span_id, offset_ns) for stage in stages(seen)]]
+        whole.status.message = trace.reason
+    return [whole, *[_span(traced, stage, whole.span_id, offset_ns) for stage in stages(trace)]]
 
 
 def _span(traced: Traced, span: Span, parent_id: bytes, offset_ns: int) -> pb.Span:

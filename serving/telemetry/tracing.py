@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from serving.telemetry.seen import Seen
+    from serving.records import RequestTrace
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _INVALID_VERSION = b"ff"
@@ -60,13 +60,13 @@ class Traced(NamedTuple):
     """A request whose trace is kept.
 
     Attributes:
-        seen: The request.
+        trace: The request.
         trace_id: 16 bytes.
         parent_id: The client's span; empty where it has none.
         state: `tracestate`, handed on.
     """
 
-    seen: Seen
+    trace: RequestTrace
     trace_id: bytes
     parent_id: bytes
     state: str
@@ -112,54 +112,54 @@ class Sampler:
         self._share = share
         self._keep = keep
 
-    def record(self, seen: Seen) -> None:
+    def record(self, trace: RequestTrace) -> None:
         """Hands on a request that has ended, if it is traced."""
-        parent = parent_of(seen.traceparent)
+        parent = parent_of(trace.traceparent)
         if parent is None:
             if random.random() < self._share:  # noqa: S311  chance, not a secret
-                self._keep(Traced(seen, os.urandom(_TRACE_ID_BYTES), b"", ""))
+                self._keep(Traced(trace, os.urandom(_TRACE_ID_BYTES), b"", ""))
         elif parent.sampled:
-            state = (seen.tracestate or b"").decode("latin-1")
+            state = (trace.tracestate or b"").decode("latin-1")
             kept = state if len(state) <= _TRACESTATE_BYTES and state.isprintable() and state.isascii() else ""
-            self._keep(Traced(seen, parent.trace_id, parent.span_id, kept))
+            self._keep(Traced(trace, parent.trace_id, parent.span_id, kept))
 
 
-def root(seen: Seen) -> Span:
+def root(trace: RequestTrace) -> Span:
     """The request as a whole."""
-    attributes: dict[str, Attribute] = {"bertserve.request_id": seen.request_id}
-    if seen.protocol == "http":
-        name = f"{seen.method} {seen.route}"
+    attributes: dict[str, Attribute] = {"bertserve.request_id": trace.request_id}
+    if trace.protocol == "http":
+        name = f"{trace.method} {trace.route}"
         attributes |= {
-            "http.request.method": seen.method,
-            "http.route": seen.route,
-            "http.response.status_code": seen.status,
+            "http.request.method": trace.method,
+            "http.route": trace.route,
+            "http.response.status_code": trace.status,
         }
     else:
-        name = seen.route.removeprefix("/")
+        name = trace.route.removeprefix("/")
         service, _, method = name.rpartition("/")
         attributes |= {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
-        attributes["rpc.response.status_code"] = seen.status
-    if seen.reason != "ok":
-        attributes["error.type"] = seen.reason
-    if seen.timings is not None:
+        attributes["rpc.response.status_code"] = trace.status
+    if trace.reason != "ok":
+        attributes["error.type"] = trace.reason
+    if trace.timings is not None:
         attributes |= {
-            "bertserve.model": seen.model,
-            "bertserve.version": seen.version,
-            "bertserve.texts": seen.texts,
-            "bertserve.tokens": seen.tokens,
-            "bertserve.truncated_tokens": seen.truncated_tokens,
+            "bertserve.model": trace.model,
+            "bertserve.version": trace.version,
+            "bertserve.texts": trace.texts,
+            "bertserve.tokens": trace.tokens,
+            "bertserve.truncated_tokens": trace.truncated_tokens,
         }
-    return Span(name, seen.began, seen.ended, attributes)
+    return Span(name, trace.began, trace.ended, attributes)
 
 
-def stages(seen: Seen) -> Iterator[Span]:
+def stages(trace: RequestTrace) -> Iterator[Span]:
     """A span for each stage that the request has gone through, in their order, none before the last one's end."""
-    if seen.decoded:
-        yield Span("receive", seen.began, seen.decoded, {})
-    if (times := seen.timings) is None:
+    if trace.decoded:
+        yield Span("receive", trace.began, trace.decoded, {})
+    if (times := trace.timings) is None:
         return
-    started = seen.queued + seen.queue_us / 1e6
-    yield Span("tokenize", max(seen.decoded, seen.queued - times.tokenize_us / 1e6), seen.queued, {})
-    yield Span("queue", seen.queued, started, {})
-    yield Span("engine", started, seen.computed, {"bertserve.compute_ms": round(times.compute_us / 1e3, 3)})
-    yield Span("encode", seen.computed, seen.ended, {})
+    started = trace.queued + times.queue_us / 1e6
+    yield Span("tokenize", max(trace.decoded, trace.queued - times.tokenize_us / 1e6), trace.queued, {})
+    yield Span("queue", trace.queued, started, {})
+    yield Span("engine", started, trace.computed, {"bertserve.compute_ms": round(times.compute_us / 1e3, 3)})
+    yield Span("encode", trace.computed, trace.ended, {})

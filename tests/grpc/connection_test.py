@@ -69,7 +69,7 @@ class Wire(asyncio.Transport):
     resume_reading = pause_reading
 
 
-async def echo(request: BytesValue, call: Call) -> BytesValue:
+async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
     """Answers what it is asked, with the deadline behind it."""
     remaining_s = call.time_remaining()
     call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.records import RequestTrace
 from serving.telemetry.otlp import Exporter
-from serving.telemetry.seen import Seen
 from serving.telemetry.tracing import Parent, Sampler, SpanCounts, Traced, parent_of
 from tests.support.collector import Collector
 from tests.support.server import free_port
@@ -20,15 +20,15 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 VALID = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 
 
-def seen(traceparent: str = "", tracestate: str = "") -> Seen:
+def seen(traceparent: str = "", tracestate: str = "") -> RequestTrace:
     """A request that has ended."""
     at = time.perf_counter()
-    found = Seen("http", "POST", "/embed", "id", at, ended=at + 1e-3, status=200)
+    found = RequestTrace("http", "POST", "/embed", "id", at, ended=at + 1e-3, status=200)
     found.traceparent, found.tracestate = traceparent.encode(), tracestate.encode()
     return found
 
 
-def kept(request: Seen, share: float = 0.0) -> list[Traced]:
+def kept(request: RequestTrace, share: float = 0.0) -> list[Traced]:
     """What is traced of it."""
     found: list[Traced] = []
     Sampler(share, found.append).record(request)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Call
     from serving.inference.pipeline import Pipeline
     from serving.oip.service import V2Service
-    from serving.records import Outcome
+    from serving.records import Outcome, RequestTrace
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -118,7 +118,9 @@ class InferenceService:
         self._service.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
+    async def model_infer(
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.ModelInferResponse:
         """Answers a request; the outputs come back in `raw_output_contents`."""
         arrival = time.perf_counter()
         names: list[str] = []
@@ -135,6 +137,7 @@ class InferenceService:
             priority=_priority(request),
             arrival=arrival,
             request_id=request.id,
+            trace=trace or call.trace,
         )
         try:
             outcome = await self._pipeline.infer(asked)
@@ -149,14 +152,16 @@ class InferenceService:
         call.set_trailing_metadata(_trailers(outcome))
         return response
 
-    async def stream_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelStreamInferResponse:
+    async def stream_infer(
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
+    ) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
         try:
-            response = await self.model_infer(request, call)
+            response = await self.model_infer(request, call, trace)
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
-            call.record(error, request.id)
+            call.record(error, request.id, trace)
             return pb.ModelStreamInferResponse(
                 error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
             )

@@ -36,7 +36,7 @@ class ReflectionService:
         method = Method(pb.ServerReflectionRequest, duplex=self.info)
         return {f"/{service}/ServerReflectionInfo": method for service in SERVICES}
 
-    async def info(self, request: pb.ServerReflectionRequest, _: object) -> pb.ServerReflectionResponse:
+    async def info(self, request: pb.ServerReflectionRequest, _: object, __: object) -> pb.ServerReflectionResponse:
         """One question of a client, answered."""
         reply = pb.ServerReflectionResponse(valid_host=request.host, original_request=request)
         asked = request.WhichOneof("message_request")

@@ -124,6 +124,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 model=name,
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
+                trace=http.trace,
             )
         )
         ranks = sorted(map(Ranked, range(len(documents)), outcome.answer), key=lambda rank: -rank.relevance_score)

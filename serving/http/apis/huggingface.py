@@ -147,6 +147,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 model=http.parameters.get("model"),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
+                trace=http.trace,
             )
         )
 

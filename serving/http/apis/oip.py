@@ -59,6 +59,7 @@ def operations(service: V2Service, pipeline: Pipeline) -> list[Operation]:
             timeout_ms=_timeout_ms(parameters, http) if parameters else http.timeout_ms(),
             priority=_priority(parameters, http),
             arrival=http.arrival,
+            trace=http.trace,
             request_id=http.request_id,
         )
         binary = _wants_binary(message)

@@ -111,6 +111,7 @@ def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -
                 options=EmbedOptions(normalize=True, dimensions=message.dimensions),
                 timeout_ms=http.timeout_ms(),
                 priority=http.priority(),
+                trace=http.trace,
             )
         )
         body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -78,6 +78,7 @@ def asked(
         prompt_name=prompt_name,
         timeout_ms=http.timeout_ms(),
         priority=http.priority(),
+        trace=http.trace,
     )
 
 
