@@ -43,6 +43,7 @@ from serving.logs import fields
 from serving.models.cost_cache import KeptCosts
 from serving.models.kernel_cache import KernelCache
 from serving.models.repository import choose
+from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
 from serving.operations.probe_port import ProbeListener
 from serving.operations.status import Status
@@ -64,7 +65,7 @@ from serving.telemetry import catalogue
 from serving.telemetry.gpus import GpuWatch
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
-from serving.telemetry.requests import Refusals, RequestObserver, write_access_line
+from serving.telemetry.requests import Refusals, write_access_line
 from serving.telemetry.tracing import Sampler, SpanCounts
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call, Method
+    from serving.net.observer import RequestObserver
     from serving.records import RequestTrace
-    from serving.telemetry.requests import RequestObserver
 
 log = logging.getLogger("bertserve.grpc")
 

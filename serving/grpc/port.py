@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from serving.grpc.h2.connection import Http2Connection
     from serving.grpc.h2.headers import Fields
+    from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
-    from serving.telemetry.requests import RequestObserver
 
 OPEN_BYTES = 4096
 """Of a message of a caller without a key: there is nothing of that size to ask."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import socket
 
     from serving.inference.pipeline import Pipeline
+    from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
-    from serving.telemetry.requests import RequestObserver
 
 _TICK_S = 1.0
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.http.routing import Routes
+    from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.settings import Settings
-    from serving.telemetry.requests import RequestObserver
 
 _FRAMING_BYTES = 6 * 65_536
 """What chunked framing may add to a body: 65,536 chunks of the smallest kind."""

@@ -32,9 +32,9 @@ from serving.net.requests import COMPRESSIONS, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
+    from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.records import Outcome
-    from serving.telemetry.requests import RequestObserver
 
 log = logging.getLogger("bertserve.http")
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from serving.http.cors import Cors
     from serving.http.routing import Routes
+    from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
-    from serving.telemetry.requests import RequestObserver
 
 TICK_S = 1.0
 

@@ -1,20 +1,16 @@
-"""What is reported of each request beside its metrics: refusals, lines of the access log, and its trace."""
+"""What is logged of requests: refusals, and the lines of the access log."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from serving.logs import fields
-from serving.records import RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from serving.errors import BertserveError
     from serving.logs import RateLimit
+    from serving.records import RequestTrace
     from serving.telemetry.metrics import Metrics
 
 log = logging.getLogger("bertserve.requests")
@@ -48,39 +44,6 @@ class Refusals:
         if hidden:
             members["fields"]["hidden"] = hidden
         log.log(level, "request refused", extra={**members, "limited": True})
-
-
-class RequestObserver:
-    """Begins the traces of requests and hands each on once the request has ended.
-
-    There is one only where something reads traces. Where the access log and tracing are both off, a transport has
-    None in its place.
-    """
-
-    def __init__(self, sinks: Sequence[Callable[[RequestTrace], None]]) -> None:
-        self._sinks = sinks
-
-    def begin(
-        self,
-        protocol: Literal["http", "grpc"],
-        method: str,
-        route: str,
-        request_id: str,
-        began: float,
-        bytes_in: int,
-        *,
-        traceparent: bytes | None,
-        tracestate: bytes | None,
-    ) -> RequestTrace:
-        """The trace of a request that has arrived; see `RequestTrace`."""
-        return RequestTrace(protocol, method, route, request_id, began, bytes_in, traceparent, tracestate)
-
-    def end(self, trace: RequestTrace) -> None:
-        """The reply is made; the trace is read after it has been sent."""
-        trace.ended = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        for sink in self._sinks:
-            loop.call_soon(sink, trace)
 
 
 def write_access_line(trace: RequestTrace) -> None:
