@@ -113,10 +113,10 @@ lint: $(call STAMP,dev) ## style, types and generated files
 	@$(BIN)/mypy
 
 bench: $(call STAMP,dev) models/minilm ## latency and throughput beside the raw engine
-	@$(BIN)/python -m loadtest.bench --models models
+	@$(BIN)/python -m loadtest.benchmarks.server.command --models models
 
 # Each peer has an environment of its own, whole and pinned. 2 GB in all, most of it PyTorch for infinity.
-build/peers/%/.installed: loadtest/peers/requirements/%.txt | $(BIN)/python
+build/peers/%/.installed: loadtest/benchmarks/peers/requirements/%.txt | $(BIN)/python
 	@echo "installing $* ..."
 	@$(BIN)/python -m venv build/peers/$*
 	@build/peers/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
@@ -129,25 +129,25 @@ build/peers/checkpoint: | $(call STAMP,run)
 build/peers/infinity-model: build/peers/infinity/.installed | build/peers/checkpoint
 	@echo "exporting the model for infinity ..."
 	@rm -rf $@
-	@build/peers/infinity/bin/python loadtest/peers/inside/infinity_model.py build/peers/checkpoint $@
+	@build/peers/infinity/bin/python loadtest/benchmarks/peers/inside/infinity_model.py build/peers/checkpoint $@
 
 build/peers/models: | $(call STAMP,dev)
 	@$(BIN)/bertserve export demo --out $@ --precision fp32 --precision int8 --precision int8-openvino
 
 build/peers/dynamic.onnx: | build/peers/models
 	@echo "quantising the model as ONNX Runtime's own tool does ..."
-	@$(BIN)/python loadtest/peers/inside/dynamic_int8.py build/peers/models/minilm/1/model.fp32.onnx $@
+	@$(BIN)/python loadtest/benchmarks/peers/inside/dynamic_int8.py build/peers/models/minilm/1/model.fp32.onnx $@
 
 PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model \
   build/peers/dynamic.onnx
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
-	@$(BIN)/python -m loadtest.peers
+	@$(BIN)/python -m loadtest.benchmarks.peers
 
 bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
-	@$(BIN)/python -m loadtest.scheduling --models models
+	@$(BIN)/python -m loadtest.benchmarks.scheduling --models models
 
 bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
-	@$(BIN)/python -m loadtest.swap --models models
+	@$(BIN)/python -m loadtest.benchmarks.swap --models models
 
 bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
 	@$(BIN)/python -m export.benchmarks.gpu

@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest import capacity, compare, page
 from loadtest.errors import BenchError
-from loadtest.measure import Measurement
-from loadtest.messages import Target
-from loadtest.progress import Progress
-from loadtest.result import Result
-from loadtest.scenario import GRPC_TASKS, PROTOCOLS, SCENARIOS, find_scenario
-from loadtest.slo import judge, parse_slo
-from loadtest.workload import find_bundle
+from loadtest.generator.measure import Measurement
+from loadtest.generator.messages import Target
+from loadtest.generator.scenario import GRPC_TASKS, PROTOCOLS, SCENARIOS, find_scenario
+from loadtest.generator.search import search
+from loadtest.generator.workload import find_bundle
+from loadtest.report import compare, page
+from loadtest.report.progress import Progress
+from loadtest.report.result import Result
+from loadtest.report.slo import judge, parse_slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.scenario import Scenario
-    from loadtest.slo import Objective, Verdict
+    from loadtest.generator.scenario import Scenario
+    from loadtest.report.slo import Objective, Verdict
 
 HELD, MISSED, IMPOSSIBLE = 0, 1, 2
 _INTERRUPTED = 130
@@ -160,7 +161,7 @@ def find_capacity(options: Options) -> int:
     """
     measurement = _prepared(options)
     with Progress(options.scenario.seconds) as progress:
-        found = capacity.search(measurement, options.scenario, progress)
+        found = search(measurement, options.scenario, progress)
     _write(options.out, found.as_json(), page.capacity_report(found), found.text())
     return HELD if found.highest else MISSED
 

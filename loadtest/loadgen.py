@@ -23,21 +23,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.closed_loop import Lane, connect, measure
 from loadtest.errors import BenchError
-from loadtest.http1 import HttpWire, post_bytes
-from loadtest.messages import Target
-from loadtest.result import Result
-from loadtest.run import Kind, Load
-from loadtest.run import run as drive
-from loadtest.scenario import Phase, Scenario
-from loadtest.workload import spoken_text
+from loadtest.generator.closed_loop import Lane, connect, measure
+from loadtest.generator.http1 import HttpWire, post_bytes
+from loadtest.generator.messages import Target
+from loadtest.generator.run import Kind, Load
+from loadtest.generator.run import run as drive
+from loadtest.generator.scenario import Phase, Scenario
+from loadtest.generator.workload import spoken_text
+from loadtest.report.result import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from loadtest.wire import Reply
+    from loadtest.generator.wire import Reply
 
 SCENARIOS = ("single-stream", "server")
 _TEXTS = 200

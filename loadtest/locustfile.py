@@ -22,19 +22,19 @@ import locust
 import locust.stats
 from locust.runners import WorkerRunner
 
-from loadtest.closed_loop import SILENCE_S, Lane, connect
 from loadtest.errors import BenchError
-from loadtest.grpc_client import METHOD, request_bytes
-from loadtest.http2 import GrpcWire, prefixed
-from loadtest.scenario import SCENARIOS, find_scenario
-from loadtest.workload import spoken_text
+from loadtest.generator.closed_loop import SILENCE_S, Lane, connect
+from loadtest.generator.grpc_client import METHOD, request_bytes
+from loadtest.generator.http2 import GrpcWire, prefixed
+from loadtest.generator.scenario import SCENARIOS, find_scenario
+from loadtest.generator.workload import spoken_text
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
     from locust.env import Environment
 
-    from loadtest.scenario import Scenario
+    from loadtest.generator.scenario import Scenario
 
 _FINE_BELOW_MS = 100.0
 _COARSE_DIGITS = 3

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.capacity import bracket
-from loadtest.sample import percentile as nearest_rank
+from loadtest.generator.search import bracket
+from loadtest.report.sample import percentile as nearest_rank
 from simulate.simulator import Arrival, Fate, Outcome, simulate
 
 if TYPE_CHECKING:

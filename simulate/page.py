@@ -6,8 +6,9 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
-from loadtest.charts import Axis, Series, chart_file, line_chart
-from loadtest.page import page_of
+from charts.lines import Series, chart_file, line_chart
+from charts.plot import Axis
+from loadtest.report.page import page_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from loadtest.arrivals import choices, schedule
-from loadtest.scenario import Phase, Scenario
+from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.scenario import Phase, Scenario
 from simulate.errors import SimulateError
 from simulate.simulator import Arrival
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charts.distributions import distances, scatter
 from export.recipe import Limits, limits_of
-from export.report import charts
 from export.report.markup import Markup, element, join
 from export.report.terminal import answer, executor, ranges, size
 from export.texts.corpus import shown
@@ -274,23 +274,21 @@ def _kept(kept: bool, key: str, waived: Sequence[str]) -> Markup:  # noqa: FBT00
 def _charts(comparison: Comparison, limits: Limits) -> Markup:
     if comparison.cosines is None or math.isfinite(limits.max_abs_difference):
         most = limits.max_abs_difference
-        histogram = charts.distances(
-            comparison.differences, "largest difference", most if math.isfinite(most) else None
-        )
+        histogram = distances(comparison.differences, "largest difference", most if math.isfinite(most) else None)
     else:
         named = [(limits.cosine_min, "least cosine allowed"), (limits.cosine_mean, "mean cosine allowed")]
         bound, name = next(((1 - limit, name) for limit, name in named if limit != _NO_LIMIT.cosine_min), (None, ""))
-        histogram = charts.distances(1 - comparison.cosines, "1 - cosine", bound, name)
+        histogram = distances(1 - comparison.cosines, "1 - cosine", bound, name)
     missing = int(np.count_nonzero(~np.isfinite(comparison.differences)))
     caption = "How far each text's answer lies from PyTorch's: the farther left, the closer."
     if missing:
         caption += f" {missing} texts have answers that are not numbers; they are left out."
     return element(
         "div",
-        element("figure", histogram, element("figcaption", caption)),
+        element("figure", Markup(histogram), element("figcaption", caption)),
         element(
             "figure",
-            charts.scatter(comparison.points),
+            Markup(scatter(comparison.points, "PyTorch's number", "artifact's number")),
             element("figcaption", f"{len(comparison.points)} of the raw numbers; on the line they are PyTorch's own."),
         ),
         class_="charts",

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from charts.distributions import distances, scatter
 from export.proof.parity import Comparison, Reference
-from export.report import charts, latency, markup, page, terminal
+from export.report import latency, markup, page, terminal
 from serving.engine.base import LaneKind
 from serving.engine.inline import InlineEngine
 from serving.models.bundle import Bundle
@@ -188,7 +189,7 @@ def test_answers_that_are_not_numbers_are_counted() -> None:
 @pytest.mark.parametrize("values", [[], [0.0], [1.0, 1.0], [1e-300, 1e300], [np.nan]])
 def test_a_histogram_of_anything_is_a_picture(values: list[float]) -> None:
     """No, equal and extreme distances are drawn without a fault."""
-    reader = Reader(charts.distances(np.array(values), "distance", 1e-4))
+    reader = Reader(distances(np.array(values), "distance", 1e-4))
     assert reader.tags[0] == "svg"
     assert reader.tags.count("rect") == len({value for value in values if not np.isnan(value)})
 
@@ -198,7 +199,7 @@ def test_a_histogram_of_anything_is_a_picture(values: list[float]) -> None:
 )
 def test_a_scatter_of_anything_is_a_picture(points: np.ndarray) -> None:
     """No, equal, tiny and huge numbers are drawn without a fault."""
-    content = charts.scatter(points)
+    content = scatter(points, "across", "up")
     assert Reader(content).tags[0] == "svg"
     assert "nan" not in content
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
-from loadtest.closed_loop import Lane, connect, one_by_one
-from loadtest.measure import Measurement
-from loadtest.messages import Target, messages
-from loadtest.probe import Probe
-from loadtest.run import Kind
-from loadtest.sample import percentile
-from loadtest.scenario import Phase, Scenario
+from loadtest.generator.closed_loop import Lane, connect, one_by_one
+from loadtest.generator.measure import Measurement
+from loadtest.generator.messages import Target, messages
+from loadtest.generator.probe import Probe
+from loadtest.generator.run import Kind
+from loadtest.generator.scenario import Phase, Scenario
+from loadtest.report.sample import percentile
 from tests.support.server import Server, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from loadtest.result import Result
+    from loadtest.report.result import Result
 
 STALL_MS = 50
 RATE = 300.0

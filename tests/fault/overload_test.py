@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.scenario import Phase, Scenario
+from loadtest.generator.scenario import Phase, Scenario
 from tests.fault.load_test import EVEN, measured, target_of
 from tests.support import status_details
 from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, metric, post_json

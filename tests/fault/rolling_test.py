@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.rolling.drive import Plan, experiment
-from loadtest.rolling.parts import CONFIGURATION, haproxy
+from loadtest.benchmarks.rolling.drive import Plan, experiment
+from loadtest.benchmarks.rolling.parts import CONFIGURATION, haproxy
 from serving.settings import Settings
 from tests.support.server import FAKE
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.scenario import Phase
-from loadtest.scheduling import simulated
-from loadtest.scheduling.drive import Workload, drive, even
+from loadtest.benchmarks.drive import Workload, drive, even
+from loadtest.benchmarks.scheduling import simulated
+from loadtest.generator.scenario import Phase
 from simulate.cli import main
 from tests.fault.load_test import target_of
 from tests.support.clients import get

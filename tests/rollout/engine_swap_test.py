@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadtest.scheduling.drive import Requests
-from loadtest.store import Store
-from loadtest.swap import page
-from loadtest.swap.measure import Plan, Swap, figures
+from loadtest.benchmarks.drive import Requests
+from loadtest.benchmarks.store import Store
+from loadtest.benchmarks.swap import page
+from loadtest.benchmarks.swap.measure import Plan, Swap, figures
 from serving.engine.process.supervisor import RemoteEngine, Supervisor
 from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.arrivals import choices, schedule
-from loadtest.scenario import Phase, Scenario
+from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.scenario import Phase, Scenario
 from serving.settings import Settings
 from simulate.cli import main, parser
 from simulate.errors import SimulateError

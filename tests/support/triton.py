@@ -10,7 +10,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, Self
 
-from loadtest.peers.triton import Installation
+from loadtest.benchmarks.peers.triton import Installation
 from tests.support.clients import get
 from tests.support.models import ROOT
 from tests.support.server import free_port

@@ -1,0 +1,117 @@
+"""Line charts, and one bar cut into parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from charts.plot import Plot, label, line, rect, svg_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from charts.plot import Axis
+
+_HEAD = 48
+_LETTER = 6.5
+_BAR_WIDTH, _BAR_HEIGHT = 760, 26
+
+
+@dataclass(slots=True, frozen=True)
+class Series:
+    """A line.
+
+    Attributes:
+        name: For the legend.
+        colour: A class of the page's style sheet.
+        points: Pairs (x, y); a y that is no number interrupts the line.
+        dots: Single points beside the line.
+    """
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+    dots: Sequence[tuple[float, float]] = ()
+
+
+def line_chart(
+    description: str, across: Axis, up: Axis, series: Sequence[Series], limits: Sequence[tuple[float, str]] = ()
+) -> str:
+    """A chart with its legend, for a page with the style sheet.
+
+    Args:
+        description: For those who do not see it.
+        across: The axis below.
+        up: The axis beside.
+        series: Drawn one over the other.
+        limits: Values of `up` that are marked with a line and a word.
+    """
+    keys = [f'<span><span class="key {entry.colour}"></span>{escape(entry.name)}</span>' for entry in series]
+    legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
+    plot = Plot(across, up)
+    return legend + plot.svg(description, _content(plot, series, limits, ()))
+
+
+def chart_file(
+    title: str,
+    across: Axis,
+    up: Axis,
+    series: Sequence[Series],
+    limits: Sequence[tuple[float, str]] = (),
+    moments: Sequence[float] = (),
+) -> str:
+    """The same as a file of its own, with its title above.
+
+    `moments` are values of `across` that are marked with a line.
+    """
+    plot = Plot(across, up)
+    keys, at = [], float(plot.left)
+    for entry in series:
+        keys.append(rect(entry.colour, at, -20, 11, 11))
+        keys.append(label(at + 16, -10, entry.name))
+        at += 36 + _LETTER * len(entry.name)
+    drawn = plot.drawn(_content(plot, series, limits, moments))
+    parts = [label(plot.left, -32, title, kind="title"), *keys, drawn]
+    return svg_file(title, plot.width, plot.height + _HEAD, parts, -_HEAD)
+
+
+def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> str:
+    """One bar cut into parts: name, colour and size of each."""
+    whole = sum(size for *_, size in parts) or 1.0
+    drawn, at = [], 0.0
+    for name, colour, size in parts:
+        width = size / whole * _BAR_WIDTH
+        drawn.append(rect(colour, at, 0, width, _BAR_HEIGHT, f"{name}: {size:.3f} ms"))
+        at += width
+    box = f'viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}"'
+    return f'<svg role="img" aria-label="{escape(description)}" {box}>{"".join(drawn)}</svg>'
+
+
+def _content(
+    plot: Plot, series: Sequence[Series], limits: Sequence[tuple[float, str]], moments: Sequence[float]
+) -> str:
+    drawn = [line("moment", plot.x(at), plot.top, plot.x(at), plot.floor) for at in moments]
+    for value, word in limits:
+        if plot.up.low <= value <= plot.up.high:
+            drawn.append(line("limit", plot.left, plot.y(value), plot.end, plot.y(value)))
+            drawn.append(label(plot.end - 4, plot.y(value) - 5, word, "end", "limit"))
+    for entry in series:
+        drawn.append(f'<path class="series {entry.colour}" d="{_path(plot, entry.points)}"/>')
+        drawn += [
+            f'<circle class="{entry.colour}" r="3.5" cx="{plot.x(a):.1f}" cy="{plot.y(b):.1f}"/>'
+            for a, b in entry.dots
+            if math.isfinite(b)
+        ]
+    return "".join(drawn)
+
+
+def _path(plot: Plot, points: Sequence[tuple[float, float]]) -> str:
+    """Lines between the points, interrupted where one is no number."""
+    words, is_open = [], False
+    for a, b in points:
+        if math.isfinite(b):
+            words.append(f"{'L' if is_open else 'M'}{plot.x(a):.1f} {plot.y(b):.1f}")
+        is_open = math.isfinite(b)
+    return "".join(words)

@@ -1,0 +1,217 @@
+"""One run of the comparison: an open loop of real texts of known lengths against one server."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.run import Kind, Load, run
+from loadtest.generator.scenario import Phase, Scenario
+from loadtest.generator.workload import sentence_words
+from loadtest.report.result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loadtest.generator.messages import Target
+
+_TEXTS = 200
+_PATIENCE_S = 10.0
+_REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
+
+
+@dataclass(slots=True, frozen=True)
+class Workload:
+    """Texts that are asked with equal shares, each a kind of its own so that every request's length is known.
+
+    Attributes:
+        kinds: The texts.
+        tokens: Of each, special tokens included, as the model takes it.
+    """
+
+    kinds: tuple[Kind, ...]
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def of_words(cls, tokenizer: Path, max_tokens: int, least: int, most: int) -> Workload:
+        """Consecutive words of real English, from `least` to `most` of them in even steps.
+
+        Args:
+            tokenizer: Of the model.
+            max_tokens: Of the longest input; what is longer is cut by the server.
+            least: Words of the shortest text.
+            most: Words of the longest.
+        """
+        words, dice = sentence_words(), random.Random(1)
+        counter = Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
+        kinds, tokens = [], []
+        for place in range(_TEXTS):
+            count = round(least + (most - least) * place / (_TEXTS - 1))
+            start = dice.randrange(len(words))
+            text = " ".join(words[(start + step) % len(words)] for step in range(count))
+            kinds.append(Kind(str(place), "embed", 1.0, (text,)))
+            tokens.append(min(max_tokens, len(counter.encode(text).ids)))
+        return cls(tuple(kinds), tuple(tokens))
+
+    @classmethod
+    def of_tokens(cls, texts: Sequence[str], tokens: int) -> Workload:
+        """Texts of one length."""
+        kinds = tuple(Kind(str(place), "embed", 1.0, (text,)) for place, text in enumerate(texts))
+        return cls(kinds, (tokens,) * len(kinds))
+
+    def requests(self, phases: Sequence[Phase], rate: float, seed: int) -> list[tuple[float, int]]:
+        """Seconds and tokens of every request that a run with these arguments sends."""
+        times = schedule(_scenario(phases), rate, seed)
+        drawn = choices([kind.weight for kind in self.kinds], len(times), seed)
+        return [(at, self.tokens[kind]) for at, kind in zip(times.tolist(), drawn.tolist(), strict=True)]
+
+
+@dataclass(slots=True)
+class Recorded(Result):
+    """A result that keeps every request.
+
+    Attributes:
+        records: As the generators told them.
+        reasons: Why requests failed, by the number that records have in `fault`; of each piece of records.
+    """
+
+    records: list[NDArray[np.void]] = field(default_factory=list)
+    reasons: list[list[str]] = field(default_factory=list)
+
+    def take(self, records: NDArray[np.void], faults: Sequence[str], kinds: Sequence[str]) -> None:
+        """Keeps them beside summing them up."""
+        Result.take(self, records, faults, kinds)  # a class with slots has lost what `super()` looks for
+        self.records.append(records)
+        self.reasons.append(list(faults))
+
+
+@dataclass(slots=True, frozen=True)
+class Requests:
+    """What became of the requests of a run, in arrays of equal length.
+
+    Attributes:
+        intended: When each should have been sent, in seconds from the start.
+        latency_ms: From then until its answer or its refusal.
+        answered: Whether it has an answer.
+        refused: Whether the server said on its arrival that it would have none.
+        missed: Whether the server took it, and its deadline passed.
+        tokens: Of its text.
+        queue_us: As the server says; -1 where it does not.
+        compute_us: Likewise.
+    """
+
+    intended: NDArray[np.float64]
+    latency_ms: NDArray[np.float64]
+    answered: NDArray[np.bool_]
+    refused: NDArray[np.bool_]
+    missed: NDArray[np.bool_]
+    tokens: NDArray[np.int64]
+    queue_us: NDArray[np.float32]
+    compute_us: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, recorded: Recorded, tokens: Sequence[int]) -> Requests:
+        """The requests of a run."""
+        every = np.concatenate(recorded.records)
+        refused, missed = (
+            np.concatenate(
+                [
+                    np.array([reason.startswith(statuses) for reason in reasons])[records["fault"]]
+                    for records, reasons in zip(recorded.records, recorded.reasons, strict=True)
+                ]
+            )
+            for statuses in (_REFUSED, _MISSED)
+        )
+        return cls(
+            every["intended"],
+            (every["done"] - every["intended"]) * 1e3,
+            every["fault"] == 0,
+            refused,
+            missed,
+            np.asarray(tokens)[every["kind"]],
+            every["queue_us"],
+            every["compute_us"],
+        )
+
+    def within(self, begin_s: float, end_s: float) -> Requests:
+        """Those that should have been sent in a stretch of the run."""
+        chosen = (self.intended >= begin_s) & (self.intended < end_s)
+        return Requests(*(getattr(self, part.name)[chosen] for part in dataclasses.fields(self)))
+
+    def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
+        """What stands in tables; a percentile of nothing is not there.
+
+        Args:
+            seconds: Length of the stretch.
+            good_ms: An answer that took longer is not good.
+        """
+        low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
+        answered = self.answered
+        found = {
+            "offered_per_s": len(self.intended) / seconds,
+            "answered_per_s": int(answered.sum()) / seconds,
+            "good_per_s": int((answered & (self.latency_ms <= good_ms)).sum()) / seconds,
+            "refused_per_s": int(self.refused.sum()) / seconds,
+            "missed_per_s": int(self.missed.sum()) / seconds,
+            "failed_otherwise": float((~answered & ~self.refused & ~self.missed).sum()),
+        }
+        for name, chosen, percent in (
+            ("p50_ms", answered, 50),
+            ("p99_ms", answered, 99),
+            ("short_p99_ms", answered & (self.tokens <= low), 99),
+            ("long_p99_ms", answered & (self.tokens >= high), 99),
+            ("refusal_p99_ms", self.refused, 99),
+        ):
+            if chosen.any():
+                found[name] = float(np.percentile(self.latency_ms[chosen], percent, method="inverted_cdf"))
+        return found
+
+    def bad_until_s(self, begin_s: float, good_ms: float) -> float:
+        """How long after a moment the last request should have been sent that had no good answer; 0: none."""
+        bad = (self.intended >= begin_s) & ~(self.answered & (self.latency_ms <= good_ms))
+        return float(self.intended[bad].max() - begin_s) if bad.any() else 0.0
+
+    def overhead_us(self) -> tuple[float, float]:
+        """What a request took beside queue and engine: microseconds, and microseconds a token.
+
+        The straight line through the medians of the shorter and the longer half (after Brown and Mood).
+        """
+        beside = self.latency_ms * 1e3 - self.queue_us - self.compute_us
+        chosen = self.answered & (self.compute_us >= 0)
+        tokens, beside = self.tokens[chosen], beside[chosen]
+        short = tokens <= np.median(tokens)
+        low, high = float(np.median(tokens[short])), float(np.median(tokens[~short]))
+        low_us, high_us = float(np.median(beside[short])), float(np.median(beside[~short]))
+        slope = max(0.0, (high_us - low_us) / (high - low))
+        return max(0.0, low_us - slope * low), slope
+
+
+def even(seconds: float) -> tuple[Phase, ...]:
+    """One phase at the whole rate."""
+    return (Phase(seconds, 1, 1),)
+
+
+def drive(target: Target, workload: Workload, phases: Sequence[Phase], rate: float, seed: int) -> tuple[Requests, Any]:
+    """Sends a schedule and returns its requests and the facts of the generator.
+
+    Raises:
+        BenchError: A generator failed.
+    """
+    scenario = _scenario(phases)
+    recorded = Recorded({}, scenario.seconds)
+    load = Load(scenario, rate, workload.kinds, seed, _PATIENCE_S)
+    run(target, load, recorded, lambda *_: None)
+    return Requests.of(recorded, workload.tokens), recorded.generator
+
+
+def _scenario(phases: Sequence[Phase]) -> Scenario:
+    return Scenario("scheduling", "", tuple(phases), {1: 1.0})

@@ -1,0 +1,171 @@
+"""The servers that are compared, each configured as its users would at its best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.benchmarks.peers.triton import TritonModel, TritonServer, isolated
+from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports
+from loadtest.generator.workload import find_bundle
+from loadtest.report.machine import usable_cores
+
+if TYPE_CHECKING:
+    from loadtest.generator.workload import Bundle
+
+TRITON_BATCH = 8
+"""Texts that Triton's dynamic batcher may put together where that is tried."""
+
+KINDS = ("ort", "dynamic", "openvino")
+"""What Triton is given: our artifact for each engine, and what ONNX Runtime's own tool makes."""
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """A server and where it listens.
+
+    Attributes:
+        server: Not started yet.
+        http_port: Of HTTP.
+        grpc_port: Of gRPC; 0 where it has none.
+    """
+
+    server: ServerProcess
+    http_port: int
+    grpc_port: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Kit:
+    """What the servers are made from.
+
+    Attributes:
+        models: The model repository of ours.
+        ort: The bundle with the INT8 artifact for ONNX Runtime.
+        openvino: The bundle with the INT8 artifact for OpenVINO; both are the same bundle.
+        dynamic: The bundle with what ONNX Runtime's own tool makes of its fp32 artifact.
+        environments: Holds a virtual environment for each peer, and infinity's copies of the model.
+        threads: Cores that each may use.
+    """
+
+    models: Path
+    ort: Bundle
+    openvino: Bundle
+    dynamic: Bundle
+    environments: Path
+    threads: int
+
+
+def kit_of(models: Path, environments: Path) -> Kit:
+    """What is there to compare.
+
+    Raises:
+        BenchError: The repository lacks an INT8 artifact of one of the engines.
+    """
+    ort, openvino = (find_bundle(models, "int8", target) for target in ("cpu", "openvino"))
+    dynamic = replace(ort, artifact=environments / "dynamic.onnx")
+    return Kit(models, ort, openvino, dynamic, environments, usable_cores())
+
+
+def place(kit: Kit, name: str) -> Place:
+    """The server of that name, one of `subjects.SERVERS`.
+
+    Raises:
+        BenchError: Its environment is not there.
+    """
+    match name:
+        case "ours-ort":
+            return _ours(kit, "ort-cpu")
+        case "ours-openvino":
+            return _ours(kit, "openvino")
+        case "triton":
+            triton = TritonServer(kit.environments / "triton", kit.environments / "work-triton", triton_models(kit))
+            return Place(triton, triton.http_port, triton.grpc_port)
+        case "infinity-torch":
+            return _infinity(kit, "torch")
+        case "infinity-onnx":
+            return _infinity(kit, "optimum")
+        case "fastapi":
+            return _fastapi(kit)
+        case other:
+            raise ValueError(other)
+
+
+def triton_models(kit: Kit) -> list[TritonModel]:
+    """The models for one connection and for many, as `subjects` names them.
+
+    Of the configurations that `tune` tries `one` and `many` are the fastest that answer the same in every company.
+    """
+    found = []
+    for kind in KINDS:
+        single = partial(triton_model, kit, kind=kind, instances=kit.threads, threads=1)
+        found.append(triton_model(kit, f"{kind}-one", kind, instances=1, threads=kit.threads))
+        if kind == "dynamic":
+            found.append(single(f"{kind}-many", batch=TRITON_BATCH))
+            found.append(single(f"{kind}-batched", batch=TRITON_BATCH, together=True))
+        else:
+            found.append(single(f"{kind}-many", batch=TRITON_BATCH, together=True))
+            found.append(single(f"{kind}-plain"))
+    return found
+
+
+def triton_model(
+    kit: Kit, name: str, kind: str, *, instances: int, threads: int, batch: int = 1, together: bool = False
+) -> TritonModel:
+    """A model of one of the `KINDS`, called `<model>-<name>`; the rest as `TritonModel` has it."""
+    bundle = {"ort": kit.ort, "dynamic": kit.dynamic, "openvino": kit.openvino}[kind]
+    return TritonModel(
+        name=f"{bundle.model}-{name}",
+        engine="openvino" if kind == "openvino" else "onnxruntime",
+        artifact=bundle.artifact,
+        tokenizer=bundle.path / "tokenizer.json",
+        hidden_size=bundle.hidden_size,
+        instances=instances,
+        threads=threads,
+        batch=batch,
+        together=together,
+    )
+
+
+def _ours(kit: Kit, engine: str) -> Place:
+    server = BertServer(kit.models, "int8", kit.threads, "--engine", engine)
+    return Place(server, server.http_port, server.grpc_port)
+
+
+def _infinity(kit: Kit, engine: str) -> Place:
+    [port] = free_ports(1)
+    home = kit.environments / "infinity"
+    command = [
+        str(home.absolute() / "bin" / "infinity_emb"),
+        # Relative to where it runs: of a model's full path it makes a path that its ONNX engine does not find.
+        *("v2", "--model-id", ".", "--served-model-name", kit.ort.model, "--engine", engine, "--device", "cpu"),
+        # Its ONNX engine does not read the pooling from the model and takes the first token's vector otherwise.
+        *("--pooling-method", "mean", "--no-bettertransformer", "--log-level", "warning"),
+        *("--host", HOST, "--port", str(port)),
+    ]
+    variables = {
+        "DO_NOT_TRACK": "1",
+        "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str((kit.environments / "hub").absolute()),
+    }
+    folder = kit.environments / ("infinity-model" if engine == "optimum" else "checkpoint")
+    return Place(ServerProcess(command, isolated(variables), (port, "/health"), folder), port)
+
+
+def _fastapi(kit: Kit) -> Place:
+    [port] = free_ports(1)
+    home = (kit.environments / "fastapi").absolute()
+    command = [
+        str(home / "bin" / "python"),
+        *("-m", "uvicorn", "--app-dir", str(Path(__file__).parent / "inside"), "fastapi_app:app"),
+        *("--host", HOST, "--port", str(port), "--no-access-log", "--loop", "uvloop", "--http", "httptools"),
+    ]
+    variables = {
+        "ARTIFACT": str(kit.ort.artifact.absolute()),
+        "TOKENIZER": str((kit.ort.path / "tokenizer.json").absolute()),
+        "THREADS": str(kit.threads),
+    }
+    return Place(ServerProcess(command, isolated(variables), (port, "/ready")), port)

@@ -1,0 +1,169 @@
+"""Triton, from the wheel `nvidia-pytriton`: the real `tritonserver`, with its Python backend alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MODEL = Path(__file__).parent / "inside" / "triton_model.py"
+
+_CONFIG = """\
+name: "{name}"
+backend: "python"
+max_batch_size: {batch}
+input {{ name: "text" data_type: TYPE_STRING dims: 1 }}
+output {{ name: "embedding" data_type: TYPE_FP32 dims: {hidden_size} }}
+instance_group {{ count: {instances} kind: KIND_CPU }}
+{batching}
+parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
+parameters {{ key: "artifact" value {{ string_value: "{artifact}" }} }}
+parameters {{ key: "tokenizer" value {{ string_value: "{tokenizer}" }} }}
+parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}
+parameters {{ key: "together" value {{ string_value: "{together}" }} }}
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class TritonModel:
+    """A model of a Triton repository.
+
+    Attributes:
+        name: Its name.
+        engine: `onnxruntime` or `openvino`.
+        artifact: The ONNX file.
+        tokenizer: Its `tokenizer.json`.
+        hidden_size: Numbers in an embedding.
+        instances: Processes of the Python backend.
+        threads: Of each instance.
+        batch: Texts that Triton's dynamic batcher may put together; 1: no batching.
+        together: Whether they are computed as one batch rather than one after the other.
+    """
+
+    name: str
+    engine: str
+    artifact: Path
+    tokenizer: Path
+    hidden_size: int
+    instances: int
+    threads: int
+    batch: int = 1
+    together: bool = False
+
+    @property
+    def config(self) -> str:
+        """Its `config.pbtxt`."""
+        return _CONFIG.format(
+            name=self.name,
+            batch=self.batch,
+            hidden_size=self.hidden_size,
+            instances=self.instances,
+            batching="dynamic_batching { }" if self.batch > 1 else "",
+            engine=self.engine,
+            artifact=self.artifact.absolute(),
+            tokenizer=self.tokenizer.absolute(),
+            threads=self.threads,
+            together="true" if self.together else "false",
+        )
+
+
+class Installation:
+    """The `tritonserver` of the wheel in a virtual environment."""
+
+    def __init__(self, environment: Path) -> None:
+        """Looks where it lies; `obstacle` tells whether it does.
+
+        Args:
+            environment: The virtual environment.
+        """
+        self._bin = environment.absolute() / "bin"
+        found = sorted((environment.absolute() / "lib").glob("python3.*/site-packages"))
+        self._packages = found[0] if found else environment.absolute()
+        self._server = self._packages / "pytriton" / "tritonserver"
+        self._python = self._packages.parent.name.removeprefix("python")
+        self._stub = self._server / "python_backend_stubs" / self._python / "triton_python_backend_stub"
+        self._library = Path(sysconfig.get_config_var("LIBDIR"), str(sysconfig.get_config_var("INSTSONAME")))
+
+    def obstacle(self) -> str | None:
+        """Why it cannot be started here; None where it can."""
+        if not self._server.is_dir():
+            return "nvidia-pytriton is not installed"
+        if not self._stub.is_file():
+            return f"nvidia-pytriton has no Python backend for Python {self._python}"
+        if not self._library.is_file() or ".so" not in self._library.name:
+            return "this Python has no shared library for Triton's Python backend"
+        return None
+
+    def command(self, repository: Path, work: Path, http: str, grpc: str) -> list[str]:
+        """The words that start it, without metrics.
+
+        Args:
+            repository: The model repository.
+            work: A directory to put a copy of the Python backend into: its stub has to lie beside its library.
+            http: `host:port` of HTTP.
+            grpc: `host:port` of gRPC.
+        """
+        backends = work / "backends"
+        shutil.copytree(self._server / "backends", backends)
+        shutil.copy(self._stub, backends / "python")
+        (http_host, _, http_port), (grpc_host, _, grpc_port) = http.rpartition(":"), grpc.rpartition(":")
+        return [
+            str(self._server / "bin" / "tritonserver"),
+            *("--model-repository", str(repository), "--backend-directory", str(backends)),
+            *("--http-address", http_host, "--http-port", http_port),
+            *("--grpc-address", grpc_host, "--grpc-port", grpc_port, "--allow-metrics", "false"),
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """What lets the stub find its libraries, and by the first `python3` of the path its packages."""
+        libraries = [str(self._library.parent), str(self._packages / "nvidia_pytriton.libs")]
+        path = [str(self._bin), os.environ["PATH"]]
+        return {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(path)}
+
+
+class TritonServer(ServerProcess):
+    """A tritonserver with all models of a repository.
+
+    Attributes:
+        http_port: Its port of HTTP.
+        grpc_port: Its port of gRPC.
+    """
+
+    def __init__(self, environment: Path, work: Path, models: Sequence[TritonModel]) -> None:
+        """Writes the repository.
+
+        Args:
+            environment: The virtual environment that holds the wheel.
+            work: A directory to write to; what is in it is removed.
+            models: What to serve.
+
+        Raises:
+            BenchError: The environment has no tritonserver for its Python.
+        """
+        installation = Installation(environment)
+        if obstacle := installation.obstacle():
+            raise BenchError(f"{environment}: {obstacle}")
+        self.http_port, self.grpc_port = free_ports(2)
+        shutil.rmtree(work, ignore_errors=True)
+        for model in models:
+            folder = work / "repository" / model.name
+            (folder / "1").mkdir(parents=True)
+            (folder / "config.pbtxt").write_text(model.config, encoding="utf-8")
+            shutil.copy(_MODEL, folder / "1" / "model.py")
+        http, grpc = f"{HOST}:{self.http_port}", f"{HOST}:{self.grpc_port}"
+        command = installation.command(work / "repository", work, http, grpc)
+        super().__init__(command, isolated(installation.variables()), (self.http_port, "/v2/health/ready"))
+
+
+def isolated(variables: dict[str, str]) -> dict[str, str]:
+    """This process's environment without what would let another Python find this project, and these variables."""
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}

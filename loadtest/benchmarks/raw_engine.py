@@ -1,0 +1,165 @@
+"""The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as it goes here.
+
+`python -m loadtest.benchmarks.raw_engine` measures when asked (see child.py). Inputs are made before the clock
+starts, so what is timed is `InferenceSession.run` and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from loadtest.benchmarks.server.subjects import NARROW, OPTIONS, WIDE, batch_size
+from loadtest.errors import BenchError
+from loadtest.generator.child import answer
+from loadtest.report.sample import Window, sample_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loadtest.report.sample import Exchange
+
+_LOG_ERRORS_ONLY = 3
+
+Tensors = dict[str, Any]
+
+
+def session_options(options: str, threads: int, cores: int) -> ort.SessionOptions:
+    """The options of a session.
+
+    Args:
+        options: One of `OPTIONS`.
+        threads: Of the session.
+        cores: Of the machine; a session as wide as that keeps ONNX Runtime's own choice of threads, which
+            also binds them to their cores.
+    """
+    made = ort.SessionOptions()
+    made.log_severity_level = _LOG_ERRORS_ONLY
+    if options == "default":
+        if threads != cores:
+            made.intra_op_num_threads = threads
+        return made
+    made.intra_op_num_threads = threads
+    made.inter_op_num_threads = 1
+    made.enable_mem_pattern = False
+    made.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
+    return made
+
+
+def tensors_of(names: Sequence[str], texts: Sequence[list[int]]) -> Tensors:
+    """The inputs of a batch of texts of one length, each int32 [texts, tokens]."""
+    ids = np.array(texts, np.int32)
+    values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    if unknown := set(names) - values.keys():
+        raise BenchError(f"the graph has inputs that this benchmark does not know: {', '.join(sorted(unknown))}")
+    return {name: values[name] for name in names}
+
+
+class RawEngine:
+    """Sessions over one artifact, and the texts to run on them."""
+
+    def __init__(self) -> None:
+        """Starts with nothing; see `open`."""
+        self._names: list[str] = []
+        self._texts: dict[int, list[list[int]]] = {}
+        self._sessions: dict[tuple[str, str], list[ort.InferenceSession]] = {}
+
+    def open(self, artifact: str, names: list[str], threads: int, cores: int, texts: dict[str, list[list[int]]]) -> str:
+        """Makes every session.
+
+        Args:
+            artifact: The ONNX file.
+            names: Of the graph's inputs.
+            threads: As many as the server's engine has.
+            cores: Of the machine.
+            texts: Token ids by length.
+
+        Returns:
+            The version of ONNX Runtime.
+        """
+        data = Path(artifact).read_bytes()
+        self._names = names
+        self._texts = {int(tokens): ids for tokens, ids in texts.items()}
+        for options in OPTIONS:
+            for way, count, width in ((WIDE, 1, threads), (NARROW, threads, 1)):
+                self._sessions[options, way] = [
+                    ort.InferenceSession(
+                        data, session_options(options, width, cores), providers=["CPUExecutionProvider"]
+                    )
+                    for _ in range(count)
+                ]
+        return str(ort.__version__)
+
+    def vector(self, tokens: int) -> list[float]:
+        """What the artifact answers to the first text of that length, scaled to length 1."""
+        return self.vectors(tokens, 1)[0]
+
+    def vectors(self, tokens: int, count: int) -> list[list[float]]:
+        """The same for the first `count` texts, each computed alone."""
+        [session] = self._sessions["served", WIDE]
+        feeds = [tensors_of(self._names, [ids]) for ids in self._texts[tokens][:count]]
+        rows = [session.run(None, feed)[0][0] for feed in feeds]
+        return [[float(value) for value in row / np.linalg.norm(row)] for row in rows]
+
+    def measure(self, options: str, way: str, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
+        """Measures one way with one set of options; returns a `Sample`'s fields.
+
+        The latencies of a batch are those of the whole batch; rates are always in texts.
+        """
+        size = batch_size(way)
+        batches = [list(batch) for batch in _chunks(self._texts[tokens], size)]
+        feeds = [tensors_of(self._names, batch) for batch in batches]
+        sessions = self._sessions[options, NARROW if way.startswith(NARROW) else WIDE]
+        exchanges: list[list[Exchange]] = [[] for _ in sessions]
+        cpu_s = time.process_time()
+        window = Window.after(time.perf_counter(), warm_up_s, seconds)
+        threads = [
+            threading.Thread(target=_loop, args=(session.run, feeds[place:] + feeds[:place], window.end, times))
+            for place, (session, times) in enumerate(zip(sessions, exchanges, strict=True))
+        ]
+        if len(threads) == 1:
+            # The session counts its caller among its threads, and a bare loop has but the main one.
+            _loop(sessions[0].run, feeds, window.end, exchanges[0])
+        else:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        runs = [run for times in exchanges for run in times]
+        sample = sample_of(runs, window, time.process_time() - cpu_s)
+        return dataclasses.asdict(
+            dataclasses.replace(
+                sample,
+                requests=sample.requests * size,
+                exchanges=sample.exchanges * size,
+                per_s=sample.per_s * size,
+                client_cpu_us=sample.client_cpu_us / size,
+            )
+        )
+
+
+def _chunks(texts: list[list[int]], size: int) -> list[list[list[int]]]:
+    return [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
+
+
+def _loop(run: Callable[..., object], feeds: list[Tensors], end: float, times: list[Exchange]) -> None:
+    clock = time.perf_counter
+    for feed in itertools.cycle(feeds):
+        sent = clock()
+        run(None, feed)
+        done = clock()
+        times.append((sent, done))
+        if done >= end:
+            return
+
+
+if __name__ == "__main__":
+    engine = RawEngine()
+    answer({"open": engine.open, "vector": engine.vector, "vectors": engine.vectors, "measure": engine.measure})

@@ -1,0 +1,110 @@
+"""A generator that accounts for every request: each has an id of its own, and its reply must bear it.
+
+An answer must also be the one that its text has always had: the first answer to a text is kept, and every later one is
+compared with it. So neither a reply that went to the wrong request nor one that was made up goes unseen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.generator.messages import Target, messages
+from loadtest.generator.open_loop import Generator, Job, Request, main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from loadtest.generator.wire import Reply
+
+_LEAST_COSINE = 0.999
+"""What is promised of a text alone and in any company."""
+
+_RAW_OUTPUT = 6
+"""The field of `ModelInferResponse` that holds the vector."""
+
+
+def identity(protocol: str, place: int, number: int) -> str:
+    """The id of a generator's request; all of a protocol are of one length, so that they can be put into a message."""
+    return f"rolling-{protocol}-{place:02d}-{number:08d}"
+
+
+class AccountingGenerator(Generator):
+    """Numbers what it sends."""
+
+    def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
+        """As `Generator`."""
+        super().__init__(job, tell)
+        target = Target(**job.target)
+        self._protocol, self._place = target.protocol, job.place
+        blank = identity(target.protocol, job.place, 0)
+        # Before and behind the id, for each text of each kind.
+        self._halves = [
+            [message.split(blank.encode()) for message in messages(target, task, texts, blank)]
+            for task, _, texts in job.kinds
+        ]
+        self._numbers = itertools.count()
+        self._asked: dict[Request, tuple[bytes, tuple[int, int]]] = {}
+        self._known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+
+    def _message(self, request: Request) -> bytes:
+        number, halves = next(self._numbers), self._halves[request.kind]
+        name = identity(self._protocol, self._place, number).encode()
+        which = number % len(halves)
+        self._asked[request] = (name, (request.kind, which))
+        return name.join(halves[which])
+
+    def _judge(self, request: Request, reply: Reply) -> str:
+        name, key = self._asked.pop(request)
+        if reply.fault:
+            return reply.fault
+        if self._protocol == "http":
+            named, answer = b"\r\nx-request-id: " + name + b"\r\n" in reply.head, reply.body
+        else:
+            named, answer = reply.body.count(name) == 1, reply.body.replace(name, b"")
+        if not named:
+            return "the reply bears another request's id"
+        known_answer, known_body = self._known.setdefault(key, (answer, reply.body))
+        if answer == known_answer:
+            return ""
+        ours, known = self._vector(reply.body), self._vector(known_body)
+        if ours.shape != known.shape:
+            return "the answer is no vector of this model"
+        cosine = float(ours @ known / (np.linalg.norm(ours) * np.linalg.norm(known)))
+        return "" if cosine >= _LEAST_COSINE else "the answer is another text's"
+
+    def _vector(self, body: bytes) -> NDArray[np.float64]:
+        if self._protocol == "http":
+            return np.asarray(json.loads(body)[0], np.float64)
+        return np.frombuffer(_field(body, _RAW_OUTPUT), "<f4").astype(np.float64)
+
+
+def _field(message: bytes, wanted: int) -> bytes:
+    """A field of a message of protobuf all of whose fields are strings, bytes or messages."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        size, at = _varint(message, at)
+        if tag >> 3 == wanted:
+            return message[at : at + size]
+        at += size
+    return b""
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:  # noqa: PLR2004  the last of a number has no continuation bit
+            return value, at
+
+
+if __name__ == "__main__":
+    main(AccountingGenerator)

@@ -1,0 +1,314 @@
+"""The experiment: a load on both protocols, and meanwhile one replica after another ends and is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadtest.benchmarks.drive import Recorded
+from loadtest.benchmarks.rolling.accounting import identity
+from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica
+from loadtest.benchmarks.server_process import HOST
+from loadtest.errors import BenchError
+from loadtest.generator.child import Child
+from loadtest.generator.messages import Target
+from loadtest.generator.run import Kind, Load, run
+from loadtest.generator.scenario import Phase, Scenario
+from loadtest.generator.workload import find_bundle, make_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loadtest.report.result import Result
+
+PROTOCOLS = ("http", "grpc")
+_SHARE = 0.7
+_TOKENS, _TEXTS = 16, 50
+_CONNECTIONS = 16
+_CAPACITY_S, _WARM_UP_S = 6.0, 2.0
+_CALM_S = 2.0
+"""Load before the first restart and after the last."""
+
+_SEEN_S = 10.0
+_END_S = 30.0
+"""What Kubernetes allows by default, and deploy/kubernetes too."""
+
+_PATIENCE_S = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """What is done.
+
+    Attributes:
+        models: A model repository.
+        folder: Where logs are kept.
+        restarts: At least so many.
+        requests: At least so many.
+        rate: Requests a second; None: 0.7 of what the replicas are measured to carry.
+        options: More words of each server's command line.
+        lame_duck_s: As the servers are told.
+    """
+
+    models: Path
+    folder: Path
+    restarts: int
+    requests: int
+    rate: float | None
+    options: tuple[str, ...]
+    lame_duck_s: float
+
+
+@dataclass(slots=True)
+class Restart:
+    """One restart; times are seconds from the load's start.
+
+    Attributes:
+        replica: Which.
+        signalled: When it was sent SIGTERM.
+        ended: When its process had ended.
+        back: When the proxy sent it requests again.
+        code: Its exit code.
+    """
+
+    replica: str
+    signalled: float
+    ended: float
+    back: float
+    code: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of it.
+
+    Attributes:
+        rate: Requests a second that were offered.
+        capacity: Requests a second that the replicas carried in a closed loop; None: not measured.
+        seconds: Of load.
+        restarts: Each.
+        offered: Requests, by protocol.
+        faults: Failed requests, by reason.
+        unaccounted: Ids that no replica's log has answered, or some twice; there should be none.
+        proxy: HAProxy's counts.
+        errors: What else went wrong, such as errors in the replicas' logs.
+        times: When each request should have been sent, seconds from the load's start.
+        latencies: Until its answer, in seconds; NaN where there was none.
+    """
+
+    rate: float
+    capacity: float | None
+    seconds: float
+    restarts: list[Restart] = field(default_factory=list)
+    offered: dict[str, int] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    unaccounted: list[str] = field(default_factory=list)
+    proxy: dict[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    latencies: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def verdict(self) -> list[str]:
+        """What went wrong; empty where every promise was kept."""
+        wrong = [f"{count} requests failed: {reason}" for reason, count in self.faults.items()]
+        if self.unaccounted:
+            shown = ", ".join(self.unaccounted[:3])
+            wrong.append(f"{len(self.unaccounted)} requests were not answered exactly once, such as {shown}")
+        wrong += [f"replica {one.replica} ended with exit code {one.code}" for one in self.restarts if one.code]
+        late = sum(one.back > self.seconds for one in self.restarts)
+        if late:
+            wrong.append(f"{late} restarts ended after the load")
+        for name in ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx"):
+            if self.proxy.get(name):
+                wrong.append(f"HAProxy counted {self.proxy[name]} {name}")
+        return wrong + self.errors
+
+    def figures(self) -> dict[str, Any]:
+        """All but the single requests, as JSON can hold it."""
+        kept = ("rate", "capacity", "seconds", "offered", "faults", "proxy")
+        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        return {**values, "restarts": [asdict(one) for one in self.restarts], "wrong": self.verdict()}
+
+
+class _Load:
+    """Both generators, each followed by a thread."""
+
+    def __init__(self, proxy: Proxy, model: str, texts: Sequence[str], rate: float, seconds: float) -> None:
+        scenario = Scenario("rolling", "", (Phase(seconds, 1, 1),), {_TOKENS: 1.0})
+        kinds = (Kind("embed", "embed", 1.0, tuple(texts)),)
+        self._seconds = seconds
+        self.results: dict[str, Recorded] = {}
+        self.of: dict[str, int] = {}
+        self._starts: list[float] = []
+        self._errors: list[BaseException] = []
+        self._threads = []
+        for seed, protocol in enumerate(PROTOCOLS, 1):
+            port = proxy.http_port if protocol == "http" else proxy.grpc_port
+            load = Load(scenario, rate / len(PROTOCOLS), kinds, seed, _PATIENCE_S)
+            self.results[protocol], self.of[protocol] = Recorded({}, seconds), load.processes
+            arguments = (Target(protocol, HOST, port, model), load, self.results[protocol])
+            self._threads.append(threading.Thread(target=self._follow, args=arguments))
+
+    def start(self) -> float:
+        """Starts them and returns when the schedule began (`time.perf_counter`)."""
+        for thread in self._threads:
+            thread.start()
+        while len(self._starts) < len(self._threads):
+            self.check()
+            time.sleep(0.1)
+        return min(self._starts)
+
+    def check(self) -> None:
+        """Looks whether a generator has failed.
+
+        Raises:
+            BenchError: It has.
+        """
+        if self._errors:
+            raise BenchError(f"a generator failed: {self._errors[0]}")
+
+    def join(self) -> None:
+        """Waits for the last answer.
+
+        Raises:
+            BenchError: A generator failed.
+        """
+        for thread in self._threads:
+            thread.join()
+        self.check()
+
+    def _follow(self, target: Target, load: Load, result: Recorded) -> None:
+        told = False
+
+        def show(_: Result, passed_s: float) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._starts.append(time.perf_counter() - passed_s)
+
+        try:
+            run(target, load, result, show, "loadtest.benchmarks.rolling.accounting")
+        except BenchError as error:
+            self._errors.append(error)
+
+
+def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
+    """Does it.
+
+    Args:
+        plan: What is done.
+        say: Told where it is.
+
+    Raises:
+        BenchError: A server or a generator does not start, or a server does not end.
+    """
+    bundle = find_bundle(plan.models)
+    texts = [text.text for text in make_texts(bundle.path, _TOKENS, _TEXTS)]
+    with contextlib.ExitStack() as stack:
+        options = ("--lame-duck-s", str(plan.lame_duck_s), *plan.options)
+        replicas = [Replica(name, plan.models, plan.folder, options) for name in NAMES]
+        say("starting the replicas")
+        for replica in replicas:
+            stack.callback(replica.close)
+        pool = stack.enter_context(ThreadPoolExecutor(len(replicas)))
+        start_s = max(pool.map(Replica.start, replicas))
+        proxy = stack.enter_context(Proxy(replicas, plan.folder))
+        for replica in replicas:
+            proxy.wait_for(replica.name, up=True, limit_s=_SEEN_S)
+        capacity = None
+        if plan.rate is None:
+            say("measuring what they carry")
+            capacity = _capacity(proxy, bundle.model, bundle.hidden_size, texts)
+        rate = plan.rate or _SHARE * (capacity or 0.0)
+        # Three started at once; a start takes about as long under load. The proxy looks once a second.
+        cycle_s = plan.lame_duck_s + start_s + 3.0
+        seconds = max(plan.requests / rate * 1.02, 2 * _CALM_S + plan.restarts * cycle_s)
+        before = proxy.counts()
+        load = _Load(proxy, bundle.model, texts, rate, seconds)
+        found = Found(rate, capacity, seconds)
+        began = load.start()
+        _restart_all(found, plan, replicas, proxy, load, began, say)
+        say("waiting for the last answers")
+        load.join()
+        after = proxy.counts()
+        found.proxy = {name: count - before[name] for name, count in after.items()}
+        codes = pool.map(lambda replica: replica.stop(_END_S), replicas)
+        found.errors += [f"at the end a replica's exit code was {code}" for code in codes if code]
+        _account(found, load, replicas)
+    return found
+
+
+def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
+    """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
+    keyed = {_TOKENS: texts}
+    with Child("loadtest.generator.http_client") as http, Child("loadtest.generator.grpc_client") as grpc:
+        http.ask("open", host=HOST, port=proxy.http_port, hidden_size=hidden_size, texts=keyed)
+        grpc.ask("open", target=f"{HOST}:{proxy.grpc_port}", model=model, hidden_size=hidden_size, texts=keyed)
+        asked = {"connections": _CONNECTIONS, "tokens": _TOKENS, "warm_up_s": _WARM_UP_S, "seconds": _CAPACITY_S}
+        rates = [float(client.ask("measure", **asked)["per_s"]) for client in (http, grpc)]
+    return len(rates) / sum(1 / rate for rate in rates)
+
+
+def _restart_all(
+    found: Found,
+    plan: Plan,
+    replicas: Sequence[Replica],
+    proxy: Proxy,
+    load: _Load,
+    began: float,
+    say: Callable[[str], None],
+) -> None:
+    """Restarts one replica after another, evenly over the load, each once the one before is back."""
+
+    def now() -> float:
+        return time.perf_counter() - began
+
+    each_s = (found.seconds - 2 * _CALM_S) / plan.restarts
+    for number in range(plan.restarts):
+        while now() < _CALM_S + number * each_s:
+            load.check()
+            time.sleep(0.05)
+        replica = replicas[number % len(replicas)]
+        failed = sum(result.failed for result in load.results.values())
+        say(
+            f"restart {number + 1} of {plan.restarts}, replica {replica.name}; {now():.0f} of {found.seconds:.0f} s, "
+            f"{sum(result.offered for result in load.results.values())} requests, {failed} failed"
+        )
+        signalled = now()
+        code = replica.stop(_END_S)
+        ended = now()
+        replica.start()
+        proxy.wait_for(replica.name, up=True, limit_s=_SEEN_S)
+        found.restarts.append(Restart(replica.name, signalled, ended, now(), code))
+
+
+def _account(found: Found, load: _Load, replicas: Sequence[Replica]) -> None:
+    """Brings together what was asked, what clients got and what replicas say that they answered."""
+    answered: Counter[str] = Counter()
+    for replica in replicas:
+        answered += replica.answered()
+        found.errors += [f"replica {replica.name} logged: {line}" for line in replica.faults()]
+    times, latencies = [], []
+    for protocol, result in load.results.items():
+        found.offered[protocol] = result.offered
+        found.faults += Counter(result.faults)
+        of = load.of[protocol]
+        for place in range(of):
+            for number in range(len(range(place, result.offered, of))):
+                name = identity(protocol, place, number)
+                if answered[name] != 1:
+                    found.unaccounted.append(name)
+        records = np.concatenate(result.records)
+        times.append(records["intended"])
+        latencies.append(np.where(records["fault"] == 0, records["done"] - records["intended"], np.nan))
+    found.times, found.latencies = np.concatenate(times), np.concatenate(latencies)

@@ -1,0 +1,185 @@
+"""What is under test: replicas that can be restarted on their ports, and HAProxy before them."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, program
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ROOT = Path(__file__).parents[3]
+CONFIGURATION = _ROOT / "deploy" / "haproxy" / "haproxy.cfg"
+_UNPACKED = _ROOT / "build" / "haproxy"
+NAMES = ("a", "b", "c")
+"""Of the replicas, as the configuration has them."""
+
+_POLL_S = 0.05
+_PROTOCOLS = ("http", "grpc")
+
+
+def haproxy() -> list[str] | None:
+    """The words that run HAProxy: the system's, or what `make haproxy` unpacked; None where there is none."""
+    installed, unpacked = shutil.which("haproxy"), _UNPACKED / "usr" / "sbin" / "haproxy"
+    if installed is not None:
+        return [installed]
+    if not unpacked.exists():
+        return None
+    libraries = os.pathsep.join(map(str, (_UNPACKED / "usr" / "lib").glob("*-linux-gnu")))
+    return ["env", f"LD_LIBRARY_PATH={libraries}", str(unpacked)]
+
+
+class Replica:
+    """A server that is started again and again on the same ports.
+
+    Attributes:
+        name: What the proxy calls it.
+        log: What all its processes wrote.
+    """
+
+    def __init__(self, name: str, models: Path, folder: Path, options: Sequence[str]) -> None:
+        """Prepares; `start` starts it."""
+        self.name = name
+        self.log = folder / f"replica-{name}.log"
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self._command = [
+            *(str(program()), "serve", "--models", str(models), "--host", HOST),
+            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
+            *("--metrics-port", str(self.metrics_port), "--log-format", "json", "--access-log", "true", *options),
+        ]
+        self._process: ServerProcess | None = None
+
+    def start(self) -> float:
+        """Starts it, waits until it is ready, and returns the seconds that took.
+
+        Raises:
+            BenchError: It does not become ready.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+        ready = (self.metrics_port, "/readyz")
+        self._process = ServerProcess(self._command, environment, ready, log=self.log).__enter__()
+        return self._process.ready_s
+
+    def stop(self, limit_s: float) -> int:
+        """SIGTERM; returns the exit code.
+
+        Raises:
+            BenchError: It does not end in time.
+        """
+        if self._process is None:
+            raise BenchError(f"replica {self.name} does not run")
+        code = self._process.stop(limit_s)
+        self.close()
+        return code
+
+    def close(self) -> None:
+        """Ends it if it still runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.__exit__(None, None, None)
+
+    def answered(self) -> Counter[str]:
+        """How often each request was answered well, by its id."""
+        found: Counter[str] = Counter()
+        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if '"request_id":"rolling-' in line:
+                told = json.loads(line)
+                if told.get("logger") == "bertserve.access" and told["reason"] == "ok":
+                    found[told["request_id"]] += 1
+        return found
+
+    def faults(self) -> list[str]:
+        """Lines of the log that a restart under load should not bring."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if '"level":"error"' in line or "Traceback" in line]
+
+
+class Proxy(ServerProcess):
+    """HAProxy with the configuration that users get.
+
+    Attributes:
+        http_port: Where it takes HTTP.
+        grpc_port: Where it takes gRPC.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], folder: Path, configuration: Path = CONFIGURATION) -> None:
+        """Says what to run.
+
+        Raises:
+            BenchError: There is no HAProxy here.
+        """
+        found = haproxy()
+        if found is None:
+            raise BenchError("no HAProxy here: install it, or `make haproxy`")
+        self.http_port, self.grpc_port, self.operations_port = free_ports(3)
+        environment = {
+            **os.environ,
+            "HAPROXY_HTTP": f"{HOST}:{self.http_port}",
+            "HAPROXY_GRPC": f"{HOST}:{self.grpc_port}",
+            "HAPROXY_OPERATIONS": f"{HOST}:{self.operations_port}",
+        }
+        for replica in replicas:
+            prefix = f"REPLICA_{replica.name.upper()}"
+            environment |= {
+                f"{prefix}_HTTP": f"{HOST}:{replica.http_port}",
+                f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}",
+                f"{prefix}_METRICS": str(replica.metrics_port),
+            }
+        super().__init__(
+            [*found, "-db", "-f", str(configuration)],
+            environment,
+            (self.operations_port, "/livez"),
+            log=folder / "haproxy.log",
+        )
+
+    def wait_for(self, name: str, *, up: bool, limit_s: float) -> None:
+        """Waits until the proxy has seen that a replica is ready, or not.
+
+        Raises:
+            BenchError: It does not see it in time.
+        """
+        limit = time.monotonic() + limit_s
+        while (self._row("http", name)["status"].startswith("UP")) is not up:
+            if time.monotonic() > limit:
+                raise BenchError(f"HAProxy does not see that replica {name} is {'up' if up else 'down'}")
+            time.sleep(_POLL_S)
+
+    def counts(self) -> dict[str, int]:
+        """What it counted over all replicas: requests sent, errors of connections and replies, retries, statuses."""
+        names = {
+            "req_tot": "requests",
+            "econ": "connections failed",
+            "wretr": "requests sent again",
+            "wredis": "requests sent to another replica",
+            "eresp": "replies broken",
+            "srv_abrt": "replies cut off by a replica",
+            "cli_abrt": "replies given up by a client",
+            "hrsp_4xx": "replies 4xx",
+            "hrsp_5xx": "replies 5xx",
+        }
+        rows = [self._row(protocol, "BACKEND") for protocol in _PROTOCOLS]
+        return {words: sum(int(row[name] or 0) for row in rows) for name, words in names.items()}
+
+    def _row(self, backend: str, server: str) -> dict[str, str]:
+        connection = http.client.HTTPConnection(HOST, self.operations_port, timeout=5)
+        try:
+            connection.request("GET", "/;csv")
+            table = connection.getresponse().read().decode().removeprefix("# ")
+        except (OSError, http.client.HTTPException) as error:
+            raise BenchError(f"HAProxy does not tell its state: {error}") from error
+        finally:
+            connection.close()
+        for row in csv.DictReader(table.splitlines()):
+            if (row["pxname"], row["svname"]) == (backend, server):
+                return row
+        raise BenchError(f"HAProxy knows no {backend}/{server}")

@@ -1,0 +1,1 @@
+"""The server in turns with the raw engine."""

@@ -1,0 +1,149 @@
+"""A closed loop: so many requests under way, each reply starts the next request.
+
+It finds the latency of an idle server and the throughput of a busy one. Its latencies leave out whatever
+happens while it waits: what a tail looks like is for an open loop to say (see arrivals.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+from loadtest.report.sample import Window, sample_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loadtest.generator.wire import Reply, Wire
+    from loadtest.report.sample import Exchange, Sample
+
+_READ_BYTES = 1 << 16
+SILENCE_S = 10.0
+"""After so long without a reply the server counts as hung."""
+
+_SILENCE_TIMEVAL = struct.pack("ll", int(SILENCE_S), 0)
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """A connection that sends at once.
+
+    Raises:
+        BenchError: Nobody listens there.
+    """
+    try:
+        made = socket.create_connection((host, port), SILENCE_S)
+    except OSError as error:
+        raise BenchError(f"cannot connect to {host}:{port}: {error}") from error
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # The socket blocks as its system would have it: a time-out of Python's own adds a call of `poll` to each
+    # exchange.
+    made.settimeout(None)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENCE_TIMEVAL)
+    return made
+
+
+class Lane:
+    """A connection and what is under way on it."""
+
+    def __init__(self, connection: socket.socket, wire: Wire, check: Callable[[Reply], None]) -> None:
+        """Opens the conversation.
+
+        Args:
+            connection: As `connect` made it.
+            wire: A new one.
+            check: Raises BenchError for a reply that is not the expected one.
+        """
+        self.connection = connection
+        self._wire = wire
+        self._check = check
+        if opening := wire.opening():
+            connection.sendall(opening)
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Sends requests, each with this moment as its tag."""
+        wire, sent = self._wire, time.perf_counter()
+        self.connection.sendall(b"".join([wire.request(message, sent) for message in messages]))
+
+    def receive(self) -> Sequence[Reply]:
+        """Takes what came and returns the replies that are whole, checked.
+
+        Raises:
+            BenchError: Nothing came for long, the connection broke, or a reply is wrong.
+        """
+        try:
+            replies = self._wire.feed(self.connection.recv(_READ_BYTES))
+            if owed := self._wire.owed():
+                self.connection.sendall(owed)
+        except BlockingIOError:
+            raise BenchError(f"no reply within {SILENCE_S:g} s") from None
+        except OSError as error:
+            raise BenchError(f"an exchange failed: {error}") from error
+        for reply in replies:
+            self._check(reply)
+        return replies
+
+    def exchange(self, message: bytes) -> Reply:
+        """Sends one request and waits for its reply."""
+        self.send((message,))
+        while not (replies := self.receive()):
+            pass
+        return replies[0]
+
+
+def measure(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, warm_up_s: float, seconds: float) -> Sample:
+    """Keeps `count` requests under way over all lanes, and times those whose replies come after the warm-up.
+
+    Raises:
+        BenchError: A reply is wrong, or none came in time.
+    """
+    cpu = time.process_time()
+    window = Window.after(time.perf_counter(), warm_up_s, seconds)
+    exchanges = (
+        one_by_one(lanes[0], requests, window.end) if count == 1 else side_by_side(lanes, requests, count, window.end)
+    )
+    return sample_of(exchanges, window, time.process_time() - cpu)
+
+
+def one_by_one(lane: Lane, requests: Sequence[bytes], end: float) -> list[Exchange]:
+    """Sends a request when the last one's reply is whole, until `end` (seconds, `time.perf_counter`)."""
+    clock = time.perf_counter
+    exchanges: list[Exchange] = []
+    for request in itertools.cycle(requests):
+        reply = lane.exchange(request)
+        done = clock()
+        exchanges.append((reply.tag, done))
+        if done >= end:
+            break
+    return exchanges
+
+
+def side_by_side(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, end: float) -> list[Exchange]:
+    """Keeps `count` requests under way over all lanes until `end`, then waits for those under way."""
+    clock = time.perf_counter
+    exchanges: list[Exchange] = []
+    supply: Iterator[bytes] = itertools.cycle(requests)
+    with selectors.DefaultSelector() as selector:
+        for place, lane in enumerate(lanes):
+            selector.register(lane.connection, selectors.EVENT_READ, lane)
+            lane.send([next(supply) for _ in range(place, count, len(lanes))])
+        busy = count
+        while busy:
+            ready = selector.select(SILENCE_S)
+            if not ready:
+                raise BenchError(f"no reply within {SILENCE_S:g} s")
+            for key, _ in ready:
+                replies = key.data.receive()
+                if not replies:
+                    continue
+                done = clock()
+                exchanges += [(reply.tag, done) for reply in replies]
+                if done < end:
+                    key.data.send([next(supply) for _ in replies])
+                else:
+                    busy -= len(replies)
+    return exchanges

@@ -1,0 +1,135 @@
+"""HTTP/1.1 as a load test needs it: requests are bytes made beforehand, replies are barely parsed.
+
+The client shares the machine with the server that it measures, so every microsecond it spends is one that the
+server lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+from loadtest.generator.wire import Reply, Served
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OK = b"HTTP/1.1 200 "
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ?([^\r\n]*)")
+_LENGTH, _TOKENS, _TIMING = b"\r\ncontent-length:", b"\r\nx-compute-tokens:", b"\r\nserver-timing:"
+_STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
+_CLOSES = b"\r\nconnection: close"
+
+
+def post_bytes(authority: str, path: str, body: object, identity: str = "") -> bytes:
+    """A whole POST of JSON on a connection that stays open.
+
+    Args:
+        authority: `host:port` of the server.
+        path: What is posted to.
+        body: What JSON can hold.
+        identity: The request's id; empty: the server chooses one.
+    """
+    data = json.dumps(body).encode()
+    named = f"X-Request-Id: {identity}\r\n" if identity else ""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{named}"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+class HttpWire:
+    """One connection, which carries one request at a time."""
+
+    def __init__(self) -> None:
+        """Starts a new connection."""
+        self._data = b""
+        self._head = b""
+        self._size = 0
+        self._tag: object = None
+        self._free = 1
+
+    def opening(self) -> bytes:
+        """Nothing: HTTP/1.1 begins with a request."""
+        return b""
+
+    def room(self) -> int:
+        """1 while no request is under way on an open connection."""
+        return self._free
+
+    def request(self, message: bytes, tag: object) -> bytes:
+        """The request as it was made."""
+        self._tag = tag
+        self._free = 0
+        return message
+
+    def feed(self, data: bytes) -> Sequence[Reply]:
+        """Takes what came and returns the reply once it is whole.
+
+        Raises:
+            BenchError: The connection ended, or this is no reply of a known length.
+        """
+        if not data:
+            raise BenchError("the server closed a connection in the middle of an exchange")
+        if self._data:
+            data = self._data + data
+        if not self._size:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:  # noqa: PLR2004  the blank line is not there yet
+                self._data = data
+                return ()
+            # In small letters once, and then only searched for bytes: patterns that ignore case cost more than the
+            # rest of a reply.
+            self._head = data[:end].lower()
+            self._size = end + _content_length(self._head)
+        if len(data) < self._size:
+            self._data = data
+            return ()
+        if len(data) > self._size or self._free:
+            raise BenchError(f"more than one reply to a request:\n{_shown(data)}")
+        head = self._head
+        self._data, self._size = b"", 0
+        # A connection that the server is about to close takes no further request.
+        self._free = 0 if _CLOSES in head else 1
+        fault = "" if data.startswith(_OK) else _fault(data)
+        return (Reply(self._tag, fault, head, data[len(head) :]),)
+
+    def owed(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def served(self, head: bytes) -> Served:
+        """What `Server-Timing` and `X-Compute-Tokens` say."""
+        timing = _value(head, _TIMING)
+        stages = dict(_STAGE.findall(timing)) if timing else {}
+        return Served(
+            int(_value(head, _TOKENS) or -1),
+            *(1e3 * float(stages.get(name, b"-0.001")) for name in (b"tokenize", b"queue", b"compute", b"total")),
+        )
+
+
+def _value(head: bytes, line: bytes) -> bytes:
+    """What stands in a header line; empty where there is none."""
+    at = head.find(line)
+    return head[at + len(line) : head.index(b"\r\n", at + len(line))] if at >= 0 else b""
+
+
+def _content_length(head: bytes) -> int:
+    found = _value(head, _LENGTH)
+    if not found:
+        raise BenchError(f"a reply without Content-Length:\n{_shown(head)}")
+    return int(found)
+
+
+def _fault(head: bytes) -> str:
+    status = _STATUS.match(head)
+    if not status:
+        raise BenchError(f"this is not HTTP/1.1:\n{_shown(head)}")
+    return f"{status[1].decode()} {status[2].decode('latin-1')}".strip()
+
+
+def _shown(data: bytes) -> str:
+    return data[:400].decode("utf-8", "replace")

@@ -1,0 +1,100 @@
+"""A whole measurement: the server's first answers, the generator against an empty server, the load itself."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from loadtest.generator.probe import Probe
+from loadtest.generator.run import Load, measure_generator, run
+from loadtest.report import machine
+from loadtest.report.result import Result
+from loadtest.report.slo import good_limit_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from loadtest.generator.messages import Target
+    from loadtest.generator.run import Kind
+    from loadtest.generator.scenario import Scenario
+    from loadtest.report.slo import Objective
+
+
+@dataclass(slots=True, frozen=True)
+class Measurement:
+    """Everything that one command measures with.
+
+    Attributes:
+        target: The server.
+        scenario: The load.
+        kinds: Its requests.
+        slo: The objectives; they decide which answers are good.
+        seed: Of the schedules.
+    """
+
+    target: Target
+    scenario: Scenario
+    kinds: tuple[Kind, ...]
+    slo: tuple[Objective, ...]
+    seed: int
+
+    @classmethod
+    def prepare(
+        cls, target: Target, scenario: Scenario, bundle: Path | None, slo: tuple[Objective, ...], seed: int
+    ) -> Measurement:
+        """Asks the server for the first time.
+
+        Raises:
+            BenchError: It is not there, or does not answer such requests.
+        """
+        with Probe(target) as probe:
+            return cls(target, scenario, probe.kinds(scenario, bundle), slo, seed)
+
+    def run(
+        self, scenario: Scenario, rate: float, seed: int, show: Callable[[Result, float], None], *, check: bool = True
+    ) -> Result:
+        """Drives a load.
+
+        Args:
+            scenario: With the phases of this run.
+            rate: Requests a second where a phase's share is 1.
+            seed: Of this run.
+            show: Told the progress.
+            check: Whether to measure the generator before.
+
+        Raises:
+            BenchError: A generator failed.
+        """
+        load = Load(scenario, rate, self.kinds, seed)
+        result = Result(self.facts(scenario, rate, seed), scenario.seconds, good_limit_ms(self.slo))
+        if check:
+            measure_generator(self.target, load, result)
+        return run(self.target, load, result, show)
+
+    def facts(self, scenario: Scenario, rate: float, seed: int) -> dict[str, str]:
+        """What a reader must know to judge a run."""
+        return {
+            "target": f"{self.target.protocol}://{self.target.authority}",
+            "scenario": scenario.name,
+            "purpose": scenario.purpose,
+            "rate": f"{rate:g} a second where a phase has all of it, {scenario.arrivals} arrivals, seed {seed}",
+            "phases": "; ".join(
+                f"{phase.seconds:g} s at {rate * phase.begin:g}"
+                + (f" to {rate * phase.end:g}" if phase.end != phase.begin else "")
+                + " a second"
+                for phase in scenario.phases
+            ),
+            "requests": ", ".join(f"{kind.name} (weight {kind.weight:g})" for kind in self.kinds),
+            "command": shlex.join(["bertserve", "load", *sys.argv[2:]]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **{f"client's {name}" if name in {"CPU", "cores"} else name: fact for name, fact in _machine().items()},
+        }
+
+
+def _machine() -> dict[str, str]:
+    facts = machine.facts()
+    return {name: facts[name] for name in ("CPU", "cores", "memory", "system", "Python")}

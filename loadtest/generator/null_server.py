@@ -1,0 +1,138 @@
+"""An empty server: answers whatever is asked at once, with the same bytes, over HTTP/1.1 and gRPC on one port.
+
+What a client measures against it is the client's own share. `python -m loadtest.generator.null_server` prints its
+port and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import socket
+import struct
+import sys
+
+from loadtest.generator.http2 import header_block, prefixed
+
+_NUMBERS = 384
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_FRAME = struct.Struct(">HBBBI")
+_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
+_END_STREAM = _ACK = 1
+_END_HEADERS = 4
+_PREFACE_BYTES = 24
+_READ_BYTES = 1 << 16
+
+
+def _http_reply() -> bytes:
+    body = b"[[%b]]" % b",".join([b"0.0510310"] * _NUMBERS)
+    timing = b"tokenize;dur=0.000, queue;dur=0.000, compute;dur=0.000, total;dur=0.000"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    return head + b"Server-Timing: %b\r\nX-Compute-Tokens: 8\r\n\r\n" % timing + body
+
+
+_HTTP_REPLY = _http_reply()
+_HEAD = header_block([(":status", "200"), ("content-type", "application/grpc")])
+_TAIL = header_block(
+    [("grpc-status", "0"), *((f"bertserve-{stage}-us", "0") for stage in ("tokenize", "queue", "compute", "total"))]
+)
+_VECTOR = b"\x32\x80\x0c"
+"""Field 6 of a `ModelInferResponse`, `raw_output_contents`, of 1536 bytes."""
+
+_MESSAGE = prefixed(_VECTOR + bytes(4 * _NUMBERS))
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
+
+
+_WIDE_WINDOW = _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 2**16))
+"""Room for more than a client sends while it is measured: 2 GB."""
+
+
+class _Peer:
+    """A connection, whose first bytes say which protocol it speaks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._data = b""
+        self._is_http2: bool | None = None
+
+    def serve(self) -> bool:
+        """Answers what came; False once the connection has ended."""
+        data = self.connection.recv(_READ_BYTES)
+        if not data:
+            return False
+        self._data += data
+        if self._is_http2 is None:
+            self._is_http2 = self._data.startswith(b"PRI ")
+            if self._is_http2:
+                self._data = self._data[_PREFACE_BYTES:]
+                self.connection.sendall(_frame(_SETTINGS, 0, 0, b"") + _WIDE_WINDOW)
+        if replies := self._http2() if self._is_http2 else self._http1():
+            self.connection.sendall(replies)
+        return True
+
+    def _http1(self) -> bytes:
+        replies = b""
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            length = _LENGTH.search(self._data, 0, end + 2)
+            size = end + 4 + (int(length[1]) if length else 0)
+            if len(self._data) < size:
+                break
+            self._data = self._data[size:]
+            replies += _HTTP_REPLY
+        return replies
+
+    def _http2(self) -> bytes:
+        replies, at, end = b"", 0, len(self._data)
+        while end - at >= _FRAME.size:
+            high, low, kind, flags, stream = _FRAME.unpack_from(self._data, at)
+            stop = at + _FRAME.size + (high << 8 | low)
+            if stop > end:
+                break
+            if kind == _DATA and flags & _END_STREAM:
+                replies += (
+                    _frame(_HEADERS, _END_HEADERS, stream, _HEAD)
+                    + _frame(_DATA, 0, stream, _MESSAGE)
+                    + _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _TAIL)
+                )
+            elif kind in {_SETTINGS, _PING} and not flags & _ACK:
+                replies += _frame(kind, _ACK, 0, self._data[at + _FRAME.size : stop] if kind == _PING else b"")
+            at = stop
+        self._data = self._data[at:]
+        return replies
+
+
+def serve(listener: socket.socket, end: int) -> None:
+    """Serves until the file `end` has something to read, which its end counts as."""
+    peers: dict[int, _Peer] = {}
+    with select.epoll() as poll, contextlib.ExitStack() as stack:
+        poll.register(listener, select.EPOLLIN)
+        poll.register(end, select.EPOLLIN)
+        while True:
+            for ready, _ in poll.poll():
+                if ready == end:
+                    return
+                if ready == listener.fileno():
+                    connection = stack.enter_context(listener.accept()[0])
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    peers[connection.fileno()] = _Peer(connection)
+                    poll.register(connection, select.EPOLLIN)
+                elif not _serves(peers[ready]):
+                    poll.unregister(ready)
+                    peers.pop(ready).connection.close()
+
+
+def _serves(peer: _Peer) -> bool:
+    try:
+        return peer.serve()
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        print(opened.getsockname()[1], flush=True)
+        serve(opened, sys.stdin.fileno())

@@ -1,0 +1,372 @@
+"""A generator process: sends what its schedule says, when it says so, and tells what became of it.
+
+`python -m loadtest.generator.open_loop` reads a line of JSON, a `Job`, says with an empty chunk (see records.py) that
+it is ready, reads a second line, when to start, and from then on tells of its requests in chunks. One thread
+waits for whatever comes first, the next request's time or a reply, and does nothing else meanwhile: it often
+shares its cores with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import itertools
+import json
+import os
+import resource
+import select
+import socket
+import sys
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtest.errors import BenchError
+from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.messages import Target, messages
+from loadtest.generator.records import PACK, READY, chunk
+from loadtest.generator.scenario import Phase, Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loadtest.generator.wire import Reply, Wire
+
+_READ_BYTES = 1 << 18
+_TELL_S = 0.2
+_LANES = {"http": 32, "grpc": 4}
+"""Connections opened before the start."""
+
+_MOST_LANES = {"http": 900, "grpc": 16}
+"""Connections that a generator ever has; further requests wait for a free one, and their latency counts meanwhile."""
+
+_CONNECTING = {0, errno.EINPROGRESS, errno.EAGAIN}
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """What one generator does.
+
+    Attributes:
+        target: Whom it asks.
+        scenario: The load, as plain values.
+        rate: Requests a second of all generators together, where a phase's share is 1.
+        seed: Of the schedule.
+        place: This generator's number; it sends every `of`-th request.
+        of: How many generators there are.
+        patience_s: A request without an answer after so long has failed.
+        kinds: Task, weight and texts of each kind of request.
+    """
+
+    target: dict[str, Any]
+    scenario: dict[str, Any]
+    rate: float
+    seed: int
+    place: int
+    of: int
+    patience_s: float
+    kinds: list[tuple[str, float, list[str]]]
+
+    def load(self) -> Scenario:
+        """The scenario."""
+        phases = tuple(Phase(**phase) for phase in self.scenario["phases"])
+        return Scenario(**{**self.scenario, "phases": phases})
+
+
+class Request:
+    """One request on its way."""
+
+    __slots__ = ("due", "intended", "kind", "sent")
+
+    def __init__(self, intended: float, due: float, kind: int) -> None:
+        self.intended = intended
+        self.due = due  # when the generator got to it
+        self.kind = kind
+        self.sent = 0.0
+
+
+class _Lane:
+    """A connection, and the requests under way on it."""
+
+    __slots__ = ("connection", "is_free", "out", "under_way", "wire")
+
+    def __init__(self, address: tuple[str, int], wire: Wire) -> None:
+        self.connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection.setblocking(False)
+        failure = self.connection.connect_ex(address)
+        if failure not in _CONNECTING:
+            self.connection.close()
+            raise OSError(failure, os.strerror(failure))
+        self.wire = wire
+        self.out = wire.opening()
+        self.under_way: dict[Request, None] = {}
+        self.is_free = False
+
+    def send(self, data: bytes) -> bool:
+        """Sends, or keeps what the socket does not take; True once everything is out.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        if self.out:
+            data, self.out = self.out + data, b""
+        try:
+            sent = self.connection.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            if error.errno not in {errno.ENOTCONN, errno.EINPROGRESS}:
+                raise
+            sent = 0
+        self.out = data[sent:]
+        return not self.out
+
+
+class Generator:
+    """The loop."""
+
+    def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
+        """Prepares everything that can be prepared.
+
+        Args:
+            job: What to do.
+            tell: Takes chunks.
+        """
+        scenario = job.load()
+        target = Target(**job.target)
+        times = schedule(scenario, job.rate, job.seed)
+        kinds = choices([weight for _, weight, _ in job.kinds], len(times), job.seed)
+        self._times = times[job.place :: job.of]
+        self._kinds = array("q", kinds[job.place :: job.of].tobytes())
+        self._supplies = [itertools.cycle(messages(target, task, texts)) for task, _, texts in job.kinds]
+        self._target = target
+        self._address = target.address()
+        self._start = 0.0
+        self._patience_s = job.patience_s
+        self._tell = tell
+        self._lanes: dict[int, _Lane] = {}
+        self._free: deque[_Lane] = deque()
+        self._waiting: deque[Request] = deque()
+        self._poll = select.epoll()
+        self._records: list[bytes] = []
+        self._faults = {"": 0}
+        self._new_faults: list[str] = []
+
+    def connect(self) -> None:
+        """Opens the first connections; one that fails will say so with its first request."""
+        with contextlib.suppress(OSError):
+            for _ in range(_LANES[self._target.protocol]):
+                self._offer(self._open())
+
+    def run(self, start: float) -> None:
+        """Sends everything and waits for the last answers.
+
+        Args:
+            start: When the schedule begins, on the clock `time.perf_counter`, which all processes share.
+        """
+        cpu_s = time.process_time()
+        self._start = start
+        times = array("d", (start + self._times).tobytes())
+        clock, place, count = time.perf_counter, 0, len(times)
+        next_told = self._start
+        while place < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
+            now = clock()
+            while place < count and times[place] <= now:
+                self._waiting.append(Request(times[place], now, self._kinds[place]))
+                place += 1
+            while self._waiting and self._send_first():
+                pass
+            if now >= next_told:
+                self._give_up(now)
+                self._flush()
+                next_told = now + _TELL_S
+            until = min(next_told, times[place]) if place < count else next_told
+            # `epoll_wait` counts milliseconds; `select` waits for the same events to the microsecond.
+            if select.select([self._poll], [], [], max(0.0, until - clock()))[0]:
+                for ready, events in self._poll.poll(0):
+                    if ready in self._lanes:
+                        self._attend(self._lanes[ready], events)
+        self._tell(chunk(self._new_faults, self._records, time.process_time() - cpu_s))
+
+    def _send_first(self) -> bool:
+        """Sends the request that waits longest; False where no connection has room for it now."""
+        request = self._waiting[0]
+        try:
+            if self._free:
+                lane = self._free.popleft()
+                lane.is_free = False
+                if not lane.wire.room():  # the server has changed its mind since
+                    return True
+            elif len(self._lanes) < _MOST_LANES[self._target.protocol]:
+                lane = self._open()
+            else:
+                return False
+        except OSError as error:
+            self._waiting.popleft()
+            self._record(request, f"cannot connect: {error.strerror}")
+            return True
+        self._waiting.popleft()
+        request.sent = time.perf_counter()
+        lane.under_way[request] = None
+        try:
+            self._send(lane, lane.wire.request(self._message(request), request))
+        except OSError as error:
+            self._lose(lane, f"connection broken: {error.strerror}")
+        else:
+            self._offer(lane)
+        return True
+
+    def _message(self, request: Request) -> bytes:
+        """What is sent for a request."""
+        return next(self._supplies[request.kind])
+
+    def _judge(self, _: Request, reply: Reply) -> str:
+        """Why a reply is no answer; empty where it is one."""
+        return reply.fault or ("" if reply.body else "an empty answer")
+
+    def _send(self, lane: _Lane, data: bytes) -> None:
+        if not lane.send(data):
+            self._poll.modify(lane.connection, select.EPOLLIN | select.EPOLLOUT)
+
+    def _open(self) -> _Lane:
+        lane = _Lane(self._address, self._target.wire())
+        self._lanes[lane.connection.fileno()] = lane
+        self._poll.register(lane.connection, select.EPOLLIN | (select.EPOLLOUT if lane.out else 0))
+        return lane
+
+    def _offer(self, lane: _Lane) -> None:
+        """Puts a connection among the free ones if it has room."""
+        if not lane.is_free and lane.wire.room():
+            lane.is_free = True
+            self._free.append(lane)
+
+    def _attend(self, lane: _Lane, events: int) -> None:
+        """Reads what came, and sends what could not be sent before."""
+        try:
+            if events & select.EPOLLOUT and lane.send(b""):
+                self._poll.modify(lane.connection, select.EPOLLIN)
+            if events & ~select.EPOLLOUT:
+                self._read(lane)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(lane, f"connection broken: {error.strerror}")
+        except BenchError as error:
+            self._lose(lane, str(error).partition("\n")[0].rstrip(":"))
+
+    def _read(self, lane: _Lane) -> None:
+        data = lane.connection.recv(_READ_BYTES)
+        if not data and not lane.under_way:  # the server tidies up what nobody uses
+            self._lose(lane, "")
+            return
+        for reply in lane.wire.feed(data):
+            self._finish(lane, reply)
+        if owed := lane.wire.owed():
+            self._send(lane, owed)
+        if lane.wire.room():
+            self._offer(lane)
+        elif not lane.under_way and not lane.out:  # it takes nothing more, and nothing is left to wait for
+            self._lose(lane, "")
+
+    def _finish(self, lane: _Lane, reply: Reply) -> None:
+        done = time.perf_counter()
+        request: Request = reply.tag
+        if request not in lane.under_way:  # given up
+            return
+        del lane.under_way[request]
+        if fault := self._judge(request, reply):
+            self._record(request, fault, done)
+            return
+        served = lane.wire.served(reply.head)
+        start = self._start
+        self._records.append(
+            PACK(
+                request.intended - start,
+                request.due - start,
+                request.sent - start,
+                done - start,
+                served.tokenize_us,
+                served.queue_us,
+                served.compute_us,
+                served.total_us,
+                request.kind,
+                0,
+            )
+        )
+
+    def _lose(self, lane: _Lane, fault: str) -> None:
+        """Closes a connection; what was under way on it has failed."""
+        del self._lanes[lane.connection.fileno()]
+        self._poll.unregister(lane.connection)
+        lane.connection.close()
+        if lane.is_free:
+            self._free.remove(lane)
+        for request in lane.under_way:
+            self._record(request, fault)
+        lane.under_way.clear()
+
+    def _give_up(self, now: float) -> None:
+        """Fails what waits too long; a connection that carries one request at a time is closed with it."""
+        since = now - self._patience_s
+        fault = f"no answer within {self._patience_s:g} s"
+        while self._waiting and self._waiting[0].intended < since:
+            most = _MOST_LANES[self._target.protocol]
+            self._record(self._waiting.popleft(), f"never sent: {most} connections busy for {self._patience_s:g} s")
+        for lane in list(self._lanes.values()):
+            late = [request for request in lane.under_way if request.intended < since]
+            if late and not lane.wire.room():
+                self._lose(lane, fault)
+                continue
+            for request in late:
+                del lane.under_way[request]
+                self._record(request, fault)
+
+    def _record(self, request: Request, fault: str, done: float | None = None) -> None:
+        """Records a request that failed."""
+        place = self._faults.get(fault)
+        if place is None:
+            place = self._faults[fault] = len(self._faults)
+            self._new_faults.append(fault)
+        done = time.perf_counter() if done is None else done
+        times = (time - self._start for time in (request.intended, request.due, request.sent or done, done))
+        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, request.kind, place))
+
+    def _flush(self) -> None:
+        if self._records:
+            self._tell(chunk(self._new_faults, self._records))
+            self._records, self._new_faults = [], []
+
+
+def main(kind: type[Generator] = Generator) -> None:
+    """Does the job that standard input describes, with a generator of this kind."""
+    values = json.loads(sys.stdin.readline())
+    values["kinds"] = [(task, weight, texts) for task, weight, texts in values["kinds"]]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Sleeps end when they should: the system's default lets them last 50 us longer.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1000", encoding="ascii")
+    # Nothing in the loop makes cycles, so a collection would only add its pauses to the figures.
+    gc.disable()
+    output = sys.stdout.buffer
+
+    def tell(data: bytes) -> None:
+        output.write(data)
+        output.flush()
+
+    generator = kind(Job(**values), tell)
+    generator.connect()
+    tell(READY)
+    generator.run(float(sys.stdin.readline()))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(1)  # whoever started this tells the user

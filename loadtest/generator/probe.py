@@ -1,0 +1,112 @@
+"""The first questions to a server: is it there, does it answer the scenario, and how long are texts to it?"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Self
+
+from loadtest.errors import BenchError
+from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.messages import messages
+from loadtest.generator.run import Kind
+from loadtest.generator.workload import make_texts, sentence_words
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from loadtest.generator.messages import Target
+    from loadtest.generator.scenario import Scenario
+    from loadtest.generator.wire import Reply
+
+TEXTS = 16
+"""Texts of each length: enough that no cache of a server holds them all as one."""
+
+_TRIES = 12
+_TOKENS_PER_WORD = 1.35
+_SPECIAL_TOKENS = 2
+
+
+class Probe:
+    """A connection that asks one thing at a time; leaving its `with` block closes it."""
+
+    def __init__(self, target: Target) -> None:
+        """Connects.
+
+        Raises:
+            BenchError: Nobody listens there.
+        """
+        self._target = target
+        self._connection = connect(*target.address())
+        self._wire = target.wire()
+        self._lane = Lane(self._connection, self._wire, self._check)
+        self._words = sentence_words()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def kinds(self, scenario: Scenario, bundle: Path | None) -> tuple[Kind, ...]:
+        """The requests of a scenario: every task with every length.
+
+        Args:
+            scenario: Its tasks and lengths.
+            bundle: Counts the tokens, where there is one; otherwise the server does.
+
+        Raises:
+            BenchError: The server does not answer such requests, or texts of a length cannot be made.
+        """
+        made = {tokens: self._texts(bundle, tokens, next(iter(scenario.tasks))) for tokens in scenario.lengths}
+        kinds = []
+        for task, share in scenario.tasks.items():
+            for tokens, weight in scenario.lengths.items():
+                self.tokens(task, made[tokens][0])
+                name = f"{tokens} tokens" if len(scenario.tasks) == 1 else f"{task}, {tokens} tokens"
+                kinds.append(Kind(name, task, share * weight, made[tokens]))
+        return tuple(kinds)
+
+    def tokens(self, task: str, text: str) -> int:
+        """Asks once; returns the tokens that the server counted, -1 where it does not say.
+
+        Raises:
+            BenchError: It does not answer.
+        """
+        [message] = messages(self._target, task, [text])
+        return self._wire.served(self._lane.exchange(message).head).tokens
+
+    def _texts(self, bundle: Path | None, tokens: int, task: str) -> tuple[str, ...]:
+        if bundle is not None:
+            return tuple(text.text for text in make_texts(bundle, tokens, TEXTS))
+        dice = random.Random(tokens)
+        return tuple(self._fitted(dice.randrange(len(self._words)), tokens, task) for _ in range(TEXTS))
+
+    def _fitted(self, start: int, tokens: int, task: str) -> str:
+        """A text that the server counts as so many tokens, or as near as a few tries come.
+
+        A word more or less changes the count by one or a few, so the number of words follows the difference.
+        """
+        count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
+        best, least = "", tokens + 1
+        for _ in range(_TRIES):
+            text = " ".join(self._words[(start + place) % len(self._words)] for place in range(count))
+            found = self.tokens(task, text)
+            if found < 0:  # the server does not count
+                return text
+            if abs(found - tokens) < least:
+                best, least = text, abs(found - tokens)
+            if found == tokens:
+                break
+            step = round((tokens - found) / _TOKENS_PER_WORD) or (1 if tokens > found else -1)
+            count = max(1, count + step)
+            start += count == 1  # one word may be too long already: another one
+        return best
+
+    def _check(self, reply: Reply) -> None:
+        if reply.fault:
+            words = reply.body[:300].decode("utf-8", "replace").replace("\n", " ")
+            raise BenchError(f"{self._target.authority} answers {reply.fault}: {words}")

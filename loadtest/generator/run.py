@@ -1,0 +1,220 @@
+"""One open-loop run: generators in processes of their own, and everything that they tell in one result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import select
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from loadtest.errors import BenchError
+from loadtest.generator.child import module_environment
+from loadtest.generator.records import READY, ChunkReader
+from loadtest.generator.scenario import Phase
+from loadtest.report.result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loadtest.generator.messages import Target
+    from loadtest.generator.scenario import Scenario
+
+_PER_PROCESS = 4000.0
+"""Requests a second that one generator sends with ease."""
+
+_READY_S = 60.0
+_SOON_S = 0.1
+"""From telling the generators when to start to that moment."""
+
+_NULL_S = 1.0
+_GRACE_S = 10.0
+_SHOW_S = 0.5
+_READ_BYTES = 1 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class Kind:
+    """Requests that differ in their texts alone.
+
+    Attributes:
+        name: What figures call it.
+        task: What is asked.
+        weight: How often, beside the others.
+        texts: Sent in turn.
+    """
+
+    name: str
+    task: str
+    weight: float
+    texts: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What generators are told.
+
+    Attributes:
+        scenario: The load.
+        rate: Requests a second where a phase's share is 1.
+        kinds: What is asked.
+        seed: Of the schedule.
+        patience_s: A request without an answer after so long has failed.
+    """
+
+    scenario: Scenario
+    rate: float
+    kinds: tuple[Kind, ...]
+    seed: int = 1
+    patience_s: float = 10.0
+
+    @property
+    def peak_per_s(self) -> float:
+        """The highest rate of the schedule."""
+        return self.rate * max(max(phase.begin, phase.end) for phase in self.scenario.phases)
+
+    @property
+    def processes(self) -> int:
+        """Generators that it takes."""
+        return max(1, math.ceil(self.peak_per_s / _PER_PROCESS))
+
+
+def run(
+    target: Target,
+    load: Load,
+    result: Result,
+    show: Callable[[Result, float], None],
+    module: str = "loadtest.generator.open_loop",
+) -> Result:
+    """Drives a load against a server and fills the result.
+
+    Args:
+        target: The server.
+        load: What is sent.
+        result: A new one.
+        show: Told every now and then what is known, and how many seconds of the schedule have passed.
+        module: Of the generators.
+
+    Raises:
+        BenchError: A generator failed.
+    """
+    count = load.processes
+    readers = [ChunkReader([""]) for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        processes = [stack.enter_context(_process(module)) for _ in range(count)]
+        for place, (process, reader) in enumerate(zip(processes, readers, strict=True)):
+            stack.callback(process.kill)
+            _say(process, _job(target, load, place))
+            selector.register(_pipe(process), selectors.EVENT_READ, (process, reader))
+        start = _start(processes)
+        names = [kind.name for kind in load.kinds]
+        end = start + load.scenario.seconds + load.patience_s + _GRACE_S
+        shown = start
+        while selector.get_map():
+            for key, _ in selector.select(_SHOW_S):
+                process, reader = key.data
+                data = os.read(key.fd, _READ_BYTES)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    _check_end(process)
+                for records in reader.feed(data):
+                    result.take(records, reader.faults, names)
+            now = time.perf_counter()
+            if now > end:
+                raise BenchError("a generator did not end in time")
+            if now >= shown + _SHOW_S:
+                shown = now
+                show(result, min(now - start, load.scenario.seconds))
+    result.generator.processes = count
+    result.generator.cpu_us = sum(reader.cpu_s for reader in readers) / max(1, result.offered) * 1e6
+    return result
+
+
+def measure_generator(target: Target, load: Load, result: Result) -> None:
+    """Runs the peak of the load against an empty server, and keeps what that says of the generator itself.
+
+    Raises:
+        BenchError: A generator failed.
+    """
+    peak = dataclasses.replace(load.scenario, phases=(Phase(_NULL_S, 1, 1),))
+    command = [sys.executable, "-m", "loadtest.generator.null_server"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=module_environment()
+    ) as server:
+        try:
+            port = int(server.stdout.readline()) if server.stdout else 0
+            empty = dataclasses.replace(target, host="127.0.0.1", port=port)
+            asked = dataclasses.replace(load, scenario=peak, rate=load.peak_per_s)
+            found = run(empty, asked, Result({}, _NULL_S), lambda *_: None)
+        finally:
+            server.kill()
+    result.generator.null = found.latency
+    result.generator.null_late = found.generator.late
+
+
+def _process(module: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=module_environment())
+
+
+def _job(target: Target, load: Load, place: int) -> dict[str, object]:
+    return {
+        "target": dataclasses.asdict(target),
+        "scenario": dataclasses.asdict(load.scenario),
+        "rate": load.rate,
+        "seed": load.seed,
+        "place": place,
+        "of": load.processes,
+        "patience_s": load.patience_s,
+        "kinds": [(kind.task, kind.weight, kind.texts) for kind in load.kinds],
+    }
+
+
+def _start(processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Waits until all generators are ready, and tells them when to start, which it returns.
+
+    Raises:
+        BenchError: One does not become ready.
+    """
+    for process in processes:
+        pipe = _pipe(process)
+        if not select.select([pipe], [], [], _READY_S)[0] or len(os.read(pipe.fileno(), len(READY))) < len(READY):
+            raise BenchError("a generator did not become ready")
+    start = time.perf_counter() + _SOON_S
+    for process in processes:
+        _say(process, start)
+    return start
+
+
+def _say(process: subprocess.Popen[bytes], what: object) -> None:
+    if process.stdin is None:
+        raise BenchError("a generator was started without pipes")
+    try:
+        process.stdin.write(json.dumps(what).encode() + b"\n")
+        process.stdin.flush()
+    except OSError as error:
+        raise BenchError("a generator ended by itself") from error
+
+
+def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    if process.stdout is None:
+        raise BenchError("a generator was started without pipes")
+    return process.stdout
+
+
+def _check_end(process: subprocess.Popen[bytes]) -> None:
+    """Looks at how a generator that says no more has ended.
+
+    Raises:
+        BenchError: It failed.
+    """
+    if code := process.wait(_GRACE_S):
+        raise BenchError(f"a generator ended with code {code}")

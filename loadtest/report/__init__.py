@@ -1,0 +1,1 @@
+"""What was measured, and the forms in which people read it."""

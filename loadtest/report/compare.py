@@ -1,0 +1,138 @@
+"""Two reports side by side, and whether what differs is more than noise.
+
+Requests of one moment meet the same server, so they are no independent samples: counted one by one they would
+make every difference look certain. The slices of a run are drawn anew instead (a bootstrap over blocks of time,
+Künsch 1989): 2,000 times as many slices as there are, with replacement, of both runs; the middle 95% of the
+differences between the redrawn figures is the interval, and a difference whose interval leaves out 0 is more
+than noise. What changes between two whole runs, as another machine or another hour, no method sees in one run
+each: repeat them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.errors import BenchError
+from loadtest.report.tables import Table, as_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadtest.report.result import Result
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+_DRAWS = 2000
+_LEAST_SLICES = 8
+_TAIL = 2.5
+"""Percent left out at each end of an interval."""
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """One figure of two runs.
+
+    Attributes:
+        what: The figure and its unit.
+        first: Of the first run.
+        second: Of the second.
+        low: The least difference (second minus first) that chance explains.
+        high: The greatest.
+    """
+
+    what: str
+    first: float
+    second: float
+    low: float
+    high: float
+
+    @property
+    def is_more_than_noise(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+class _Run:
+    """The counts of a run's slices, and redrawn versions of them."""
+
+    def __init__(self, result: Result, values: NDArray[np.float64]) -> None:
+        self._values = values
+        self._slice_s = result.slice_s
+        self._counts = np.zeros((len(result.slices), len(values)), np.int32)
+        for row, part in zip(self._counts, result.slices, strict=True):
+            own, counts = part.latency.distribution()
+            row[np.searchsorted(values, own)] = counts
+        self._failed = np.array([part.failed for part in result.slices])
+
+    def figures(self, drawn: NDArray[np.int64]) -> list[float]:
+        """Percentiles, throughput and failures of some slices."""
+        # How often each slice is drawn, instead of copies of it.
+        weights = np.bincount(drawn, minlength=len(self._counts))
+        counts = np.cumsum(weights @ self._counts)
+        answered, failed = int(counts[-1]), int(weights @ self._failed)
+        ranks = [max(1, int(answered * percent / 100 + 0.5)) for percent in PERCENTILES]  # as HdrHistogram counts
+        percentiles = [float(self._values[np.searchsorted(counts, rank)]) for rank in ranks] if answered else []
+        return [
+            *(percentiles or [float("nan")] * len(PERCENTILES)),
+            answered / (len(drawn) * self._slice_s),
+            100 * failed / max(1, answered + failed),
+        ]
+
+    def all(self) -> list[float]:
+        return self.figures(np.arange(len(self._counts)))
+
+    def redrawn(self, dice: np.random.Generator) -> NDArray[np.float64]:
+        count = len(self._counts)
+        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(_DRAWS)])
+
+
+def differences(first: Result, second: Result, seed: int = 1) -> list[Difference]:
+    """The figures of two runs, with the intervals of their differences.
+
+    Raises:
+        BenchError: A run is too short, or answered nothing.
+    """
+    for result in (first, second):
+        if len(result.slices) < _LEAST_SLICES:
+            raise BenchError(f"a run of {result.seconds:g} s is too short to tell a difference from noise")
+        if not len(result.latency):
+            raise BenchError("a run without a single answer cannot be compared")
+    values = np.union1d(*(result.latency.distribution()[0] for result in (first, second)))
+    runs = [_Run(result, values) for result in (first, second)]
+    dice = np.random.default_rng(seed)
+    spread = runs[1].redrawn(dice) - runs[0].redrawn(dice)
+    low, high = np.nanpercentile(spread, [_TAIL, 100 - _TAIL], axis=0)
+    names = [*(f"p{percent:g} ms" for percent in PERCENTILES), "answered/s", "failed %"]
+    return [
+        Difference(*row) for row in zip(names, runs[0].all(), runs[1].all(), low.tolist(), high.tolist(), strict=True)
+    ]
+
+
+def text(first: Result, second: Result) -> str:
+    """The comparison as a terminal shows it.
+
+    Raises:
+        BenchError: See `differences`.
+    """
+    rows = [
+        (
+            found.what,
+            f"{found.first:.2f}",
+            f"{found.second:.2f}",
+            f"{found.second - found.first:+.2f}",
+            f"{found.low:+.2f} to {found.high:+.2f}",
+            "yes" if found.is_more_than_noise else "no",
+        )
+        for found in differences(first, second)
+    ]
+    changed = [
+        f"{name}: {first.facts.get(name)} / {second.facts.get(name)}"
+        for name in ("target", "scenario", "rate", "phases", "requests")
+        if first.facts.get(name) != second.facts.get(name)
+    ]
+    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
+    columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
+    table = as_text(Table("B against A", note, columns, rows, words=1))
+    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])

@@ -1,0 +1,245 @@
+"""What a run found: counts and histograms, over all of it, over time and by kind of request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadtest.errors import BenchError
+from loadtest.report.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+FORMAT = "bertserve-load-1"
+LATE_S = 0.001
+"""A request that the generator gets to later than this was held up by the generator, not by the server."""
+
+_TAIL_PERCENT = 99.0
+
+_MOST_SLICES = 120
+_LEAST_SLICE_S = 0.25
+
+STAGES = ("waiting to be sent", "network and transport", "tokenize", "queue", "compute", "other work of the server")
+"""Where a request's time goes: the first two as the client sees them, the rest as the server says."""
+
+
+@dataclass(slots=True)
+class Slice:
+    """A stretch of a run; a request belongs to the stretch in which it should have been sent.
+
+    Attributes:
+        offered: Requests that the schedule has there.
+        failed: Those that got no answer.
+        latency: Of those that got one, from the intended time of sending.
+    """
+
+    offered: int = 0
+    failed: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class GeneratorFacts:
+    """How far the generator itself can be trusted.
+
+    Attributes:
+        processes: How many there were.
+        late: Requests that it got to more than `LATE_S` after their time.
+        lateness: How late it got to them; waiting for a free connection is not in it.
+        null: Latencies of the same generator against an empty server.
+        null_late: Requests of that measurement that were sent late.
+        cpu_us: CPU time that the generators spent on a request.
+    """
+
+    processes: int = 1
+    late: int = 0
+    lateness: Histogram = field(default_factory=Histogram)
+    null: Histogram = field(default_factory=Histogram)
+    null_late: int = 0
+    cpu_us: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """One run.
+
+    Attributes:
+        facts: What was run against what, when and on which machine, in words.
+        seconds: How long the schedule lasts.
+        good_limit_ms: An answer that comes later is none of the good ones; None where every answer is good.
+        slices: The run over time, of equal length.
+        stages: By the names of `STAGES`, as far as the server tells.
+        kinds: Latencies by kind of request.
+        faults: Failed requests by reason.
+        generator: How far the generator can be trusted.
+    """
+
+    facts: dict[str, str]
+    seconds: float
+    good_limit_ms: float | None = None
+    slices: list[Slice] = field(default_factory=list)
+    stages: dict[str, Histogram] = field(default_factory=dict)
+    kinds: dict[str, Histogram] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    generator: GeneratorFacts = field(default_factory=GeneratorFacts)
+    latency: Histogram = field(default_factory=Histogram)
+
+    def __post_init__(self) -> None:
+        """Makes the slices of a run that is still to come."""
+        if not self.slices:
+            count = max(1, min(_MOST_SLICES, int(self.seconds / _LEAST_SLICE_S)))
+            self.slices = [Slice() for _ in range(count)]
+
+    @property
+    def slice_s(self) -> float:
+        """Length of a slice."""
+        return self.seconds / len(self.slices)
+
+    @property
+    def offered(self) -> int:
+        """Requests that the schedule had."""
+        return sum(part.offered for part in self.slices)
+
+    @property
+    def failed(self) -> int:
+        """Requests without an answer."""
+        return sum(part.failed for part in self.slices)
+
+    @property
+    def offered_per_s(self) -> float:
+        """Offered load."""
+        return self.offered / self.seconds
+
+    @property
+    def answered_per_s(self) -> float:
+        """Throughput."""
+        return len(self.latency) / self.seconds
+
+    @property
+    def good_per_s(self) -> float:
+        """Goodput: answers within the limit."""
+        return sum(self.good(part) for part in self.slices) / self.seconds
+
+    @property
+    def generator_was_the_limit(self) -> bool:
+        """Whether the tail is the generator's own: its p99 of lateness exceeds `LATE_S` and a tenth of the p99."""
+        late_ms, latency_ms = (h.percentile_ms(_TAIL_PERCENT) for h in (self.generator.lateness, self.latency))
+        # Where nothing was answered there is no p99 that could excuse it.
+        return late_ms > 1e3 * LATE_S and not late_ms <= latency_ms / 10
+
+    def good(self, part: Slice) -> int:
+        """Answers of a slice within the limit."""
+        return len(part.latency) if self.good_limit_ms is None else part.latency.within(self.good_limit_ms)
+
+    def take(self, records: NDArray[np.void], faults: Sequence[str], kinds: Sequence[str]) -> None:
+        """Adds records of a generator.
+
+        Args:
+            records: Of `records.RECORD`.
+            faults: What their faults mean.
+            kinds: What their kinds are called.
+        """
+        places = np.minimum((records["intended"] / self.slice_s).astype(int), len(self.slices) - 1)
+        for place, failed in zip(places.tolist(), (records["fault"] > 0).tolist(), strict=True):
+            self.slices[place].offered += 1
+            self.slices[place].failed += failed
+        self.faults.update(faults[place] for place in records["fault"].tolist() if place)
+        late = records["due"] - records["intended"]
+        self.generator.lateness.record(late.tolist())
+        self.generator.late += int((late > LATE_S).sum())
+        answered = records[records["fault"] == 0]
+        taken = (answered["done"] - answered["intended"]).tolist()
+        self.latency.record(taken)
+        for place, kind, latency in zip(
+            places[records["fault"] == 0].tolist(), answered["kind"].tolist(), taken, strict=True
+        ):
+            self.slices[place].latency.record((latency,))
+            self.kinds.setdefault(kinds[kind], Histogram()).record((latency,))
+        self._take_stages(answered)
+
+    def _take_stages(self, answered: NDArray[np.void]) -> None:
+        told = answered[answered["total_us"] >= 0]
+        if not len(told):
+            return
+        stages = {name: told[f"{name}_us"] / 1e6 for name in ("tokenize", "queue", "compute", "total")}
+        total = stages.pop("total")
+        seen = {
+            "waiting to be sent": told["sent"] - told["intended"],
+            "network and transport": told["done"] - told["sent"] - total,
+            **stages,
+            "other work of the server": total - sum(np.maximum(stage, 0) for stage in stages.values()),
+        }
+        for name in STAGES:
+            self.stages.setdefault(name, Histogram()).record(np.maximum(seen[name], 0).tolist())
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain values; histograms in their standard encoded form, in microseconds."""
+        return {
+            "format": FORMAT,
+            "facts": self.facts,
+            "seconds": self.seconds,
+            "good_limit_ms": self.good_limit_ms,
+            "offered_per_s": self.offered_per_s,
+            "answered_per_s": self.answered_per_s,
+            "good_per_s": self.good_per_s,
+            "percentiles_ms": {f"p{p:g}": self.latency.percentile_ms(p) for p in (50, 90, 99, 99.9)}
+            if len(self.latency)
+            else {},
+            "faults": dict(self.faults),
+            "generator": {
+                **{f.name: getattr(self.generator, f.name) for f in dataclasses.fields(GeneratorFacts)},
+                "lateness": self.generator.lateness.encoded(),
+                "null": self.generator.null.encoded(),
+            },
+            "latency": self.latency.encoded(),
+            "stages": {name: histogram.encoded() for name, histogram in self.stages.items()},
+            "kinds": {name: histogram.encoded() for name, histogram in self.kinds.items()},
+            "slices": [
+                {"offered": part.offered, "failed": part.failed, "latency": part.latency.encoded()}
+                for part in self.slices
+            ],
+        }
+
+    @classmethod
+    def read(cls, file: Path) -> Result:
+        """A run from the JSON that was written of it.
+
+        Raises:
+            BenchError: The file is none, in one line.
+        """
+        try:
+            values = json.loads(file.read_bytes())
+            if values["format"] != FORMAT:
+                raise BenchError(f"{file}: the format {values['format']!r} is not {FORMAT!r}")
+            return cls._of(values)
+        except OSError as error:
+            raise BenchError(f"{file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"{file} is no report of `bertserve load` ({type(error).__name__}: {error})") from error
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> Result:
+        told = dict(values["generator"])
+        told |= {name: Histogram.decoded(told[name]) for name in ("lateness", "null")}
+        return cls(
+            facts=values["facts"],
+            seconds=values["seconds"],
+            good_limit_ms=values["good_limit_ms"],
+            slices=[
+                Slice(part["offered"], part["failed"], Histogram.decoded(part["latency"])) for part in values["slices"]
+            ],
+            stages={name: Histogram.decoded(text) for name, text in values["stages"].items()},
+            kinds={name: Histogram.decoded(text) for name, text in values["kinds"].items()},
+            faults=Counter(values["faults"]),
+            generator=GeneratorFacts(**told),
+            latency=Histogram.decoded(values["latency"]),
+        )

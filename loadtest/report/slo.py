@@ -1,0 +1,118 @@
+"""Service level objectives: `p99=2ms,errors=0.1%`, and whether a run kept them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from loadtest.report.result import Result
+
+_UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,4})?)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_ALL = 100.0
+
+
+@dataclass(slots=True, frozen=True)
+class Objective:
+    """One limit.
+
+    Attributes:
+        what: As the command line has it: `p99`, `max` or `errors`.
+        percent: The percentile; 100 for `max`, and not used for `errors`.
+        limit: In ms, or in percent for `errors`.
+    """
+
+    what: str
+    percent: float
+    limit: float
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether it limits a latency."""
+        return self.what != "errors"
+
+    def __str__(self) -> str:
+        return f"{self.what} <= {self.limit:g}{' ms' if self.is_latency else '%'}"
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What became of an objective.
+
+    Attributes:
+        objective: As it was given.
+        found: What was measured, in words.
+        held: Whether it was kept.
+    """
+
+    objective: str
+    found: str
+    held: bool
+
+
+def parse_slo(text: str) -> tuple[Objective, ...]:
+    """The objectives in `p99=2ms,errors=0.1%`.
+
+    Raises:
+        BenchError: What is wrong, in one line.
+    """
+    found = tuple(_objective(word.strip()) for word in text.split(",") if word.strip())
+    if not found:
+        raise BenchError("--slo: names no objective; write for example p99=2ms,errors=0.1%")
+    names = [objective.what for objective in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BenchError(f"--slo: {twice[0]} stands there twice")
+    return found
+
+
+def _objective(word: str) -> Objective:
+    what, _, limit = (part.strip() for part in word.partition("="))
+    if what == "errors":
+        share = _SHARE.fullmatch(limit)
+        if not share or float(share[1]) > _ALL:
+            raise BenchError(f"--slo: {word!r}: errors take a limit in percent, as in errors=0.1%")
+        return Objective(what, _ALL, float(share[1]))
+    percentile, time = _PERCENTILE.fullmatch(what), _TIME.fullmatch(limit)
+    if (not percentile and what != "max") or (percentile and not float(percentile[1])):
+        raise BenchError(f"--slo: {what!r} is none of p50, p99, p99.9 and the like, max, errors")
+    if not time or not float(time[1]):
+        raise BenchError(f"--slo: {word!r}: a latency takes a limit in us, ms or s, as in p99=2ms")
+    return Objective(what, float(percentile[1]) if percentile else _ALL, float(time[1]) * _UNITS_MS[time[2]])
+
+
+def good_limit_ms(objectives: tuple[Objective, ...]) -> float | None:
+    """How late an answer may be and still count as good: the widest limit; None where no latency has one."""
+    return max((objective.limit for objective in objectives if objective.is_latency), default=None)
+
+
+def judge(objectives: tuple[Objective, ...], result: Result) -> list[Verdict]:
+    """Whether a run kept the objectives.
+
+    Where no objective speaks of errors, a request that failed counts as one that never came back: otherwise a
+    server could keep its latency by refusing everything.
+    """
+    alone = all(objective.is_latency for objective in objectives)
+    return [_verdict(objective, result, failed_are_late=alone) for objective in objectives]
+
+
+def _verdict(objective: Objective, result: Result, *, failed_are_late: bool) -> Verdict:
+    if not objective.is_latency:
+        share = _ALL * result.failed / max(1, result.offered)
+        return Verdict(str(objective), f"{share:.3g}% ({result.failed} of {result.offered})", share <= objective.limit)
+    answered = len(result.latency)
+    if not answered:
+        return Verdict(str(objective), "nothing was answered", held=False)
+    percent = objective.percent
+    if failed_are_late:
+        # The rank that the percentile has among all requests, as a percentile of those that were answered.
+        percent = percent * result.offered / answered
+        if percent > _ALL and result.failed:
+            return Verdict(str(objective), f"{_ALL * result.failed / result.offered:.3g}% failed", held=False)
+    found = result.latency.percentile_ms(min(_ALL, percent)) if percent < _ALL else result.latency.max_ms()
+    return Verdict(str(objective), f"{found:.3f} ms", found <= objective.limit)

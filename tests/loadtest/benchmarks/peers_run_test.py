@@ -1,0 +1,79 @@
+"""A round of the comparison with the real server in every server's place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.benchmarks.peers import rounds
+from loadtest.benchmarks.peers.servers import Place
+from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, find
+from loadtest.benchmarks.server_process import BertServer
+from loadtest.errors import BenchError
+from loadtest.generator.child import Child
+from loadtest.generator.workload import find_bundle, make_texts
+from tests.support.models import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from loadtest.generator.workload import Text
+
+SUBJECTS = (RAW, find(NAME, "bertserve", ORT, "HTTP"), find(NAME, "bertserve", ORT, "gRPC"))
+TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def texts(models: Path) -> dict[int, list[Text]]:
+    """A few texts of one length."""
+    return {TOKENS: make_texts(find_bundle(models).path, TOKENS, 10)}
+
+
+@pytest.fixture(scope="module")
+def running(models: Path) -> Iterator[tuple[dict[str, Place], dict[str, Child]]]:
+    """A server and the measuring processes."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(BertServer(models, "int8", 1))
+        place = Place(server, server.http_port, server.grpc_port)
+        modules = {
+            "fp32": "loadtest.benchmarks.raw_engine",
+            "raw": "loadtest.benchmarks.raw_engine",
+            "client": "loadtest.benchmarks.peers.client",
+        }
+        yield {"ours-ort": place}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
+
+
+def test_a_round_measures_everybody_and_wakes_who_is_asked(
+    running: tuple[dict[str, Place], dict[str, Child]],
+    models: Path,
+    texts: dict[int, list[Text]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every subject has a sample at both numbers of connections, though its server sleeps between its turns."""
+    monkeypatch.setattr(rounds, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(rounds, "_FROZEN_FROM_PERCENT", -1.0)
+    places, children = running
+    measuring = rounds.Rounds(SUBJECTS, places, children)
+    try:
+        measuring.open(find_bundle(models, "fp32"), find_bundle(models, "int8"), texts, 1)
+        samples = measuring.run(TOKENS, 0.1, lambda _: None)
+    finally:
+        for pid in places["ours-ort"].server.pids():
+            os.kill(pid, signal.SIGCONT)
+    assert samples.keys() == {(subject.name, count) for subject in SUBJECTS for count in (ONE, MANY)}
+    assert all(sample.requests > 0 for sample in samples.values())
+    assert all(0.95 < cosine <= 1.00001 for cosine in measuring.likeness.values())
+
+
+def test_a_server_with_another_file_is_no_peer(
+    running: tuple[dict[str, Place], dict[str, Child]], models: Path, texts: dict[int, list[Text]]
+) -> None:
+    """Who computes something else is not compared: here the raw engine has the fp32 file."""
+    fp32 = find_bundle(models, "fp32")
+    with pytest.raises(BenchError, match="another artifact than the raw engine's"):
+        rounds.Rounds(SUBJECTS, *running).open(fp32, fp32, texts, 1)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from loadtest.errors import BenchError
+from loadtest.generator.grpc_client import METHOD, GrpcClient, ReplyCheck, request_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SERVICE = "inference.GRPCInferenceService"
+HIDDEN = 4
+VECTOR = [0.5, -0.5, 0.5, -0.5]
+
+
+def reply(vector: list[float]) -> bytes:
+    """A reply as the server writes it."""
+    output = pb.ModelInferResponse.InferOutputTensor(name="embedding", datatype="FP32", shape=[1, len(vector)])
+    raw = struct.pack(f"<{len(vector)}f", *vector)
+    message = pb.ModelInferResponse(model_name="minilm", model_version="1", outputs=[output], raw_output_contents=[raw])
+    return bytes(message.SerializeToString())
+
+
+@contextmanager
+def server(answer: Callable[[bytes, Any], bytes]) -> Iterator[str]:
+    """A server whose `ModelInfer` is a function from bytes to bytes; gives its target."""
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    with ThreadPoolExecutor(4) as pool:
+        running = grpc.server(pool)
+        running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": handler}),))
+        port = running.add_insecure_port("127.0.0.1:0")
+        running.start()
+        yield f"127.0.0.1:{port}"
+        running.stop(None).wait()
+
+
+def opened(target: str) -> GrpcClient:
+    """A client with two requests for that target."""
+    client = GrpcClient()
+    client.open(target, "minilm", HIDDEN, {"8": ["one", "two"]})
+    return client
+
+
+@pytest.mark.parametrize("text", ["", "a text", "ü" * 200, "x" * 70_000])
+def test_a_request_is_what_the_protocol_says(text: str) -> None:
+    """The bytes written by hand parse as a request of one text, short or long."""
+    request = pb.ModelInferRequest.FromString(request_bytes("minilm", text))
+    data = text.encode()
+    assert request.model_name == "minilm"
+    [tensor] = request.inputs
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("text", "BYTES", [1, 1])
+    assert list(request.raw_input_contents) == [struct.pack("<I", len(data)) + data]
+
+
+def test_the_method_is_the_one_that_the_server_offers() -> None:
+    """The client calls the service under its public name."""
+    assert f"/{SERVICE}/ModelInfer" == METHOD
+
+
+def test_a_right_reply_gives_its_vector() -> None:
+    """The vector is read from the raw contents at the end."""
+    check = ReplyCheck(HIDDEN)
+    check.check_message(reply(VECTOR))
+    assert check.vector(reply(VECTOR)) == VECTOR
+
+
+@pytest.mark.parametrize("wrong", [b"", reply(VECTOR[:3]), reply(VECTOR * 2), reply(VECTOR)[:-1]])
+def test_a_wrong_reply_is_an_error(wrong: bytes) -> None:
+    """Another number of components, or no vector at all, is not taken for a reply."""
+    with pytest.raises(BenchError, match="wrong reply over gRPC"):
+        ReplyCheck(HIDDEN).check_message(wrong)
+
+
+def test_every_reply_has_the_first_one_s_size() -> None:
+    """A reply with anything more or less around its vector is not taken either."""
+    check = ReplyCheck(HIDDEN)
+    check.check_message(reply(VECTOR))
+    with pytest.raises(BenchError, match="wrong reply"):
+        check.check_message(b"\x0a\x00" + reply(VECTOR))
+
+
+@pytest.mark.parametrize("connections", [1, 6])
+def test_replies_are_counted(connections: int) -> None:
+    """One call at a time or several: each reply is counted once and takes its time."""
+    calls: list[bytes] = []
+
+    def answer(request: bytes, _: object) -> bytes:
+        calls.append(request)
+        return reply(VECTOR)
+
+    with server(answer) as target:
+        client = opened(target)
+        assert client.vector(8) == VECTOR
+        sample = client.measure(connections, 8, 0.02, 0.3)
+    assert 0 < sample["requests"] < sample["exchanges"]
+    assert sample["exchanges"] + 1 + min(connections, 4) == len(calls)
+    assert 0 < sample["p50_ms"] <= sample["p99_ms"]
+    assert sample["client_cpu_us"] > 0
+
+
+@pytest.mark.parametrize("connections", [1, 6])
+def test_a_failing_call_stops_the_measurement(connections: int) -> None:
+    """An error in the middle of a run is reported with what the server said."""
+    calls: list[bytes] = []
+
+    def answer(request: bytes, context: Any) -> bytes:
+        calls.append(request)
+        if len(calls) > 20:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
+        return reply(VECTOR)
+
+    with server(answer) as target, pytest.raises(BenchError, match="too much"):
+        opened(target).measure(connections, 8, 0.0, 5.0)
+
+
+def test_a_wrong_reply_under_load_stops_the_measurement() -> None:
+    """Replies are checked when many calls are under way, too."""
+    calls: list[bytes] = []
+
+    def answer(request: bytes, _: object) -> bytes:
+        calls.append(request)
+        return reply(VECTOR) if len(calls) <= 20 else reply(VECTOR[:3])
+
+    with server(answer) as target, pytest.raises(BenchError, match="wrong reply over gRPC"):
+        opened(target).measure(6, 8, 0.0, 5.0)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from loadtest.errors import BenchError
+from loadtest.generator.workload import find_bundle, make_texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Path:
+    """A folder with a tokenizer that cuts words into letters, so that words cost very different amounts."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    vocabulary = ["[UNK]", "[CLS]", "[SEP]", "the", *letters, *(f"##{letter}" for letter in letters)]
+    ids = {word: place for place, word in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))  # noqa: S106  not a secret
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def write_manifest(path: Path, precisions: tuple[str, ...]) -> None:
+    """Writes as much of a manifest as a load test reads."""
+    path.mkdir(parents=True)
+    artifacts = [
+        {"file": f"model.{p}.onnx", "kind": "onnx", "precision": p, "target": "cpu", "batch_invariant": p == "fp32"}
+        for p in precisions
+    ]
+    manifest: dict[str, Any] = {
+        "model": path.parent.name,
+        "version": int(path.name),
+        "hidden_size": 384,
+        "max_length": 256,
+        "inputs": [{"name": "input_ids"}],
+        "artifacts": artifacts,
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("tokens", [8, 32, 128])
+def test_texts_have_exactly_the_tokens_asked_for(pieces: Path, tokens: int) -> None:
+    """Every text has exactly so many tokens, special ones included, and no text comes twice."""
+    texts = make_texts(pieces, tokens, 40)
+    tokenizer = Tokenizer.from_file(str(pieces / "tokenizer.json"))
+    assert {len(tokenizer.encode(text.text)) for text in texts} == {tokens}
+    assert [text.ids for text in texts] == [tokenizer.encode(text.text).ids for text in texts]
+    assert len({text.text for text in texts}) == 40
+
+
+@pytest.mark.parametrize("tokens", [8, 32, 128])
+def test_texts_fit_the_tokenizer_of_a_real_bundle(models: Path, tokens: int) -> None:
+    """The same holds for the tokenizer of a bundle as it is exported."""
+    bundle = find_bundle(models)
+    if bundle.max_length < tokens:
+        pytest.skip(f"the bundle at hand takes {bundle.max_length} tokens at most")
+    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
+    texts = make_texts(bundle.path, tokens, 100)
+    assert {len(tokenizer.encode(text.text)) for text in texts} == {tokens}
+    assert len({text.text for text in texts}) == 100
+
+
+def test_equal_seeds_make_equal_texts(pieces: Path) -> None:
+    """Two runs measure the same texts; another seed gives others."""
+    assert make_texts(pieces, 16, 10) == make_texts(pieces, 16, 10)
+    assert make_texts(pieces, 16, 10) != make_texts(pieces, 16, 10, seed=2)
+
+
+def test_a_length_that_no_text_can_have_is_an_error(pieces: Path) -> None:
+    """Texts that cannot be made are not replaced by others."""
+    with pytest.raises(BenchError, match="only 0 of 5 texts of 2 tokens"):
+        make_texts(pieces, 2, 5)
+
+
+def test_the_newest_version_of_the_first_model_is_taken(tmp_path: Path) -> None:
+    """What is measured is what a server over the same repository answers with."""
+    for version in ("2", "10"):
+        write_manifest(tmp_path / "alpha" / version, ("fp32", "int8"))
+    write_manifest(tmp_path / "beta" / "11", ("fp32",))
+    (tmp_path / "alpha" / ".staging-11-1").mkdir()
+    bundle = find_bundle(tmp_path)
+    assert bundle.path == tmp_path / "alpha" / "10"
+    assert (bundle.precision, bundle.batch_invariant) == ("int8", False)
+    assert bundle.artifact == bundle.path / "model.int8.onnx"
+
+
+def test_the_precision_can_be_chosen(tmp_path: Path) -> None:
+    """A named precision is taken or refused, never replaced."""
+    write_manifest(tmp_path / "alpha" / "1", ("fp32",))
+    assert find_bundle(tmp_path, "fp32").precision == "fp32"
+    assert find_bundle(tmp_path).precision == "fp32"
+    with pytest.raises(BenchError, match="no artifact of the precision int8"):
+        find_bundle(tmp_path, "int8")
+
+
+def test_an_empty_repository_says_how_to_fill_it(tmp_path: Path) -> None:
+    """A repository without a model, or none at all, ends in a sentence."""
+    for repository in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(BenchError, match="bertserve export"):
+            find_bundle(repository)
