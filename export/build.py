@@ -28,8 +28,7 @@ from export.proof.engine import open_engine
 from export.recipe import FORMS
 from export.report import latency, page
 from export.texts import corpus
-from serving.engine.base import ModelSpec
-from serving.host import available_cpus
+from serving.host import available_cpus, processor
 from serving.models.bundle import BundleWriter, file_entry
 from serving.models.manifest import (
     ENGINE_GRAPH,
@@ -42,9 +41,9 @@ from serving.models.manifest import (
     Quantisation,
     Source,
 )
-from serving.models.node import processor
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
+from serving.records import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -252,6 +252,10 @@ class NonFiniteOutput(InternalError):
     reason = "non_finite_output"
 
 
+class BundleError(Exception):
+    """A bundle that must not or cannot be served; the message names it and says why."""
+
+
 class StartupError(Exception):
     """The server cannot start; the message is the one line that the operator reads.
 

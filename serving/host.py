@@ -1,18 +1,29 @@
-"""How many CPUs this process may really use: its affinity and its container's quota, not the host's count."""
+"""What this machine has: CPUs that may be used, memory, its processor, its GPU, and versions of installed libraries.
+
+Containers are taken into account: affinity and quota count, not the CPUs that the machine has in all.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 _NO_LIMIT = 1 << 60
-"""How version 1 writes that there is none: a number beyond any machine."""
+"""How cgroup version 1 writes that there is no limit: a number beyond any machine."""
+
+_KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
+"""Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """CPUs to run threads on: the affinity mask's size, capped by the cgroup quota (v2 or v1).
+    """CPUs to run threads on: the size of the affinity mask, capped by the cgroup quota (v2 or v1).
 
     A quota of 1.5 CPUs counts as 1: a second thread would spend half of each period throttled. At least 1.
     """
@@ -23,31 +34,61 @@ def available_cpus(cgroup: Path = _CGROUP) -> int:
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
     """CPUs that the container's quota allows, v2 or v1; None for no quota."""
-    return _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+    quota, _, period = _read(cgroup / "cpu.max").partition(" ")  # "<quota|max> <period>"
+    if not quota:
+        v1 = cgroup / "cpu"
+        quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(quota) else None
 
 
 def memory_limit(cgroup: Path = _CGROUP) -> int | None:
     """Bytes of memory that the container may have, v2 or v1; None for no limit."""
-    found = _read(cgroup / "memory.max").strip() or _read(cgroup / "memory" / "memory.limit_in_bytes").strip()
-    return int(found) if found.isdigit() and int(found) < _NO_LIMIT else None
+    limit = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
+    return int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT else None
 
 
-def _quota_v2(file: Path) -> float | None:
-    words = _read(file).split()
-    if len(words) != 2 or words[0] == "max":  # noqa: PLR2004  "<quota|max> <period>"
-        return None
-    return int(words[0]) / int(words[1])
+def processor(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's name for itself."""
+    return _value("model name", cpuinfo) or os.uname().machine
 
 
-def _quota_v1(directory: Path) -> float | None:
-    quota, period = _read(directory / "cpu.cfs_quota_us").strip(), _read(directory / "cpu.cfs_period_us").strip()
-    if not quota or not period or int(quota) <= 0:
-        return None
-    return int(quota) / int(period)
+def instructions(cpuinfo: Path = _CPUINFO) -> list[str]:
+    """What this processor has of the instructions that libraries choose their matrix kernels by."""
+    flags = _value("flags|Features", cpuinfo).split()
+    return [name for name in _KERNELS if name in flags]
+
+
+def cpu(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor with what decides its arithmetic: clouds give one name to many generations.
+
+    >>> cpu(Path("/nowhere")) == os.uname().machine
+    True
+    """
+    kernels = ", ".join(instructions(cpuinfo))
+    return f"{processor(cpuinfo)} ({kernels})" if kernels else processor(cpuinfo)
+
+
+def gpu(folder: Path = _GPUS) -> str:
+    """The first GPU, as its driver names it without being started; empty where there is none."""
+    names = [_value("Model", file) for file in sorted(folder.glob("*/information"))]
+    return next(filter(None, names), "")
+
+
+def installed(*distributions: str) -> dict[str, str]:
+    """The first of some distributions that is installed, with its version; empty where none is."""
+    for name in distributions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return {name: importlib.metadata.version(name)}
+    return {}
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii")
+        return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
+
+
+def _value(key: str, file: Path) -> str:
+    match = re.search(rf"^(?:{key})\s*:\s*(.+)$", _read(file), re.MULTILINE)
+    return match[1].strip() if match else ""

@@ -38,12 +38,82 @@ PRIORITIES = (1, 2, 3)
 DEFAULT_PRIORITY = 2
 
 
+IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
+"""Names of the inputs that a graph may have."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor of a graph; -1 stands for a dimension that varies."""
 
     name: str
     dtype: Literal["int32", "float32"]
     shape: tuple[int, ...]
+
+
+class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One optimization profile of a TensorRT engine: (batch, sequence) at least, usually, at most."""
+
+    min: tuple[int, int]
+    opt: tuple[int, int]
+    max: tuple[int, int]
+
+
+class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a TensorRT engine is tied to."""
+
+    flavour: Literal["rtx", "enterprise"]
+    version: str
+    compute_capability: str
+    profiles: tuple[ShapeProfile, ...]
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A model as an engine loads it.
+
+    Attributes:
+        name: The model's name, for messages.
+        path: Artifact file; empty for the fake engine.
+        sha256: What the file's bytes must hash to.
+        batch_invariant: Whether batches and padding leave answers unchanged.
+        vocab_size: Token ids are below this.
+        max_length: Longest input in tokens.
+        special_ids: Ids of the special tokens by role.
+        inputs: Names of the graph's inputs.
+        outputs: The graph's outputs.
+        copied: Whether each lane may hold it: it is small.
+        build: What a TensorRT engine is tied to; None for a graph.
+    """
+
+    name: str
+    path: str
+    sha256: str
+    batch_invariant: bool
+    vocab_size: int
+    max_length: int
+    special_ids: dict[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
+    copied: bool = False
+    build: EngineBuild | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether narrow lanes run it too: where it is not batched, nothing else fills the device."""
+        return self.copied or not self.batch_invariant
+
+
+class KernelFiles(msgspec.Struct, frozen=True):
+    """Where an engine finds and leaves the kernels that its library compiles while it loads a model.
+
+    Attributes:
+        read: What an earlier start compiled; empty for nothing.
+        sha256: Of that file.
+        write: Where to put what this start compiles; empty for nowhere.
+    """
+
+    read: str = ""
+    sha256: str = ""
+    write: str = ""
 
 
 class TaskOptions(msgspec.Struct, Generic[A], frozen=True):

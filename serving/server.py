@@ -40,9 +40,9 @@ from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import fields
-from serving.models.cost_cache import KeptCosts
+from serving.models.cost_cache import CostCache
+from serving.models.forms import choose
 from serving.models.kernel_cache import KernelCache
-from serving.models.repository import choose
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
 from serving.operations.probe_port import ProbeListener
@@ -153,12 +153,12 @@ class Server:
             dispatcher=dispatcher,
             metrics=metrics,
         )
-        self._kept, self._kernels = KeptCosts(settings), KernelCache(settings.cache_dir)
+        self._costs, self._kernels = self._cost_cache(), KernelCache(settings.cache_dir)
         start = partial(
             start_engine, crash_limit=settings.engine_crash_limit, crash_window_s=settings.engine_crash_window_s
         )
         self._supervisor = Supervisor(
-            self._load(choice, self._kept, self._kernels),
+            self._load(choice, self._costs, self._kernels),
             self,
             crash_limit=settings.engine_crash_limit,
             crash_window_s=settings.engine_crash_window_s,
@@ -338,7 +338,7 @@ class Server:
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine is there: take requests."""
         place(self._dispatcher, engine, self._repository.models)
-        self._kept.write(self._repository.engine, self._repository.models, engine.costs)
+        self._costs.write(self._repository.engine, self._repository.models, engine.costs)
         self._kernels.keep()
         # What lives now lives for ever, and requests leave no cycles behind: look seldom, and not at the old.
         gc.collect()
@@ -395,14 +395,19 @@ class Server:
             choice.tell()
             kernels.keep()
 
-        return self._load(choice, KeptCosts(self._settings), kernels), serves
+        return self._load(choice, self._cost_cache(), kernels), serves
+
+    def _cost_cache(self) -> CostCache:
+        settings = self._settings
+        threads = settings.threads or available_cpus()
+        return CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
 
     def _watch_cards(self, cards: Sequence[UsedCard]) -> None:
         """Shows what the cards in use tell, from the first time that there are any."""
         if self._gpus is None:
             self._gpus = GpuWatch.follow([card.uuid for card in cards], self._metrics.registry)
 
-    def _load(self, choice: Choice, kept: KeptCosts, kernels: KernelCache) -> Load:
+    def _load(self, choice: Choice, cost_cache: CostCache, kernels: KernelCache) -> Load:
         """What the engine process of a choice is told."""
         settings, models = self._settings, choice.repository.models
         return Load(
@@ -410,7 +415,7 @@ class Server:
             models=[model.spec() for model in models],
             threads=settings.threads or available_cpus(),
             nice=0 if choice.cards else settings.engine_nice,
-            costs=kept.read(choice.told(), models),
+            costs=cost_cache.read(choice.told(), models),
             fake_ms=settings.fake_ms,
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
@@ -454,7 +459,7 @@ class Server:
         places = {model.name: model.index for model in self._repository.models}
         self._repository.replace([replace(model, index=places[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.repository.engine
-        self._supervisor.load_instead(self._load(choice, self._kept, self._kernels))
+        self._supervisor.load_instead(self._load(choice, self._costs, self._kernels))
         self._run_engine()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:

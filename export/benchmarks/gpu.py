@@ -39,7 +39,7 @@ from export.errors import ExportError
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

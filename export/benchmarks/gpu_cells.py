@@ -16,11 +16,10 @@ from export.engines import tensorrt
 from export.graph import optimize
 from export.precision import half
 from export.quiet import quiet
-from serving.engine.base import ModelSpec
 from serving.engine.gpu.model import SIZES
 from serving.engine.gpu.tensorrt import TensorRtBackend
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import Batch, EncodedText, ModelIndex, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

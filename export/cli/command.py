@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from export.cli.interrupts import Interrupted, Interrupts
 from export.errors import ExportError
 from export.progress import Progress
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 from serving.models.node_cache import CacheError
 
 if TYPE_CHECKING:

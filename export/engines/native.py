@@ -10,7 +10,8 @@ from export.engines import tensorrt
 from export.errors import ExportError, NoRoomError
 from export.proof.verify import State, verify
 from serving.engine.gpu import discovery
-from serving.models.bundle import BundleError, open_bundle
+from serving.errors import BundleError
+from serving.models.bundle import open_bundle
 from serving.models.manifest import ENGINE_GRAPH
 from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
 

@@ -20,8 +20,9 @@ from export.engines import free_space
 from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
 from export.errors import ExportError, NoRoomError
 from serving.host import available_cpus
-from serving.models.manifest import GPUS, Artifact, EngineBuild, ShapeProfile
+from serving.models.manifest import GPUS, Artifact
 from serving.models.verified_dir import digest
+from serving.records import EngineBuild, ShapeProfile
 from serving.scheduling.buckets import BUCKETS, bucket_for
 
 if TYPE_CHECKING:

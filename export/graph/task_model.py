@@ -13,7 +13,8 @@ from export.errors import ExportError
 from export.graph import tensors
 from export.quiet import quiet
 from export.recipe import MAX_ONNX_BYTES
-from serving.models.manifest import IDS, MASK, POSITIONS, TYPES, graph_inputs, graph_outputs
+from serving.models.manifest import graph_inputs, graph_outputs
+from serving.records import IDS, MASK, POSITIONS, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from export.precision.products import Product
-    from serving.engine.base import ModelSpec
-    from serving.records import EncodedText
+    from serving.records import EncodedText, ModelSpec
 
 _ROWS = 256
 """Tokens whose activations are kept whole: BERT-base's are 65 MB."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from export.precision.equalise import Cut
     from export.progress import Progress
     from export.recipe import Recipe
-    from serving.engine.base import ModelSpec
-    from serving.records import EncodedText
+    from serving.records import EncodedText, ModelSpec
 
 FORMS = frozenset({"int8", "int8-openvino"})
 

@@ -10,12 +10,13 @@ from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.tensorrt import TensorRtBackend
 from serving.engine.inline import InlineEngine
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 from serving.models.manifest import GPUS
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, Engine, ModelSpec
+    from serving.engine.base import Backend, Engine
     from serving.models.manifest import Artifact, Target
+    from serving.records import ModelSpec
 
 MOST_TOKENS = 4096
 """Of a batch while a GPU is compared: 32 texts of 128 tokens."""

@@ -18,11 +18,11 @@ from export.proof.decisions import Judge
 from export.proof.engine import gpu_obstacle, open_engine
 from export.recipe import limits_of
 from export.texts import corpus
-from serving.engine.base import ModelSpec
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 from serving.models.manifest import TOKENIZER, Accuracy
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
+from serving.records import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,7 +197,7 @@ class _Verification:
         ]
 
     def _engine(self, artifact: Artifact) -> Engine:
-        path = (self._bundle.place_of(artifact) or self._bundle.path) / artifact.file
+        path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
         # Where the GPU is that it is for, that is what proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
             spec = msgspec.structs.replace(self._spec(path, artifact.sha256), build=artifact.engine)

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
-from serving.models.manifest import POSITIONS, TOKENIZER
+from serving.models.manifest import TOKENIZER
 from serving.models.staging_dir import Aside
 from serving.models.verified_dir import digest
+from serving.records import POSITIONS
 from serving.scheduling.buckets import bucket_for
 
 if TYPE_CHECKING:

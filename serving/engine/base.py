@@ -8,18 +8,17 @@ inline one; either way `done` is called exactly once, so schedulers, tests and t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
-from serving.errors import BertserveError
-from serving.models.manifest import EngineBuild  # noqa: TC001  read at run time by msgspec
-from serving.records import Batch, BatchOutput, TensorSpec
+from serving.errors import BertserveError, BundleError
+from serving.records import Batch, BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""
@@ -33,60 +32,23 @@ class DeviceLost(Exception):
     """Nothing works on the device any more, or its memory is full: the process must end, and another one begin."""
 
 
+def read_artifact(path: Path, sha256: str) -> bytes:
+    """Reads an artifact into memory and verifies the very bytes that will be loaded.
+
+    Raises:
+        BundleError: The file changed since the bundle was opened.
+    """
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
+    return data
+
+
 class LaneKind(StrEnum):
     """How much of the device a lane uses."""
 
     WIDE = "wide"
     NARROW = "narrow"
-
-
-class ModelSpec(msgspec.Struct, frozen=True):
-    """A model as an engine loads it.
-
-    Attributes:
-        name: The model's name, for messages.
-        path: Artifact file; empty for the fake engine.
-        sha256: What the file's bytes must hash to.
-        batch_invariant: Whether batches and padding leave answers unchanged.
-        vocab_size: Token ids are below this.
-        max_length: Longest input in tokens.
-        special_ids: Ids of the special tokens by role.
-        inputs: Names of the graph's inputs.
-        outputs: The graph's outputs.
-        copied: Whether each lane may hold it: it is small.
-        build: What a TensorRT engine is tied to; None for a graph.
-    """
-
-    name: str
-    path: str
-    sha256: str
-    batch_invariant: bool
-    vocab_size: int
-    max_length: int
-    special_ids: dict[str, int]
-    inputs: tuple[str, ...]
-    outputs: tuple[TensorSpec, ...]
-    copied: bool = False
-    build: EngineBuild | None = None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether narrow lanes run it too: where it is not batched, nothing else fills the device."""
-        return self.copied or not self.batch_invariant
-
-
-class KernelFiles(msgspec.Struct, frozen=True):
-    """Where kernels that a library compiles while it loads a model are kept.
-
-    Attributes:
-        read: What an earlier start compiled; empty for nothing.
-        sha256: Of that file.
-        write: Where to put what this one did; empty for nowhere.
-    """
-
-    read: str = ""
-    sha256: str = ""
-    write: str = ""
 
 
 class Runner(Protocol):

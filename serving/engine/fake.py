@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import LaneKind, ModelSpec, Runner
-    from serving.records import Array, Batch, EncodedText, TensorSpec
+    from serving.engine.base import LaneKind, Runner
+    from serving.records import Array, Batch, EncodedText, ModelSpec, TensorSpec
 
 
 class Fault(StrEnum):

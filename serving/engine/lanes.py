@@ -9,15 +9,12 @@ from serving.engine.base import LaneKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.base import ModelSpec
+    from serving.records import ModelSpec
 
 Session = TypeVar("Session")
 
 MOST_LANES = 64
 """Each lane is a thread and a socket; beyond this many cores, narrow lanes gain nothing on one machine."""
-
-COPIED_BYTES = 128 << 20
-"""A larger artifact is held once, where its batches allow that: the wide lane's."""
 
 
 def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.models.manifest import IDS, MASK, POSITIONS, TYPES
+from serving.records import IDS, MASK, POSITIONS, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import ModelSpec
-    from serving.records import Array, Batch
+    from serving.records import Array, Batch, ModelSpec
 
 Tensors = dict[str, "NDArray[np.int32]"]
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.http.exchange import Handler
+    from serving.inference.served_models import Repository
     from serving.models.manifest import Task
-    from serving.models.repository import Repository
 
 _BELOW = "/models/{model}"
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.inference.dispatcher import Dispatcher
+    from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.models.repository import Repository, ServedModel
     from serving.records import A, EncodedText, InferRequest, ModelIndex, TextInput, Totals
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics

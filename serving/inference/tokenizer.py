@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer
 
-from serving.errors import InvalidRequest
+from serving.errors import BundleError, InvalidRequest
 from serving.inference.wordpiece_cache import word_table
-from serving.models.bundle import BundleError
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedText, Token
 

@@ -8,10 +8,10 @@ ONNX file passes `onnx_scan` and takes and answers what the manifest says, and e
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.manifest import ENGINE_GRAPH, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.models.onnx_scan import UnsafeModelError, check_model_file
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.manifest import Artifact
-
-
-class BundleError(Exception):
-    """A bundle that must not be served; the message names the bundle and what is wrong with it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,9 +45,9 @@ class Bundle:
         """Its own, and those that this node has made."""
         return [*self.manifest.artifacts, *(artifact for artifact, _ in self.made_here)]
 
-    def place_of(self, artifact: Artifact) -> Path | None:
-        """Where an artifact lies that this node has made; None for one of its own."""
-        return next((place for made, place in self.made_here if made.file == artifact.file), None)
+    def made_here_in(self, artifact: Artifact) -> Path | None:
+        """The directory of an artifact that this node has made; None for one of the bundle's own."""
+        return next((directory for made, directory in self.made_here if made.file == artifact.file), None)
 
     @property
     def has_engine_graph(self) -> bool:
@@ -141,18 +137,6 @@ def _check_graph(path: Path, manifest: Manifest) -> None:
             raise UnsafeModelError(f"has other {kind} than the manifest says")
     if graph.words - {manifest.vocab_size}:
         raise UnsafeModelError(f"knows {max(graph.words)} words, the manifest says {manifest.vocab_size}")
-
-
-def read_artifact(path: Path, sha256: str) -> bytes:
-    """Reads an artifact into memory and verifies the very bytes that will be loaded.
-
-    Raises:
-        BundleError: The file changed since the bundle was opened.
-    """
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
-    return data
 
 
 class BundleWriter(Staging):

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.host import available_cpus
-from serving.models import node
-from serving.models.bundle import Bundle
-from serving.models.node_cache import CacheError, CacheWriter, open_entry
+from serving import host
+from serving.models.node_cache import CacheError, add_file, libraries_of, open_entry
 from serving.scheduling.cost import CostPoint, CostTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.models.repository import ServedModel
+    from serving.models.forms import ModelForm
     from serving.records import EngineChoice
-    from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
 
@@ -39,8 +36,8 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         artifact: SHA-256 of the file that is served.
-        engine: What runs it, as `--engine` calls it.
-        device: As `node.device` says it.
+        engine: What runs it, as `--engine` calls it; of a GPU also its name and how many there are.
+        device: As `host.cpu` says it.
         libraries: Version by name of what runs it.
         threads: Cores.
         max_batch_tokens: Padded tokens of the largest batch that was measured.
@@ -62,97 +59,82 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostCache:
-    """The tables of one node, for one way of running its models."""
+    """The cost tables of one node."""
 
-    def __init__(self, root: Path, engine: str, threads: int, max_batch_tokens: int) -> None:
-        """Names the place and the way.
+    def __init__(self, root: Path | None, *, threads: int, max_batch_tokens: int) -> None:
+        """Names the cache.
 
         Args:
-            root: The node's cache.
-            engine: As `--engine` calls it.
-            threads: Cores.
+            root: The node's cache; None for none.
+            threads: Cores that models run on.
             max_batch_tokens: Padded tokens of the largest batch.
         """
         self._root = root
-        self._engine = engine
         self._threads = threads
         self._max_batch_tokens = max_batch_tokens
+        self._measured: set[str] = set()
 
-    def read(self, model: ServedModel) -> list[CostPoint]:
-        """What was measured of a model on this very node; empty where nothing was, or nothing that counts."""
-        try:
-            entry = open_entry(self._root, bundle_of(model))
-            if entry is None or all(file.file != self._name(model) for file in entry.derived.files):
-                return []
-            path = entry.path / self._name(model)
-            if path.stat().st_size > _LARGEST_BYTES:
-                return []
-            found = msgspec.json.decode(path.read_bytes(), type=Costs)
-            _check(found.points)
-        except (CacheError, OSError, ValueError) as error:
-            log.warning("the costs of %s in the node's cache count for nothing: %s", model.name, error)
-            return []
-        return found.points if found.fingerprint == self._fingerprint(model) else []
+    def read(self, choice: EngineChoice, models: Sequence[ModelForm]) -> list[list[CostPoint]]:
+        """For each model what was measured on this very node, with this very engine; empty where nothing counts."""
+        self._measured.clear()
+        if self._root is None or choice.engine == "fake":
+            return [[] for _ in models]
+        tables = [self._read(self._root, choice, model) for model in models]
+        self._measured = {model.artifact.sha256 for model, points in zip(models, tables, strict=True) if not points}
+        return tables
 
-    def write(self, model: ServedModel, points: Sequence[CostPoint]) -> None:
-        """Keeps what was measured; where that cannot be done, the log says so."""
+    def write(self, choice: EngineChoice, models: Sequence[ModelForm], costs: Sequence[Sequence[CostPoint]]) -> None:
+        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time.
+
+        A version that came by a swap has the costs of the one before it, which are no measurement of its own.
+        """
+        for model, points in zip(models, costs, strict=True):
+            if model.artifact.sha256 in self._measured:
+                self._measured.discard(model.artifact.sha256)
+                threading.Thread(target=self.write_table, args=(choice, model, list(points))).start()
+
+    def write_table(self, choice: EngineChoice, model: ModelForm, points: Sequence[CostPoint]) -> None:
+        """Keeps what was measured of a model; where that cannot be done, the log says so."""
+        if self._root is None:
+            return
+        content = msgspec.json.encode(Costs(self._fingerprint(choice, model), list(points)))
         try:
-            with CacheWriter(self._root, model.manifest.model, model.manifest.version) as writer:
-                content = msgspec.json.encode(Costs(self._fingerprint(model), list(points)))
-                (writer.path / self._name(model)).write_bytes(content)
-                writer.publish(bundle_of(model), files=[self._name(model)])
+            add_file(self._root, model.bundle, _file_name(choice, model), content)
         except (CacheError, OSError) as error:
             log.warning("the costs of %s were not kept: %s", model.name, error)
 
-    def _name(self, model: ServedModel) -> str:
-        stem = re.sub(r"[^A-Za-z0-9]+", "-", model.artifact.file)
-        engine = re.sub(r"[^A-Za-z0-9-]+", "-", self._engine)
-        return f"costs.{stem}.{engine}.json"
+    def _read(self, root: Path, choice: EngineChoice, model: ModelForm) -> list[CostPoint]:
+        try:
+            entry = open_entry(root, model.bundle)
+            file = entry.file(_file_name(choice, model)) if entry else None
+            if entry is None or file is None or file.size_bytes > _LARGEST_BYTES:
+                return []
+            costs = msgspec.json.decode((entry.path / file.file).read_bytes(), type=Costs)
+            _check(costs.points)
+        except (CacheError, OSError, ValueError) as error:
+            log.warning("the costs of %s in the node's cache count for nothing: %s", model.name, error)
+            return []
+        return costs.points if costs.fingerprint == self._fingerprint(choice, model) else []
 
-    def _fingerprint(self, model: ServedModel) -> Fingerprint:
+    def _fingerprint(self, choice: EngineChoice, model: ModelForm) -> Fingerprint:
         return Fingerprint(
             artifact=model.artifact.sha256,
-            engine=self._engine,
-            device=node.device(),
-            libraries=node.libraries(model.artifact.target),
+            engine=_engine(choice),
+            device=host.cpu(),
+            libraries=libraries_of(model.artifact.target),
             threads=self._threads,
             max_batch_tokens=self._max_batch_tokens,
         )
 
 
-class KeptCosts:
-    """What a server knows of its models' costs from before, and adds to it; nothing where it has no cache."""
+def _engine(choice: EngineChoice) -> str:
+    return f"{choice.engine} on {len(choice.cards)} {choice.cards[0].name}" if choice.cards else choice.engine
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._measured: set[str] = set()
 
-    def read(self, choice: EngineChoice, models: Sequence[ServedModel]) -> list[list[CostPoint]]:
-        """For each model what was measured on this very node, with this very engine."""
-        cache = self._cache(choice)
-        found = [cache.read(model) if cache else [] for model in models]
-        self._measured = {model.artifact.sha256 for model, points in zip(models, found, strict=True) if not points}
-        return found
-
-    def write(self, choice: EngineChoice, models: Sequence[ServedModel], costs: Sequence[Sequence[CostPoint]]) -> None:
-        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time.
-
-        A version that came by a swap has the costs of the one before it, which are no measurement of its own.
-        """
-        cache = self._cache(choice)
-        for model, points in zip(models, costs, strict=True):
-            if cache is not None and model.artifact.sha256 in self._measured:
-                self._measured.discard(model.artifact.sha256)
-                threading.Thread(target=cache.write, args=(model, list(points))).start()
-
-    def _cache(self, choice: EngineChoice) -> CostCache | None:
-        settings = self._settings
-        if settings.cache_dir is None or choice.engine == "fake":
-            return None
-        threads = settings.threads or available_cpus()
-        # Of a GPU the name and how many there are decide, as the processor does of a CPU.
-        engine = choice.engine if not choice.cards else f"{choice.engine} on {len(choice.cards)} {choice.cards[0].name}"
-        return CostCache(settings.cache_dir, engine, threads, settings.max_batch_tokens)
+def _file_name(choice: EngineChoice, model: ModelForm) -> str:
+    artifact = re.sub(r"[^A-Za-z0-9]+", "-", model.artifact.file)
+    engine = re.sub(r"[^A-Za-z0-9-]+", "-", _engine(choice))
+    return f"costs.{artifact}.{engine}.json"
 
 
 def _check(points: Sequence[CostPoint]) -> None:
@@ -166,8 +148,3 @@ def _check(points: Sequence[CostPoint]) -> None:
     CostTable.of(point for point in points if point.kind == "wide")
     if narrow := [point for point in points if point.kind == "narrow"]:
         CostTable.of(narrow)
-
-
-def bundle_of(model: ServedModel) -> Bundle:
-    """The bundle that a model is of."""
-    return Bundle(model.path, model.manifest, model.bundle_sha256)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import TensorSpec
+from serving.records import IDS, MASK, POSITIONS, TYPES, EngineBuild, TensorSpec
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -38,8 +38,6 @@ Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm9
 
 GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 """The targets that are compute capabilities."""
-
-IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
 
 
 class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,23 +83,6 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     examples: int
     pytorch: float
     artifact: float
-
-
-class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One optimization profile of a TensorRT engine: (batch, sequence) at least, usually, at most."""
-
-    min: tuple[int, int]
-    opt: tuple[int, int]
-    max: tuple[int, int]
-
-
-class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a TensorRT engine is tied to."""
-
-    flavour: Literal["rtx", "enterprise"]
-    version: str
-    compute_capability: str
-    profiles: tuple[ShapeProfile, ...]
 
 
 class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from serving.models import node, verified_dir
+from serving import host
+from serving.models import verified_dir
 from serving.models.bundle import file_entry
-from serving.models.manifest import Accuracy, Artifact, EngineBuild, FileEntry, Invariance, Parity, problem
+from serving.models.manifest import GPUS, Accuracy, Artifact, FileEntry, Invariance, Parity, problem
+from serving.records import EngineBuild
 from serving.models.plan_scan import UnfitPlanError, check_plan_file
 from serving.models.verified_dir import SealError, Staging, versions
 
@@ -31,9 +33,18 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from serving.models.bundle import Bundle
+    from serving.models.manifest import Target
 
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1
+
+_DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
+    "cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "cuda": ("onnxruntime-gpu", "onnxruntime"),
+    "openvino": ("openvino",),
+    **dict.fromkeys(GPUS, ("tensorrt-rtx-cu13", "tensorrt")),
+}
+"""The names under which the library is distributed that runs a target's artifacts."""
 
 _KEPT = 3
 """Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
@@ -55,7 +66,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         file: Of the artifact, in the bundle or among the engines.
-        device: What ran it, as `node.device_of` says it.
+        device: What ran it, as `device_of` says it.
         libraries: Version by name of what ran it.
     """
 
@@ -78,8 +89,8 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{artifact.file} was not compared")
         return cls(
             file=artifact.file,
-            device=node.device_of(artifact.target),
-            libraries=node.libraries(artifact.target),
+            device=device_of(artifact.target),
+            libraries=libraries_of(artifact.target),
             parity=artifact.parity,
             invariance=artifact.invariance,
             batch_invariant=artifact.batch_invariant,
@@ -110,6 +121,16 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.engines, *self.files]
 
 
+def device_of(target: Target) -> str:
+    """What runs a target's artifacts here: the GPU where it is for one and there is one, else the processor."""
+    return (host.gpu() if target == "cuda" or target in GPUS else "") or host.cpu()
+
+
+def libraries_of(target: Target) -> dict[str, str]:
+    """Version by name of what runs a target's artifacts here; empty where nothing is installed that does."""
+    return host.installed(*_DISTRIBUTIONS.get(target, ()))
+
+
 class CacheError(Exception):
     """What the cache holds of a bundle must not be used; the message names the place and says why."""
 
@@ -120,6 +141,10 @@ class CacheEntry:
 
     path: Path
     derived: Derived
+
+    def file(self, name: str) -> FileEntry | None:
+        """The entry of a file that is no engine; None where there is none of that name."""
+        return next((file for file in self.derived.files if file.file == name), None)
 
 
 def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
@@ -305,6 +330,17 @@ class CacheWriter(Staging):
         return {entry.file: entry for entry in entries}
 
 
+def add_file(root: Path, bundle: Bundle, name: str, content: bytes) -> None:
+    """Puts a file beside what the cache holds of a bundle.
+
+    Raises:
+        CacheError: The entry with it must not be used.
+    """
+    with CacheWriter(root, bundle.manifest.model, bundle.manifest.version) as writer:
+        (writer.path / name).write_bytes(content)
+        writer.publish(bundle, files=[name])
+
+
 def _check_place(place: Path) -> None:
     """Whoever may write into the cache shall not lead elsewhere from it."""
     for path in (place.parent, place):
@@ -382,10 +418,10 @@ def _proven(artifact: Artifact, proof: Proof | None, bundle: Path) -> Artifact:
 
 def _stale(proof: Proof, artifact: Artifact) -> str | None:
     """Why a proof does not hold here any more; None where it does."""
-    libraries = node.libraries(artifact.target)
+    libraries = libraries_of(artifact.target)
     if proof.libraries != libraries:
         return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"
-    if proof.device != (here := node.device_of(artifact.target)):
+    if proof.device != (here := device_of(artifact.target)):
         return f"it was made on {proof.device}, this is {here}"
     return None
 

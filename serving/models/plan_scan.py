@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: TC003  part of the public signature
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serving.models.manifest import EngineBuild
+    from serving.records import EngineBuild
 
 _HEAD = struct.Struct("<4s12xQ3B")
 _MAGIC = b"trt"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
-    from serving.models.repository import Repository
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View

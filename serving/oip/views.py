@@ -37,8 +37,8 @@ from serving.records import (
 )
 
 if TYPE_CHECKING:
+    from serving.inference.served_models import Repository, ServedModel
     from serving.models.manifest import Manifest, Task
-    from serving.models.repository import Repository, ServedModel
     from serving.records import EngineChoice, Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}

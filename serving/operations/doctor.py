@@ -15,16 +15,16 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from serving import host
 from serving.errors import StartupError
 from serving.host import available_cpus, cpu_quota, memory_limit
-from serving.models import node
-from serving.models.repository import Repository
+from serving.inference.served_models import Repository
 from serving.net.ports import bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.models.repository import ServedModel
+    from serving.inference.served_models import ServedModel
     from serving.settings import Settings
 
 State = Literal["ok", "note", "bad"]
@@ -85,8 +85,8 @@ def examine(settings: Settings) -> list[Finding]:
 def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     """Processor, cores, memory and descriptors."""
     topic = "Machine"
-    found = node.instructions(proc / "cpuinfo")
-    yield Finding(topic, "processor", node.processor(proc / "cpuinfo"))
+    found = host.instructions(proc / "cpuinfo")
+    yield Finding(topic, "processor", host.processor(proc / "cpuinfo"))
     if any(name in found for name in _INT8):
         yield Finding(topic, "instructions", ", ".join(found))
     else:

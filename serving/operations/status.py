@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from serving.engine.process.wire import Ready
     from serving.inference.dispatcher import Dispatcher
+    from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Artifact
-    from serving.models.repository import Repository, ServedModel
     from serving.rollout.versions import Versions
     from serving.scheduling.cost import ModelCosts
     from serving.telemetry.metrics import BatchSeen, Metrics

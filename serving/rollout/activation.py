@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from serving.engine.process.supervisor import EngineLife
     from serving.inference.dispatcher import Dispatcher
-    from serving.models.repository import ServedModel
+    from serving.inference.served_models import ServedModel
     from serving.records import ModelIndex
 
 T = TypeVar("T")

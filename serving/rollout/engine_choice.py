@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from serving.engine.gpu import discovery
-from serving.errors import StartupError
-from serving.models.bundle import BundleError, read_bundle
-from serving.models.cost_cache import bundle_of
+from serving.errors import BundleError, StartupError
+from serving.inference.served_models import Repository
+from serving.models.bundle import read_bundle
+from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.node_cache import with_proofs
-from serving.models.repository import Repository, form_of, runs_on_a_gpu, verified
 from serving.records import ON_A_GPU, EngineChoice, RejectedEngine, UsedCard
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.gpu.discovery import Card, Library, Machine
+    from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
-    from serving.models.manifest import EngineBuild
-    from serving.models.repository import ServedModel
+    from serving.records import EngineBuild
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
@@ -192,7 +192,7 @@ class Chooser:
 
     def _bundles(self, served: Sequence[ServedModel]) -> list[Bundle]:
         """The bundles of models that are served, with what this node has made of them by now."""
-        cache, bundles = self._settings.cache_dir, [bundle_of(model) for model in served]
+        cache, bundles = self._settings.cache_dir, [model.bundle for model in served]
         return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
 
     def _best(self, engines: Sequence[EngineName], bundles: Sequence[Bundle]) -> Choice:

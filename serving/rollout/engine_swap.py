@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from serving.engine.process.wire import Load
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.models.repository import Repository, ServedModel
     from serving.records import EngineChoice
 
     Start = Callable[..., Awaitable[EngineLife]]

@@ -12,9 +12,9 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from serving.errors import VersionNotLoaded, VersionRefused
+from serving.errors import BundleError, VersionNotLoaded, VersionRefused
 from serving.models import verified_dir
-from serving.models.bundle import BundleError, read_bundle
+from serving.models.bundle import read_bundle
 from serving.models.manifest import MANIFEST
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.engine.process.supervisor import EngineFailed
-from serving.errors import EngineLost, StartupError
-from serving.models.bundle import BundleError
+from serving.errors import BundleError, EngineLost, StartupError
 from serving.rollout.engine_choice import BUILT
 from serving.rollout.versions import reason_of
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.engine.process.wire import Load
-    from serving.models.repository import Repository, ServedModel
+    from serving.inference.served_models import Repository, ServedModel
     from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.rollout.engine_swap import Exchange

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from serving.engine.process.supervisor import EngineFailed
-from serving.errors import EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
+from serving.errors import BundleError, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
+from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.models import verified_dir
-from serving.models.bundle import BundleError
+from serving.models.forms import spec_of
 from serving.models.manifest import TOKENIZER
-from serving.models.repository import ServedModel, spec_of
 from serving.models.statistics import VersionState
 from serving.rollout.retries import TRIES
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
+    from serving.inference.served_models import Repository
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest
-    from serving.models.repository import Repository
     from serving.rollout.engine_swap import Exchange
     from serving.rollout.retries import Key, Retries
 
@@ -295,8 +295,7 @@ class Versions:
         place = [model.name for model in models].index(before.name)
         others = [*models[:place], *models[place + 1 :]]
         specs = [model.spec() for model in models]
-        made_here = bundle.place_of(artifact)
-        specs[place] = spec_of(made_here or path, bundle.manifest, artifact)
+        specs[place] = spec_of(bundle.made_here_in(artifact) or path, bundle.manifest, artifact)
         # The costs are those of the models that serve, so that of the old version is the new one's own.
         load = msgspec.structs.replace(exchange.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with exchange.beside(load) as engine:
@@ -305,9 +304,7 @@ class Versions:
             if not exchange.still_serves(others):
                 raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
             index = exchange.new_index()
-            models[place] = ServedModel(
-                index, path, bundle.sha256, bundle.manifest, artifact, tokenizer, made_here=made_here
-            )
+            models[place] = ServedModel.of(index, bundle, artifact, tokenizer)
             exchange.switch(engine, load, models)
 
     def _keeps(self, name: str, version: int) -> bool:

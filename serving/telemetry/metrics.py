@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from serving.engine.process.supervisor import Supervisor
     from serving.inference.dispatcher import Dispatcher
-    from serving.models.repository import Repository, ServedModel
+    from serving.inference.served_models import Repository, ServedModel
     from serving.models.statistics import ModelStatistics
     from serving.records import ModelIndex, Outcome
     from serving.scheduling.batcher import Assignment

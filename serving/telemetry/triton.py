@@ -12,7 +12,7 @@ from serving.telemetry import catalogue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from serving.models.repository import Repository
+    from serving.inference.served_models import Repository
     from serving.models.statistics import Duration, ModelStatistics
     from serving.records import ModelIndex
     from serving.telemetry.catalogue import Metric

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import LaneKind, ModelSpec
+from serving.engine.base import LaneKind
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.engine.lanes import MOST_LANES, lanes_for
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.host import available_cpus
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import Batch, EncodedText, ModelIndex, ModelSpec
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:

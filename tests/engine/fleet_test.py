@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from serving.engine.base import KernelFiles
 from serving.engine.process.fleet import RemoteFleet, on_card
 from serving.engine.process.supervisor import EngineFailed, Supervisor
 from serving.engine.process.wire import Load
+from serving.records import KernelFiles
 from serving.scheduling.cost import CostPoint
 
 WIDE, NARROW = CostPoint("wide", 8, 1, 100.0), CostPoint("narrow", 8, 1, 100.0)

@@ -9,17 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import DeviceLost, KernelFiles, LaneKind
+from serving.engine.base import DeviceLost, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.gpu.model import SIZES, lengths_for
 from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError
-from serving.models.repository import Repository
+from serving.errors import BundleError, EngineFault
+from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import Batch, EncodedText, KernelFiles, ModelIndex
 from tests.support.cards import ENGINES, LARGEST_BATCH_TOKENS, Bench, as_plan
 from tests.support.gpus import without_gpu
 from tests.support.tasks import MAX_LENGTH, TASKS, tiny_model, write_bundle
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.engine.base import Backend, ModelSpec
+    from serving.engine.base import Backend
     from serving.models.manifest import Task
+    from serving.records import ModelSpec
 
 MODEL = ModelIndex(0)
 MASK_ID = 4

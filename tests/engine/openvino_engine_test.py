@@ -20,9 +20,8 @@ from serving.engine.base import LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError
-from serving.models.repository import Repository
+from serving.errors import BundleError, EngineFault
+from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.expected import cosines
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Backend, ModelSpec
+    from serving.engine.base import Backend
     from serving.engine.cpu.openvino import OpenVinoBackend
+    from serving.records import ModelSpec
 
 engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
 

@@ -11,9 +11,8 @@ import pytest
 
 from serving.engine.base import LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError
-from serving.models.repository import Repository
+from serving.errors import BundleError, EngineFault
+from serving.inference.served_models import Repository
 from serving.records import Batch, ModelIndex
 from tests.support.expected import cosines
 from tests.support.misfits import MISFITS, model_at

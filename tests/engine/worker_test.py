@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.engine.base import LaneKind, ModelSpec
+from serving.engine.base import LaneKind
 from serving.engine.process import warm_up
 from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 from serving.scheduling.cost import CostPoint
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from serving.records import ModelSpec
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:

@@ -16,14 +16,13 @@ from transformers.models.bert import BertModel
 
 from export.cli.export import main
 from export.report import terminal
-from serving.engine.base import ModelSpec
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.inline import InlineEngine
 from serving.errors import StartupError
+from serving.inference.served_models import Repository
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Quantisation
-from serving.models.repository import Repository
-from serving.records import Batch, BatchOutput, ModelIndex
+from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
 from tests.support.gpus import without_gpu
 from tests.support.models import MAX_LENGTH, NAME

@@ -14,22 +14,20 @@ from export.proof.parity import Comparison, Reference
 from export.report import latency, markup, page, terminal
 from serving.engine.base import LaneKind
 from serving.engine.inline import InlineEngine
+from serving.host import processor
 from serving.models.bundle import Bundle
 from serving.models.manifest import (
     Accuracy,
     Artifact,
-    EngineBuild,
     FileEntry,
     Invariance,
     Manifest,
     Parity,
-    ShapeProfile,
     Source,
     graph_inputs,
     graph_outputs,
 )
-from serving.models.node import processor
-from serving.records import Batch, BatchOutput, EncodedText
+from serving.records import Batch, BatchOutput, EncodedText, EngineBuild, ShapeProfile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from export.precision import int8, quantize
 from export.proof import parity, reference
 from export.proof.engine import open_engine
 from export.texts import corpus
-from serving.engine.base import ModelSpec
 from serving.models.verified_dir import digest
+from serving.records import ModelSpec
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 
 if TYPE_CHECKING:

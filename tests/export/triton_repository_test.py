@@ -20,8 +20,9 @@ from tritonclient.grpc import model_config_pb2 as triton_pb
 from export.errors import ExportError
 from export.triton import repository as triton_repository
 from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import EngineBuild, ShapeProfile, Task, graph_inputs, graph_outputs
+from serving.models.manifest import Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
+from serving.records import EngineBuild, ShapeProfile
 from tests.support.clients import Grpc, Refused, V2Json
 from tests.support.expected import cosines, token_ids, words
 from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME, ROOT

@@ -21,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from serving.errors import BundleError
 from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import MANIFEST, BundleError, open_bundle
+from serving.models.bundle import MANIFEST, open_bundle
 from serving.models.manifest import TOKENIZER, Manifest
 from tests.support.clients import post_json
 from tests.support.gate import Gate

@@ -12,7 +12,7 @@ import pytest
 
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda import Buffer
-from serving.models.repository import Repository
+from serving.inference.served_models import Repository
 from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.expected import cosines
 from tests.support.models import ROOT

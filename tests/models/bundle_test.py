@@ -10,9 +10,11 @@ import onnx
 import pytest
 
 from serving.errors import InvalidRequest, ModelNotFound, StartupError
-from serving.models.bundle import BundleError, BundleWriter, Manifest, file_entry, open_bundle, read_artifact
+from serving.errors import BundleError
+from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
+from serving.engine.base import read_artifact
 from serving.models.manifest import ENGINE_GRAPH
-from serving.models.repository import Repository
+from serving.inference.served_models import Repository
 from serving.models.verified_dir import Staging, digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model

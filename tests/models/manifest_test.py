@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from serving.errors import InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import BundleError, BundleWriter, open_bundle
+from serving.errors import BundleError
+from serving.models.bundle import BundleWriter, open_bundle
 from serving.models.manifest import SCHEMA_VERSION, Manifest, Task, graph_inputs, graph_outputs, problem
 from serving.models.verified_dir import digest
 from tests.support.poison import TINY_SIZE, edit_manifest, sign, tiny_model

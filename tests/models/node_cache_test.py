@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from serving.errors import StartupError
-from serving.models import node, verified_dir
+from serving import host
+from serving.models import node_cache, verified_dir
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry, with_proofs
-from serving.models.repository import Repository
+from serving.inference.served_models import Repository
 from tests.support.node_caches import FP32, TIMINGS, engine, fill, proof
 from tests.support.poison import ENGINE
 from tests.support.tasks import tiny_model, write_bundle
@@ -65,7 +66,7 @@ def test_an_empty_cache_proves_nothing(bundle: Bundle, tmp_path: Path, caplog: p
     [
         ({"libraries": {"onnxruntime": "0.1"}}, "it was made with onnxruntime 0.1, here is onnxruntime "),
         ({"libraries": {"openvino": "2026.4.1"}}, "it was made with openvino 2026.4.1, here is onnxruntime "),
-        ({"device": "abacus"}, f"it was made on abacus, this is {node.device()}"),
+        ({"device": "abacus"}, f"it was made on abacus, this is {host.cpu()}"),
     ],
 )
 def test_a_stale_proof_counts_for_nothing(
@@ -181,12 +182,12 @@ CPUINFO = "processor\t: 0\nmodel name\t: A processor of 2 GHz\nflags\t\t: fpu av
 def test_a_device_is_told_by_what_decides_its_arithmetic(tmp_path: Path) -> None:
     """Name and instructions of the processor; where the system tells nothing, its architecture."""
     (tmp_path / "cpuinfo").write_text(CPUINFO, encoding="ascii")
-    assert node.device(tmp_path / "cpuinfo") == "A processor of 2 GHz (avx2, avx512f)"
-    assert node.device(tmp_path / "none") == os.uname().machine
+    assert host.cpu(tmp_path / "cpuinfo") == "A processor of 2 GHz (avx2, avx512f)"
+    assert host.cpu(tmp_path / "none") == os.uname().machine
 
 
 def test_the_libraries_of_a_target() -> None:
     """The one that runs it, with its version; none for what nothing here can run."""
-    assert list(node.libraries("cpu")) == ["onnxruntime"]
-    assert list(node.libraries("openvino")) == ["openvino"]
-    assert list(node.libraries("sm75")) == (["tensorrt-rtx-cu13"] if find_spec("tensorrt_rtx") else [])
+    assert list(node_cache.libraries_of("cpu")) == ["onnxruntime"]
+    assert list(node_cache.libraries_of("openvino")) == ["openvino"]
+    assert list(node_cache.libraries_of("sm75")) == (["tensorrt-rtx-cu13"] if find_spec("tensorrt_rtx") else [])

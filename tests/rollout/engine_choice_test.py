@@ -11,8 +11,8 @@ import pytest
 
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Card, Library, Machine
+from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPH
-from serving.models.repository import Repository
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
 from serving.telemetry import catalogue, gpus

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from serving.engine.process.worker import _lacked_memory
-from serving.models.bundle import BundleError
+from serving.errors import BundleError
 from serving.rollout.repository_watch import RepositoryWatch
 from serving.rollout.retries import TRIES, Retries
 

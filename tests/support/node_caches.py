@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.models import node
-from serving.models.manifest import Artifact, EngineBuild, Invariance, Parity, ShapeProfile
+from serving import host
+from serving.models import node_cache
+from serving.models.manifest import Artifact, Invariance, Parity
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
+from serving.records import EngineBuild, ShapeProfile
 from tests.support.poison import ENGINE, ENGINE_BYTES
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ def proof(file: str = FP32) -> Proof:
     """A proof made on this very machine."""
     return Proof(
         file=file,
-        device=node.device(),
-        libraries=node.libraries("cpu"),
+        device=host.cpu(),
+        libraries=node_cache.libraries_of("cpu"),
         parity=Parity(256, 1e-6, None, None, None, 1.0),
         invariance=Invariance(256, 1e-6, None),
         batch_invariant=True,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.base import ModelSpec
 from serving.models.manifest import graph_inputs, graph_outputs
+from serving.records import ModelSpec
 
 if TYPE_CHECKING:
     from serving.models.manifest import Task

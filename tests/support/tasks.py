@@ -20,11 +20,7 @@ from transformers.models.bert import (
 from export.quiet import quiet
 from serving.models.bundle import BundleWriter, file_entry
 from serving.models.manifest import (
-    IDS,
-    MASK,
-    POSITIONS,
     SCHEMA_VERSION,
-    TYPES,
     Artifact,
     Invariance,
     Manifest,
@@ -33,6 +29,7 @@ from serving.models.manifest import (
     graph_inputs,
     graph_outputs,
 )
+from serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:

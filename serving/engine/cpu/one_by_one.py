@@ -16,8 +16,8 @@ from serving.records import Batch, BatchOutput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import ModelSpec, Runner
-    from serving.records import Array
+    from serving.engine.base import Runner
+    from serving.records import Array, ModelSpec
 
 
 class OneByOne:

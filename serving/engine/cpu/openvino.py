@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import openvino as ov
 
-from serving.engine.base import ANY_BATCH
+from serving.engine.base import ANY_BATCH, read_artifact
 from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError, read_artifact
-from serving.models.manifest import IDS, MASK, POSITIONS
-from serving.records import BatchOutput
+from serving.errors import BundleError, EngineFault
+from serving.records import IDS, MASK, POSITIONS, BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.base import LaneKind, ModelSpec, Runner
+    from serving.engine.base import LaneKind, Runner
     from serving.engine.padding import Tensors
-    from serving.records import Array, Batch, TensorSpec
+    from serving.records import Array, Batch, ModelSpec, TensorSpec
 
 VERSION = str(ov.__version__)
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving.engine.base import ANY_BATCH
+from serving.engine.base import ANY_BATCH, read_artifact
 from serving.engine.lanes import lanes_for, on_lanes
 from serving.engine.padding import Padder, finite_rows
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError, read_artifact
+from serving.errors import BundleError, EngineFault
 from serving.records import BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import LaneKind, ModelSpec, Runner
-    from serving.records import Batch
+    from serving.engine.base import LaneKind, Runner
+    from serving.records import Batch, ModelSpec
 
 VERSION = str(ort.__version__)
 

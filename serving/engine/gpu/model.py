@@ -21,17 +21,15 @@ from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
-from serving.models.manifest import IDS, MASK, POSITIONS
-from serving.records import Batch, BatchOutput
+from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
 from serving.scheduling.buckets import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.engine.base import ModelSpec
     from serving.engine.gpu.cuda import Device
     from serving.engine.padding import Tensors
-    from serving.records import Array, TensorSpec
+    from serving.records import Array, ModelSpec, TensorSpec
 
 log = logging.getLogger("bertserve.engine")
 

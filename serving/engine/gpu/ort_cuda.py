@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, read_artifact
 from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors
 from serving.engine.gpu.model import (
     SIZES,
@@ -24,14 +24,15 @@ from serving.engine.gpu.model import (
     lengths_for,
     shapes_for,
 )
-from serving.models.bundle import BundleError, read_artifact
+from serving.errors import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import ModelSpec, Runner
+    from serving.engine.base import Runner
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import Shape
+    from serving.records import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
 

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, read_artifact
 from serving.engine.gpu import tensorrt_library
 from serving.engine.gpu.model import (
     MASK_SIZES,
@@ -24,16 +24,16 @@ from serving.engine.gpu.model import (
     ProgramError,
     shapes_for,
 )
-from serving.models.bundle import BundleError, read_artifact
+from serving.errors import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.base import KernelFiles, ModelSpec, Runner
+    from serving.engine.base import Runner
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import Shape
     from serving.engine.gpu.tensorrt_library import Native
-    from serving.models.manifest import EngineBuild, ShapeProfile
+    from serving.records import EngineBuild, KernelFiles, ModelSpec, ShapeProfile
 
 log = logging.getLogger("bertserve.engine")
 

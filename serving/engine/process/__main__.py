@@ -1,7 +1,9 @@
-"""The first steps of an engine process, before anything that takes time is imported.
+"""The entry of the engine process: its first steps, before anything that takes time is imported.
 
 It asks the kernel to end it with the server, and says so. From then on the server may pause it: a process that is
 stopped by a signal would not see that the server's sockets have closed, and would hold its memory for ever.
+
+What the process is made of meets here: of all the engine room only this file knows bundles.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import signal
 import sys
 
 STARTED = bytes((0, 0, 0, 0, 9, *bytes(11)))
-"""The frame STARTED of `wire`, which imports too much to be asked for it."""
+"""The frame STARTED of `wire`, written out because importing `wire` takes too long here."""
 
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
@@ -22,7 +24,7 @@ def main(descriptors: list[int]) -> None:
     """Becomes the worker; does not return.
 
     Args:
-        descriptors: As `worker.main` has them.
+        descriptors: As `worker.main` takes them.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
@@ -31,7 +33,19 @@ def main(descriptors: list[int]) -> None:
         os._exit(0)
     from serving.engine.process import worker  # noqa: PLC0415  see the module
 
-    worker.main(descriptors)
+    worker.main(descriptors, _verify)
+
+
+def _verify(bundles: list[tuple[str, str]]) -> None:
+    """Verifies bundles that the server has not verified itself; each must still have the manifest it had there."""
+    from pathlib import Path  # noqa: PLC0415  see the module
+
+    from serving.errors import BundleError  # noqa: PLC0415
+    from serving.models.bundle import open_bundle  # noqa: PLC0415
+
+    for path, sha256 in bundles:
+        if open_bundle(Path(path)).sha256 != sha256:
+            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from serving.engine.base import LaneKind
 from serving.engine.cpu.one_by_one import OneByOne
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError
+from serving.errors import BundleError, EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
 from serving.scheduling.buckets import BUCKETS
 from serving.scheduling.cost import CostPoint
@@ -27,7 +26,8 @@ from serving.scheduling.cost import CostPoint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import Backend, ModelSpec, Runner
+    from serving.engine.base import Backend, Runner
+    from serving.records import ModelSpec
 
 log = logging.getLogger("bertserve.engine")
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from serving.engine.base import KernelFiles, LaneKind, ModelSpec  # noqa: TC001  read at run time by msgspec
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.engine.base import LaneKind  # noqa: TC001  read at run time by msgspec
+from serving.records import Batch, BatchOutput, EncodedText, KernelFiles, ModelIndex, ModelSpec
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:

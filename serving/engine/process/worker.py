@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
@@ -37,8 +36,7 @@ from serving.engine.process.wire import (
     pack_result,
     unpack_run,
 )
-from serving.errors import EngineFault
-from serving.models.bundle import BundleError, open_bundle
+from serving.errors import BundleError, EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +55,12 @@ _NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.
 T = TypeVar("T")
 
 
-def main(descriptors: list[int]) -> None:
+def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]) -> None:
     """Serves until the server closes a socket; does not return.
 
     Args:
         descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
+        verify: Verifies bundles, as `Load.bundles` lists them; raises BundleError where one must not be served.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -70,7 +69,7 @@ def main(descriptors: list[int]) -> None:
     writer = logs.start(load.log_format, "info")
     try:
         if load.bundles:
-            verify(load)
+            verify(load.bundles)
             # Only now may it take memory for a model.
             _until_the_end(lambda: control.send(pack(Kind.VERIFIED, b"")))
             _until_the_end(control.receive)
@@ -118,17 +117,6 @@ def _until_the_end(speak: Callable[[], T]) -> T:
         return speak()
     except (EOFError, WireError, OSError):
         os._exit(0)
-
-
-def verify(load: Load) -> None:
-    """Verifies the bundles that the server has not verified itself.
-
-    Raises:
-        BundleError: One of them is not what its manifest says, or holds what must not be served.
-    """
-    for path, sha256 in load.bundles:
-        if open_bundle(Path(path)).sha256 != sha256:
-            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
 
 
 def prepare(load: Load) -> tuple[Backend, Ready]:

@@ -15,7 +15,7 @@ from serving.records import InferRequest, RerankOptions
 if TYPE_CHECKING:
     from serving.http.exchange import Handler, HttpRequest
     from serving.inference.pipeline import Pipeline
-    from serving.models.repository import Repository
+    from serving.inference.served_models import Repository
     from serving.records import Outcome
     from serving.settings import Settings
 

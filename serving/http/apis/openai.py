@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from serving.http.exchange import HttpRequest
     from serving.inference.pipeline import Pipeline
-    from serving.models.repository import Repository, ServedModel
+    from serving.inference.served_models import Repository, ServedModel
     from serving.records import Outcome
     from serving.settings import Settings
 

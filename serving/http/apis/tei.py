@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from serving.http.exchange import HttpRequest, Operation
     from serving.inference.pipeline import Pipeline
-    from serving.models.repository import Repository
+    from serving.inference.served_models import Repository
     from serving.records import A, Outcome, TaskOptions, TextInput
     from serving.settings import Settings
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from serving.http.exchange import HttpRequest
     from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Task
-    from serving.models.repository import Repository, ServedModel
     from serving.records import EngineChoice
     from serving.settings import Settings
 

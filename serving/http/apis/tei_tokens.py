@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from serving.http.exchange import HttpRequest, Operation
     from serving.inference.pipeline import Pipeline
-    from serving.models.repository import Repository
+    from serving.inference.served_models import Repository
     from serving.settings import Settings
 
 _NUMBERS_AT_ONCE = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serving.inference.tasks.base import Task
-from serving.models.manifest import POSITIONS
+from serving.records import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
