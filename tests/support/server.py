@@ -20,6 +20,7 @@ from tests.support.models import ROOT
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from tests.support.certificates import Certificates
@@ -42,9 +43,13 @@ RUNNING: list[Server] = []
 """Every server that is up, oldest first; a failing test shows the ends of their logs."""
 
 
-def command(*options: str) -> list[str]:
+FROM_SOURCE = (sys.executable, "bertserve.py")
+"""The program that the working tree is."""
+
+
+def command(*options: str, program: Sequence[str] = FROM_SOURCE) -> list[str]:
     """The command line of a server with these options."""
-    return [sys.executable, "bertserve.py", "serve", *options]
+    return [*program, "serve", *options]
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -92,6 +97,8 @@ class Server:
         wait_ready: bool = True,
         output: int = subprocess.PIPE,
         tls: Certificates | None = None,
+        program: Sequence[str] = FROM_SOURCE,
+        cwd: Path = ROOT,
     ) -> None:
         """Prepares; nothing runs before the `with` block.
 
@@ -102,6 +109,8 @@ class Server:
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
             output: Where its output goes; without it, `log` has it.
             tls: What HTTP and gRPC are secured with; their addresses carry what clients need.
+            program: The words that start `bertserve`.
+            cwd: The directory that it is started in.
         """
         self._output = output
         self._tls = tls
@@ -112,7 +121,9 @@ class Server:
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
             *options,
+            program=program,
         )
+        self._cwd = cwd
         self._environment = environment(env)
         self._wait_ready = wait_ready
         self._lines: list[str] = []
@@ -123,7 +134,7 @@ class Server:
         """Starts the process and, unless told otherwise, waits until it is ready."""
         self.process = subprocess.Popen(
             self._command,
-            cwd=ROOT,
+            cwd=self._cwd,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=self._output,

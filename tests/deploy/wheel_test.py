@@ -1,0 +1,115 @@
+"""The built wheel is all that is needed: it is installed into a bare environment and serves from there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.clients import Grpc, Tei, get
+from tests.support.models import HIDDEN_SIZE, ROOT
+from tests.support.server import Server, environment
+from tests.support.wheel import SOURCES, install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EXTRAS = frozenset({"cpu"})
+"""As `pip install 'bertserve[cpu]'`."""
+NO_DATA = {".py", ".md", ".pyc"}
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that holds the wheel and what it asks for."""
+    return install(wheel, tmp_path_factory.mktemp("bare") / "environment", EXTRAS)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory from which the repository cannot be imported."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(scope="module")
+def installed(programs: Path, elsewhere: Path, models: Path) -> Iterator[Server]:
+    """The installed `bertserve serve`, with the INT8 artifact on ONNX Runtime."""
+    with Server(models, "--precision", "int8", program=(str(programs / "bertserve"),), cwd=elsewhere) as server:
+        yield server
+
+
+def run(program: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs an installed program outside the repository."""
+    return subprocess.run(
+        [str(program), *words], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_every_data_file_is_in_the_wheel(wheel: Path) -> None:
+    """Pages, styles, texts, tables, protocol definitions and the mark that the packages are typed."""
+    folders = [ROOT / source for source in SOURCES if (ROOT / source).is_dir()]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix not in NO_DATA]
+    data = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"serving/py.typed", "serving/web/index.html"} <= data
+    assert data - names == set()
+    assert "bertserve.py" in names
+
+
+def test_the_wheel_brings_its_licence(wheel: Path) -> None:
+    """The text, and its name in the metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        assert "License-Expression: Apache-2.0" in archive.read(f"{folder}/METADATA").decode()
+
+
+def test_only_the_wheel_is_imported(programs: Path, elsewhere: Path) -> None:
+    """Neither the repository nor a package that the wheel does not ask for: the environment is a bare one."""
+    code = "from importlib.util import find_spec\nfor name in ('serving', 'torch', 'pytest'): print(find_spec(name))"
+    done = run(programs / "python", "-c", code, cwd=elsewhere)
+    ours, *others = done.stdout.splitlines()
+    assert str(programs.parent) in ours
+    assert others == ["None", "None"]
+
+
+def test_it_serves(installed: Server) -> None:
+    """A real model answers over HTTP and gRPC with the same vector, of length 1."""
+    vectors = []
+    for transport in (Tei, Grpc):
+        with transport(installed) as client:
+            vectors.append(client.embed(["What is a T4?"]).vectors)
+    assert np.asarray(vectors[0]).shape == (1, HIDDEN_SIZE)
+    assert np.linalg.norm(vectors[0]) == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
+
+
+def test_it_brings_its_pages(installed: Server) -> None:
+    """The console with its modules, and the documentation of the API."""
+    files = re.findall(r'(?:src|href)="(/console/[^"]+)"', get(installed.http, "/").body.decode())
+    assert len(files) > 1
+    for path in [*files, "/docs"]:
+        assert get(installed.http, path).status == 200, path
+    assert json.loads(get(installed.http, "/openapi.json").body)["paths"]
+
+
+@pytest.mark.parametrize("command", ["serve", "export", "verify", "inspect", "build", "load", "simulate", "doctor"])
+def test_every_command_explains_itself(programs: Path, elsewhere: Path, command: str) -> None:
+    """`--help` needs nothing that the environment lacks."""
+    done = run(programs / "bertserve", command, "--help", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "usage: bertserve" in done.stdout
+
+
+def test_the_simulator_brings_its_tables(programs: Path, elsewhere: Path) -> None:
+    """NVIDIA's published costs are found, and its page with its style is written."""
+    words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--rate", "50", "--slo-p99-ms", "100")
+    done = run(programs / "bertserve", "simulate", *words, "--out", "page.html", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "<style>" in (elsewhere / "page.html").read_text(encoding="utf-8")
