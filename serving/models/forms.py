@@ -1,0 +1,190 @@
+"""The form of each model that an engine runs: an artifact of its bundle, or one that this node has made of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from serving.errors import BundleError, StartupError
+from serving.models.bundle import Bundle, open_bundle, read_bundle
+from serving.models.manifest import GPUS, MODEL_NAME, Target
+from serving.models.node_cache import with_proofs
+from serving.models.verified_dir import versions
+from serving.records import ON_A_GPU, ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from serving.models.manifest import Artifact, Manifest, Precision
+
+_TARGETS: Mapping[str, frozenset[Target]] = {
+    "ort-cpu": frozenset({"cpu"}),
+    # The graphs for ONNX Runtime are fused into operators of its own.
+    "openvino": frozenset({"openvino"}),
+    "ort-cuda": frozenset({"cuda"}),
+    "tensorrt": frozenset(GPUS),
+    "fake": frozenset(get_args(Target)),
+}
+"""The artifacts that an engine can run, by what they were made for."""
+
+_FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
+"""What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
+
+_FASTEST_ON_A_GPU: Sequence[Precision] = ("fp16", "int8", "fp32")
+"""INT8 is often no faster there and always less exact."""
+
+_COPIED_BYTES = 128 << 20
+"""A larger artifact is held once, by the wide lane, where its batches allow that."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ModelForm:
+    """A model in the form that an engine runs.
+
+    Attributes:
+        path: Its bundle.
+        bundle_sha256: Of the bundle's manifest.
+        manifest: What the bundle says.
+        artifact: The form of it that is served.
+        made_here: Where this node keeps the artifact, if it made it; None for one of the bundle.
+    """
+
+    path: Path
+    bundle_sha256: str
+    manifest: Manifest
+    artifact: Artifact
+    made_here: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.manifest.model
+
+    @property
+    def version(self) -> str:
+        """The model's version, as protocols write it."""
+        return str(self.manifest.version)
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle that the model is of."""
+        return Bundle(self.path, self.manifest, self.bundle_sha256)
+
+    def spec(self) -> ModelSpec:
+        """The model as an engine loads it."""
+        return spec_of(self.made_here or self.path, self.manifest, self.artifact)
+
+
+def spec_of(directory: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
+    """An artifact as an engine loads it; `directory` is where the artifact lies."""
+    return ModelSpec(
+        name=manifest.model,
+        path=str(directory / artifact.file),
+        sha256=artifact.sha256,
+        batch_invariant=artifact.batch_invariant,
+        vocab_size=manifest.vocab_size,
+        max_length=manifest.max_length,
+        special_ids=manifest.special_ids,
+        inputs=tuple(tensor.name for tensor in manifest.inputs),
+        outputs=manifest.outputs,
+        copied=artifact.size_bytes <= _COPIED_BYTES,
+        build=artifact.engine,
+    )
+
+
+def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
+    """The newest version of every model, verified, with what this node has made of it.
+
+    Args:
+        root: `<root>/<model>/<version>/`.
+        cache: What this node made of bundles; None for no such directory.
+
+    Raises:
+        StartupError: There is no model, or one of them must not be served.
+    """
+    if not root.is_dir():
+        raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
+        found = [(root / name, versions(root / name)) for name in names]
+        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
+        if not newest:
+            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
+        bundles = [open_bundle(path) for path in newest]
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    except OSError as error:
+        raise StartupError(f"model repository {root}: {error}") from error
+    return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
+
+
+def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
+    """Whether every model has a form that some GPU could run, or with `built` brings what one can be built of."""
+    targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
+    return all(
+        (built and bundle.has_engine_graph) or any(artifact.target in targets for artifact in bundle.artifacts)
+        for bundle in bundles
+    )
+
+
+def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
+    """The form of a model that an engine shall run: proven before unproven, then the fastest, then this node's own.
+
+    Raises:
+        BundleError: It has none.
+    """
+    targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
+    runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
+    if not runnable:
+        made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
+        here = f"{engine} on {card}" if card and engine == "tensorrt" else engine
+        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
+    fastest = _FASTEST_ON_A_GPU if engine in ON_A_GPU else _FASTEST_FIRST
+    wanted = fastest if precision == "auto" else (precision,)
+    fitting = [artifact for artifact in runnable if artifact.precision in wanted]
+    if not fitting:
+        offered = ", ".join(artifact.precision for artifact in runnable)
+        raise BundleError(
+            f"bundle {bundle.path}: holds no artifact of precision {precision} for {engine} (it has {offered})"
+        )
+    best = min(
+        fitting,
+        key=lambda form: (not form.proven, wanted.index(form.precision), bundle.made_here_in(form) is None),
+    )
+    if not best.proven and not unproven:
+        raise BundleError(
+            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with `bertserve verify"
+            f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
+            " --allow-unproven true"
+        )
+    return best
+
+
+def choose(
+    path: Path,
+    precision: str,
+    *,
+    engine: str,
+    card: str = "",
+    allow_unproven: bool = False,
+    cache: Path | None = None,
+) -> tuple[Bundle, Artifact]:
+    """A version that shall take the place of another, and the form of it that an engine shall run; not verified yet.
+
+    Args:
+        path: `<root>/<model>/<version>`.
+        precision: As `Repository.open`, like the others.
+        engine: What will run it.
+        card: As `Repository.of` has it.
+        allow_unproven: Also what nobody compared with PyTorch.
+        cache: What this node made of bundles.
+
+    Raises:
+        BundleError: It must not or cannot be served.
+    """
+    bundle = read_bundle(path)
+    if cache is not None:
+        bundle = with_proofs(cache, bundle)
+    return bundle, form_of(bundle, precision, engine, unproven=allow_unproven, card=card)
