@@ -1,8 +1,10 @@
-"""What a person sees while an export runs: a line per stage, a counter on a terminal."""
+"""What a terminal shows while an export runs: a line per stage, a counter, and nothing of the libraries at work."""
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -68,3 +70,19 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Holds back warnings and log lines below ERROR.
+
+    Libraries warn while tracing and quantising about what the gates and the parity check decide for certain.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

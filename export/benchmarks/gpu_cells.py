@@ -15,7 +15,7 @@ from export.checkpoint.source import find
 from export.engines import tensorrt
 from export.graph import optimize
 from export.precision import half
-from export.quiet import quiet
+from export.progress import quiet
 from serving.engine.gpu.model import SIZES
 from serving.engine.gpu.tensorrt import TensorRtBackend
 from serving.models.verified_dir import digest

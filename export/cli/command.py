@@ -1,69 +1,146 @@
-"""What every verb of the exporter shares: what they read, signals, and failures as one line."""
+"""What the verbs share: arguments, signals, and failures as one line."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from argparse import ArgumentTypeError
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.cli.interrupts import Interrupted, Interrupts
 from export.errors import ExportError
 from export.progress import Progress
 from serving.errors import BundleError
+from serving.models.bundle import Bundle, open_bundle
+from serving.models.manifest import MANIFEST
 from serving.models.node_cache import CacheError
+from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 _FAILED = 1
 
 
-def run(verb: str, action: Callable[[Progress], int], *, path: Path, modules: frozenset[str], extras: str) -> int:
-    """Runs a verb and returns its exit code: what `action` says, 1 failed, 75 for want of room, 130 or 143 interrupted.
+class Interrupted(BaseException):
+    """A signal asked the command to stop. Like `KeyboardInterrupt`, not an `Exception`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+def run(
+    parser: ArgumentParser,
+    argv: list[str],
+    action: Callable[[Namespace, Progress], int],
+    *,
+    path: str = "bundle",
+    modules: frozenset[str] = frozenset(),
+    extras: str = "",
+) -> int:
+    """Runs a verb and returns its exit code.
+
+    What `action` returns, 1 failed with one line on stderr, 2 not understood, 75 too little memory or disk, 130 or
+    143 interrupted.
 
     Args:
-        verb: Its name.
-        action: The work; it is told where to show its progress.
-        path: What to name when the system says that a file cannot be read or written, and not which.
+        parser: Of the verb's arguments; its `prog` begins every message.
+        argv: The arguments.
+        action: The work, with the parsed arguments; it may call `parser.error`.
+        path: The argument to name when the system does not say which file it could not read or write.
         modules: Top-level modules that an optional installation brings.
-        extras: Which one, as pip takes it.
+        extras: That installation, as pip takes it.
     """
     try:
-        with Interrupts() as interrupts:
-            progress = Progress(sys.stdout, interrupts.check)
+        options = parser.parse_args(argv)
+        with _interrupts() as check:
+            progress = Progress(sys.stdout, check)
             try:
-                return action(progress)
+                return action(options, progress)
             finally:
                 progress.clear()
-    except Interrupted as signal:
-        _say(verb, str(signal))
-        return signal.exit_code
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Interrupted as interrupt:
+        _print_error(parser, str(interrupt))
+        return interrupt.exit_code
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in modules:
             raise
-        _say(verb, f"the module {error.name} is missing: pip install bertserve[{extras}]")
+        _print_error(parser, f"the module {error.name} is missing: pip install bertserve[{extras}]")
     except ExportError as error:
-        _say(verb, str(error))
+        _print_error(parser, str(error))
         return error.exit_code
     except (BundleError, CacheError) as error:
-        _say(verb, str(error))
+        _print_error(parser, str(error))
     except OSError as error:
-        _say(verb, f"{error.filename or path}: {error.strerror or error}")
+        _print_error(parser, f"{error.filename or getattr(options, path)}: {error.strerror or error}")
     return _FAILED
 
 
-def positive(word: str) -> int:
-    """A number on a command line that counts something.
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Raises `Interrupted` on the main thread on SIGINT and SIGTERM while the block runs.
+
+    An exception raised inside a finaliser or a C callback is lost, so the signal is also remembered: the function
+    that is yielded raises it again.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise Interrupted(number)
+
+    def check() -> None:
+        if received:
+            raise Interrupted(received[-1])
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def add_bundle(parser: ArgumentParser) -> None:
+    """The argument that names the bundle; `open_named` opens it."""
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="models/MODEL/VERSION, or models/MODEL's newest")
+
+
+def add_threads(parser: ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
+
+
+def positive(argument: str) -> int:
+    """An argument that counts something.
 
     Raises:
         ArgumentTypeError: It is less than 1.
     """
-    number = int(word)
+    number = int(argument)
     if number < 1:
         raise ArgumentTypeError("must be 1 or more")
     return number
 
 
-def _say(verb: str, sentence: str) -> None:
-    sys.stderr.write(f"bertserve {verb}: {' '.join(sentence.split())}\n")
+def open_named(path: Path) -> Bundle:
+    """Verifies and opens a bundle: that of a version's directory, or the newest of a model's.
+
+    Raises:
+        BundleError: There is no bundle, or it is not what its manifest says.
+    """
+    # The directories' names are part of what is checked: `.` has none.
+    folder = Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links, which bundles must not be
+    if folder.is_dir() and not (folder / MANIFEST).exists() and (numbers := versions(folder)):
+        folder /= str(numbers[-1])
+    return open_bundle(folder)
+
+
+def _print_error(parser: ArgumentParser, sentence: str) -> None:
+    sys.stderr.write(f"{parser.prog}: {' '.join(sentence.split())}\n")

@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 
     from export.progress import Progress
 
-_EXTRA = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
-"""Modules that the extra `export` (or `cpu`) brings."""
-
 
 def main(argv: list[str]) -> int:
-    """Runs one export: 0 done, 1 failed with one line on stderr, 2 not understood, 130 or 143 interrupted."""
-    try:
-        recipe = _recipe(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
+    """Runs one export; the exit codes are those of `command.run`."""
+    arguments = parser()
+    modules = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
     return run(
-        "export",
-        lambda progress: _export(recipe, progress),
-        path=recipe.out,
-        modules=_EXTRA,
+        arguments,
+        argv,
+        lambda options, progress: _export(recipe_of(options, arguments), progress),
+        path="out",
+        modules=modules,
         extras="cpu,export",
     )
 
@@ -46,7 +42,7 @@ def _export(recipe: Recipe, progress: Progress) -> int:
         checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice, recipe.task)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
     with progress.stage("starting PyTorch"):
-        # Slow to import; what is wrong with the command line or the checkpoint's files is said without it.
+        # Slow to import; faults of the command line and of the checkpoint's files are reported before.
         from export import build  # noqa: PLC0415
     bundle = build.build(recipe, checkpoint, writer, progress)
     manifest = bundle.manifest
@@ -59,48 +55,44 @@ def _export(recipe: Recipe, progress: Progress) -> int:
     return 0
 
 
-def _recipe(argv: list[str]) -> Recipe:
-    parser = _parser()
-    given = parser.parse_args(argv)
-    if NATIVE in given.tensorrt and given.cache_dir is None:
-        parser.error("--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir")
-    if given.calibration_column is not None and given.calibration is None:
-        parser.error("--calibration-column is of a --calibration file")
-    chosen = given.precision or DEFAULT_FORMS
-    return Recipe(
-        source=given.source,
-        out=given.out,
-        name=given.name,
-        forms=tuple(form for form in FORMS if form in chosen),
-        tensorrt=tuple(dict.fromkeys(given.tensorrt)),
-        cache_dir=given.cache_dir,
-        triton=given.triton,
-        max_length=given.max_length,
-        task=given.task,
-        references=tuple(given.reference),
-        limits=dict(given.limit),
-        allowed=frozenset(given.allow),
-        calibration=given.calibration,
-        calibration_column=given.calibration_column,
-    )
+def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> Recipe:
+    """The recipe that parsed arguments ask for; ends with a usage error where they do not go together."""
+    if NATIVE in options.tensorrt and options.cache_dir is None:
+        arguments.error(
+            "--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir"
+        )
+    if options.calibration_column is not None and options.calibration is None:
+        arguments.error("--calibration-column is of a --calibration file")
+    chosen = options.forms or DEFAULT_FORMS
+    fields = vars(options) | {
+        "forms": tuple(form for form in FORMS if form in chosen),
+        "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
+        "references": tuple(options.references),
+        "limits": dict(options.limits),
+        "allowed": frozenset(options.allowed),
+    }
+    return Recipe(**fields)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Its arguments are called as the fields of `Recipe`."""
+    arguments = argparse.ArgumentParser(
         prog="bertserve export",
         description="Turns a BERT checkpoint into a model bundle whose answers were compared with PyTorch's.",
     )
-    parser.add_argument("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
-    parser.add_argument("--name", help="the model's name (default: from SOURCE)")
-    parser.add_argument("--task", choices=TASKS, help="what to export it for (default: from its architecture)")
-    parser.add_argument(
+    add = arguments.add_argument
+    add("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
+    add("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
+    add("--name", help="the model's name (default: from SOURCE)")
+    add("--task", choices=TASKS, help="what to export it for (default: from its architecture)")
+    add(
         "--precision",
+        dest="forms",
         action="append",
         choices=FORMS,
         help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)})",
     )
-    parser.add_argument(
+    add(
         "--tensorrt",
         action="append",
         default=[],
@@ -108,78 +100,79 @@ def _parser() -> argparse.ArgumentParser:
         help="a TensorRT engine to build, for that GPU or for the one at hand (native), or the graph that each node "
         "builds its own of (graph); may be given more than once",
     )
-    parser.add_argument(
+    add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
         help="the node's cache, which the engine of --tensorrt native goes into",
     )
-    parser.add_argument(
-        "--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too"
-    )
-    parser.add_argument(
+    add("--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too")
+    add(
         "--max-length",
         type=positive,
         metavar="N",
         help="tokens of the longest input (default: the checkpoint's own limit)",
     )
-    parser.add_argument(
+    add(
         "--calibration",
         type=Path,
         metavar="FILE",
         help="texts that INT8 takes its ranges from: one a line, .jsonl with `text` and perhaps `pair`, or a column of "
         "a .csv or .tsv (default: the package's own)",
     )
-    parser.add_argument(
+    add(
         "--calibration-column",
         metavar="NAME",
         help="the column, by its name in the first row or its number (default: 1)",
     )
-    _add_proof(parser)
-    return parser
+    _add_proof(arguments)
+    return arguments
 
 
-def _add_proof(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_proof(arguments: argparse.ArgumentParser) -> None:
+    arguments.add_argument(
         "--reference",
+        dest="references",
         action="append",
         default=[],
         type=Path,
         metavar="FILE",
         help="labelled text to judge PyTorch and every artifact by the task's own metric; may be given more than once",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--limit",
+        dest="limits",
         action="append",
         default=[],
         type=_limit,
         metavar="[ARTIFACT.]NAME=VALUE",
         help=f"a limit that artifacts must keep: {', '.join(LIMIT_NAMES)}",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--allow",
+        dest="allowed",
         action="append",
         default=[],
-        type=_limit_name,
+        type=_waivable,
         metavar="[ARTIFACT.]NAME",
         help="a limit that an artifact may break; the manifest will say so",
     )
 
 
-def _limit(word: str) -> tuple[str, float]:
-    name, _, value = word.partition("=")
+def _limit(argument: str) -> tuple[str, float]:
+    name, _, value = argument.partition("=")
     number = float(value)
     if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{word!r}: a limit is a number")
-    return _known(name, LIMIT_NAMES), number
+        raise argparse.ArgumentTypeError(f"{argument!r}: a limit is a number")
+    return _limit_name(name, LIMIT_NAMES), number
 
 
-def _limit_name(word: str) -> str:
-    return _known(word, WAIVABLE)
+def _waivable(argument: str) -> str:
+    return _limit_name(argument, WAIVABLE)
 
 
-def _known(word: str, names: Sequence[str]) -> str:
-    form, _, name = word.rpartition(".")
+def _limit_name(argument: str, names: Sequence[str]) -> str:
+    form, _, name = argument.rpartition(".")
     if name not in names or form not in ("", *FORMS):
-        raise argparse.ArgumentTypeError(f"{word!r}: the limits are {', '.join(names)}")
-    return word
+        raise argparse.ArgumentTypeError(f"{argument!r}: the limits are {', '.join(names)}")
+    return argument

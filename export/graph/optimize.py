@@ -12,7 +12,7 @@ from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.errors import ExportError
-from export.quiet import quiet
+from export.progress import quiet
 
 if TYPE_CHECKING:
     from pathlib import Path

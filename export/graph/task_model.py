@@ -11,7 +11,7 @@ import transformers
 
 from export.errors import ExportError
 from export.graph import tensors
-from export.quiet import quiet
+from export.progress import quiet
 from export.recipe import MAX_ONNX_BYTES
 from serving.models.manifest import graph_inputs, graph_outputs
 from serving.records import IDS, MASK, POSITIONS, TYPES

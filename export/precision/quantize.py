@@ -15,7 +15,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from export.graph.optimize import check_counts, operators
 from export.precision.equalise import eight_bits
 from export.precision.products import Constants, find
-from export.quiet import quiet
+from export.progress import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -87,7 +87,7 @@ def test_commands_are_understood(overlay: str) -> None:
         for container in pod.get("initContainers", []):
             verb, *options = container["args"]
             assert verb == "verify"
-            given = verify._parser().parse_args(options)
+            given = verify.parser().parse_args(options)
             (serving,) = pod["containers"]
             assert str(given.cache_dir) in {mount["mountPath"] for mount in serving["volumeMounts"]}
             assert given.bundle.is_relative_to(settings(overlay).models)

@@ -40,9 +40,10 @@ def commands(*head: str) -> list[list[str]]:
 def test_commands_are_understood() -> None:
     """By the parsers of the verbs."""
     for words in commands("bertserve", "export"):
-        export_cli._recipe(words)
+        arguments = export_cli.parser()
+        export_cli.recipe_of(arguments.parse_args(words), arguments)
     for words in commands("bertserve", "inspect"):
-        inspect._parser().parse_args(words)
+        inspect.parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):

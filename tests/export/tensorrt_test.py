@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import signal
+from argparse import ArgumentParser
 from pathlib import Path
 
 import onnx
@@ -20,7 +21,7 @@ from export.engines.tensorrt_builder import Build, BuilderError, Profile
 from export.errors import ExportError
 from export.graph import task_model
 from export.precision import half
-from export.quiet import quiet
+from export.progress import quiet
 from serving.engine.gpu import tensorrt_library
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import CacheWriter, open_entry
@@ -295,11 +296,11 @@ def test_too_little_room_is_said_before_the_step(
 ) -> None:
     """What a step needs and what is free, with what to do; the exit code is the one for "try again later"."""
 
-    def step(_: object) -> int:
+    def step(*_: object) -> int:
         free_space.check("building x", memory_bytes=memory, folder=tmp_path, disk_bytes=disk)
         return 0
 
-    assert run("build", step, path=tmp_path, modules=frozenset(), extras="") == os.EX_TEMPFAIL
+    assert run(ArgumentParser(prog="bertserve build"), [], step) == os.EX_TEMPFAIL
     assert re.search(f"building x needs about .* GiB .*{words}.* are free; ", capsys.readouterr().err)
     free_space.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
 

@@ -256,9 +256,9 @@ def test_a_killed_export_leaves_no_half_model(bundle: Bundle, tmp_path: Path) ->
     """Killed in the middle, nothing stands in the repository; the next writing clears away what was aside."""
     out = tmp_path / "triton"
     script = (
-        "import os, sys, pathlib; from export import triton; from serving.models.bundle import open_bundle;"
-        "triton._write_text_model = lambda *_: os.kill(os.getpid(), 9);"
-        "triton.write(open_bundle(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), print)"
+        "import os, sys, pathlib; from export.triton import repository; from serving.models.bundle import open_bundle;"
+        "repository._write_text_model = lambda *_: os.kill(os.getpid(), 9);"
+        "repository.write(open_bundle(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), print)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(bundle.path), str(out)], cwd=ROOT, check=False)
     assert done.returncode == -9

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from export.graph.task_model import OPSET
-from export.quiet import quiet
+from export.progress import quiet
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from transformers.models.bert import (
     BertModel,
 )
 
-from export.quiet import quiet
+from export.progress import quiet
 from serving.models.bundle import BundleWriter, file_entry
 from serving.models.manifest import (
     SCHEMA_VERSION,
