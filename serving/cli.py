@@ -60,7 +60,7 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
     from serving.net.ports import Ports  # noqa: PLC0415
 
     ports = Ports.open(settings)
-    choice.tell()  # now that the start has passed its checks: one that fails them says that and nothing else
+    choice.log()  # now that the start has passed its checks: one that fails them says that and nothing else
     from serving.server import run  # noqa: PLC0415
 
     return run(settings, choice, chooser, ports, log)

@@ -104,6 +104,11 @@ class Lifecycle:
         """Whether the process does its work; False asks for a restart."""
         return self.state not in {State.FAILED, State.STOPPED}
 
+    @property
+    def closing(self) -> bool:
+        """Whether connections are asked to close."""
+        return not self.live or self.state is State.DRAINING
+
     def check_accepting(self) -> None:
         """Refuses a request that cannot be served now.
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.forms import ModelForm, form_of, verified
 from serving.records import EngineChoice, ModelIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from serving.models.bundle import Bundle
@@ -73,7 +71,7 @@ class Repository:
 
     Attributes:
         models: One version of each, in service or not.
-        engine: What runs them now.
+        engine: What runs them now; the engine slot alone writes it.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
@@ -101,10 +99,6 @@ class Repository:
         """Whether nothing is less than was meant: every form is proven, the engine the best one, no GPU given up."""
         proven = all(model.artifact.proven for model in self.models)
         return proven and not (self.engine.degraded or self.engine.lost)
-
-    def note_lost(self, cards: Iterable[str]) -> None:
-        """Keeps which GPUs the engine that serves has given up, each with its reason."""
-        self.engine = msgspec.structs.replace(self.engine, lost=tuple(cards))
 
     @classmethod
     def open(

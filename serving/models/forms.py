@@ -160,31 +160,3 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card
             " --allow-unproven true"
         )
     return best
-
-
-def choose(
-    path: Path,
-    precision: str,
-    *,
-    engine: str,
-    card: str = "",
-    allow_unproven: bool = False,
-    cache: Path | None = None,
-) -> tuple[Bundle, Artifact]:
-    """A version that shall take the place of another, and the form of it that an engine shall run; not verified yet.
-
-    Args:
-        path: `<root>/<model>/<version>`.
-        precision: As `Repository.open`, like the others.
-        engine: What will run it.
-        card: As `Repository.of` has it.
-        allow_unproven: Also what nobody compared with PyTorch.
-        cache: What this node made of bundles.
-
-    Raises:
-        BundleError: It must not or cannot be served.
-    """
-    bundle = read_bundle(path)
-    if cache is not None:
-        bundle = with_proofs(cache, bundle)
-    return bundle, form_of(bundle, precision, engine, unproven=allow_unproven, card=card)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from serving.engine.process.wire import Ready
+    from serving.engine.process.supervisor import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Artifact
+    from serving.rollout.engine_slot import EngineSlot
     from serving.rollout.versions import Versions
     from serving.scheduling.cost import ModelCosts
     from serving.telemetry.metrics import BatchSeen, Metrics
@@ -36,7 +37,7 @@ class Status:
         dispatcher: Dispatcher,
         metrics: Metrics,
         recent: Recent,
-        engine: Callable[[], Ready | None],
+        slot: EngineSlot,
         versions: Versions,
     ) -> None:
         """Names what it looks at.
@@ -47,7 +48,7 @@ class Status:
             dispatcher: The queue, admission and costs.
             metrics: The last batches.
             recent: Rates and latencies.
-            engine: What the engine said of itself; None while there is none.
+            slot: The engine.
             versions: Those that are not served.
         """
         self._repository = repository
@@ -55,7 +56,7 @@ class Status:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._recent = recent
-        self._engine = engine
+        self._slot = slot
         self._versions = versions
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
@@ -69,8 +70,8 @@ class Status:
         others = self._versions.others()
         return {
             "state": self._lifecycle.state,
-            "engine": _engine(self._engine()),
-            "choice": msgspec.to_builtins(self._repository.engine),
+            "engine": _engine(self._slot.engine),
+            "choice": msgspec.to_builtins(self._slot.choice),
             "recent": self._recent.report(),
             "totals": self._recent.totals(),
             "queue": {
@@ -105,8 +106,8 @@ class Status:
         }
 
 
-def _engine(ready: Ready | None) -> dict[str, Any] | None:
-    if ready is None:
+def _engine(engine: EngineLife | None) -> dict[str, Any] | None:
+    if engine is None or (ready := engine.ready) is None:
         return None
     lanes = [str(kind) for kind in ready.lanes]
     return {"name": ready.engine, "version": ready.version, "threads": ready.threads, "lanes": lanes}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.discovery import Card, Library, Machine
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
+    from serving.models.manifest import Artifact
     from serving.records import EngineBuild
     from serving.settings import Settings
 
@@ -71,16 +72,16 @@ class Choice:
     degraded: bool = False
     left_out: tuple[str, ...] = ()
 
-    def told(self) -> EngineChoice:
-        """The same for whoever asks."""
+    def summary(self) -> EngineChoice:
+        """What is shown of it."""
         cards = [
             UsedCard(card.name, card.uuid, "{}.{}".format(*card.compute_capability), card.memory_bytes)
             for card in self.cards
         ]
         return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected, self.left_out)
 
-    def tell(self) -> None:
-        """Writes into the log what was taken, and why not the others."""
+    def log(self) -> None:
+        """Logs which engine was chosen, and why not the others."""
         where = f" on {len(self.cards)} x {self.cards[0].name}" if self.cards else ""
         log.info("engine: %s%s", self.engine, where)
         for rejected in self.rejected if self.degraded or self.cards else ():
@@ -123,7 +124,7 @@ class Chooser:
             served: The models that it was to run.
             crashed: Whether it ran and died again and again; else it has not even started.
         """
-        self.note(engine, reason)
+        self.reject(engine, reason)
         if crashed:
             left = AUTO[-1:] if self._settings.cpu_fallback and engine in ON_A_GPU else ()
         else:
@@ -135,7 +136,7 @@ class Chooser:
         except StartupError as error:
             log.warning("nothing can take the place of the engine %s: %s", engine, error)
             return None
-        choice.tell()
+        choice.log()
         return choice
 
     def must_build(self, path: Path) -> bool:
@@ -144,16 +145,30 @@ class Chooser:
         Raises:
             BundleError: It cannot be read.
         """
-        bundle, settings = read_bundle(path), self._settings
-        if settings.cache_dir is not None:
-            bundle = with_proofs(settings.cache_dir, bundle)
+        bundle = self._read(path)
         try:
             card = self._cards(BUILT, [bundle])[0]
-            form = form_of(bundle, settings.precision, BUILT, unproven=settings.allow_unproven, card=card.target)
+            form = self._form(bundle, BUILT, card.target)
         except (StartupError, BundleError):
             return bundle.has_engine_graph
         fits = form.engine is None or not any(self._unfit(form.file, form.engine, card))
         return bundle.has_engine_graph and not fits
+
+    def form_of(self, path: Path, engine: EngineChoice) -> tuple[Bundle, Artifact]:
+        """A version of a model, not verified yet, and the form of it that an engine can run.
+
+        Raises:
+            BundleError: It cannot be read, or has no such form.
+        """
+        bundle = self._read(path)
+        return bundle, self._form(bundle, engine.engine, engine.cards[0].target if engine.cards else "")
+
+    def _read(self, path: Path) -> Bundle:
+        bundle, cache = read_bundle(path), self._settings.cache_dir
+        return bundle if cache is None else with_proofs(cache, bundle)
+
+    def _form(self, bundle: Bundle, engine: str, card: str) -> Artifact:
+        return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, card=card)
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can, for a card with a TensorRT that runs on it."""
@@ -179,10 +194,10 @@ class Chooser:
         """Those of this machine, as far as that was looked at."""
         return self._machine.cards if self._machine else ()
 
-    def note(self, engine: str, reason: str) -> None:
-        """Says why an engine is not taken; clients hear of it too, and see no path of this machine."""
-        for place in filter(None, (self._settings.models, self._settings.cache_dir)):
-            reason = reason.replace(f"{os.path.abspath(place)}/", f"{place.name}/")  # noqa: PTH100  as it is named
+    def reject(self, engine: str, reason: str) -> None:
+        """Records why an engine is not taken; clients are shown the reason, without paths of this machine."""
+        for path in filter(None, (self._settings.models, self._settings.cache_dir)):
+            reason = reason.replace(f"{os.path.abspath(path)}/", f"{path.name}/")  # noqa: PTH100  as it is named
         self._rejected[engine] = reason
 
     def rejected(self, engine: str) -> tuple[RejectedEngine, ...]:
@@ -201,7 +216,7 @@ class Chooser:
             try:
                 return self._opened(engine, bundles)
             except StartupError as error:
-                self.note(engine, str(error))
+                self.reject(engine, str(error))
         return self._opened(last, bundles)
 
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
@@ -230,9 +245,7 @@ class Chooser:
         rejected = self.rejected(engine)
         wanted = any(each.engine in ON_A_GPU for each in rejected) and self._has_gpu
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
-        choice = Choice(engine, repository, cards, rejected, degraded, left_out)
-        repository.engine = choice.told()
-        return choice
+        return Choice(engine, repository, cards, rejected, degraded, left_out)
 
     def _cards(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Card, ...]:
         """The cards that an engine can use, of the first one's kind: one bundle's engine fits them all."""

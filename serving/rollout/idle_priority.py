@@ -1,10 +1,9 @@
 """Idle priority for an engine process that warms up beside the one that serves.
 
-The system's own idle class (SCHED_IDLE) and nice values cannot be left again without a privilege that a container does
-not have, and the process shall serve afterwards. Nor do they say anything about a GPU. So the server, which knows when
-the device is idle, lets the process run then and stops it meanwhile: SIGCONT and SIGSTOP reach all of its threads
-within some ten microseconds. So that a busy server comes to an end with it too, it runs for a tenth of the time
-whatever happens.
+The system's own idle class (SCHED_IDLE) and nice values need a privilege to be left again, which a container does not
+have, and they do not apply to a GPU. So the server stops the process while its engine works (SIGSTOP) and lets it run
+while the engine is idle (SIGCONT); both reach all threads within some ten microseconds. The process runs for a tenth
+of the time in any case, so that it becomes warm beside a busy server too.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ LEAST_RUN_S = 0.01
 """Of each period."""
 
 
-class Pace:
-    """Paces one process by what a dispatcher does, in a `with` block; afterwards the process runs as any other.
+class IdlePriority:
+    """Pauses a process while a dispatcher's engine works, in a `with` block; afterwards it runs as any other.
 
     Attributes:
         paused_s: For how long the process was stopped.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        """Names whose device it is."""
         self._dispatcher = dispatcher
         self._observer: BatchObserver = dispatcher.observer
         self._pid: int | None = None
@@ -47,14 +45,12 @@ class Pace:
         self.paused_s = 0.0
 
     def __enter__(self) -> Self:
-        """Hears of every batch from now on."""
         self._dispatcher.observer = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets the process run."""
         self._dispatcher.observer = self._observer
         if self._timer is not None:
             self._timer.cancel()
@@ -62,7 +58,7 @@ class Pace:
         self._pid = None
 
     def follow(self, pid: int) -> None:
-        """Paces this process, which has just been started."""
+        """Pauses this process, which has just been started, from now on."""
         self._pid = pid
         self._since = time.perf_counter()
         self._ran_s = 0.0
@@ -70,12 +66,10 @@ class Pace:
         self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._end_period)
 
     def batch_started(self, assignment: Assignment) -> None:
-        """The device has something to do."""
         self._update()
         self._observer.batch_started(assignment)
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """It may have nothing to do any more."""
         self._observer.batch_ended(assignment, occupied_us)
         self._update()
 

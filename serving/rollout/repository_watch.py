@@ -1,8 +1,8 @@
 """Looks for versions that appear in the model repository while the server runs.
 
-A version is taken once everything that its manifest lists is there with its size, and nothing of it has changed
-between two looks: one that is being copied is left alone. Only what is newer than the version that serves counts.
-What was refused is tried again when it has changed; what failed for a reason that passes, after a pause.
+A version is loaded once everything that its manifest lists is there with its size, and nothing of it has changed
+between two looks, so that a version that is being copied is left alone. Only versions newer than the one that serves
+count. One that was refused is tried again when it has changed; one that failed for a passing reason, after a pause.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of a version its name, inode, time of change and size."""
 
 _PATIENT_LOOKS = 30
-"""So often a version may be found incomplete and unchanged before the log says so."""
+"""So many looks may find a version incomplete and unchanged before the log says so."""
 
 
 class RepositoryWatch:
-    """Swaps to what appears."""
+    """Swaps to newer versions as they appear.
+
+    Args:
+        root: The model repository's directory.
+        versions: What is served, and how that is changed.
+        every_s: Between two looks.
+    """
 
     def __init__(self, root: Path, versions: Versions, every_s: float) -> None:
-        """Names what is looked at.
-
-        Args:
-            root: The model repository's directory.
-            versions: What is served, and how that is changed.
-            every_s: Between two looks.
-        """
         self._root = root
         self._versions = versions
         self._every_s = every_s
@@ -71,14 +70,14 @@ class RepositoryWatch:
             raise
 
     def look(self, name: str, served: int) -> int | None:
-        """The newest version above the one that serves that shall be taken now; None where there is none."""
+        """The newest version above the one that serves, if it is due; None where there is none."""
         try:
-            there = [version for version in verified_dir.versions(self._root / name) if version > served]
+            newer = [version for version in verified_dir.versions(self._root / name) if version > served]
         except OSError as error:
             log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
             return None
-        for version in reversed(there):
-            if self._versions.waits(name, version):  # nothing older takes its place meanwhile
+        for version in reversed(newer):
+            if self._versions.unserved.waits((name, version)):  # nothing older takes its place meanwhile
                 return None
             if self._is_due(name, version):
                 return version
@@ -88,9 +87,9 @@ class RepositoryWatch:
         key, path = (name, version), self._root / name / str(version)
         try:
             signature = _signature(path)
-        except OSError:  # it is going again
+        except OSError:  # it is being removed
             return False
-        if self._versions.is_left_out(name, version):
+        if self._versions.unserved.is_left_out(key):
             self._tried.setdefault(key, signature)
         if self._tried.get(key) == signature:
             return False
@@ -98,7 +97,7 @@ class RepositoryWatch:
         looks = looks + 1 if signature == before else 0
         self._seen[key] = signature, looks
         missing = _missing(path, signature)
-        self._versions.note_missing(name, version, missing)
+        self._versions.unserved.incomplete(key, missing)
         if missing is not None:
             if looks == _PATIENT_LOOKS:
                 log.warning("%s: version %d is still incomplete: %s", name, version, missing)
@@ -111,8 +110,8 @@ class RepositoryWatch:
 
 def _signature(path: Path) -> Signature:
     with os.scandir(path) as entries:
-        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    return tuple(sorted((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found))
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return tuple(sorted((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in files))
 
 
 def _missing(path: Path, signature: Signature) -> str | None:

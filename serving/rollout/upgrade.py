@@ -1,9 +1,9 @@
-"""Builds the best engine while another serves, and changes over to it.
+"""Builds the best engine while another serves, and switches to it.
 
-A node whose bundles have no TensorRT engine for its GPU starts with what runs. Meanwhile one is built for each model
-that is served; when none lacks one any more, an engine process with them comes up beside the one that serves and
-takes its place. A version that is swapped to in between is built for too. What fails is said where the other reasons
-are, and the server goes on as it is: at the next start it is tried again.
+A node whose bundles have no TensorRT engine for its GPU starts with an engine that runs. Meanwhile a TensorRT engine
+is built for each model that is served, also for a version that is swapped to in between. When no model lacks one, an
+engine process with them comes up beside the one that serves and takes its place. A failure is shown beside the other
+reasons, the server goes on as it is, and the next start tries again.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from serving.engine.process.supervisor import EngineFailed
 from serving.errors import BundleError, EngineLost, StartupError
 from serving.rollout.engine_choice import BUILT
+from serving.rollout.engine_slot import EngineGeneration
 from serving.rollout.versions import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from serving.engine.process.wire import Load
-    from serving.inference.served_models import Repository, ServedModel
+    from serving.inference.served_models import ServedModel
     from serving.rollout.engine_build import EngineBuilder
-    from serving.rollout.engine_choice import Choice, Chooser
-    from serving.rollout.engine_swap import Exchange
+    from serving.rollout.engine_choice import Chooser
+    from serving.rollout.engine_load import LoadBuilder
+    from serving.rollout.engine_slot import EngineSlot
 
 log = logging.getLogger("bertserve.swap")
 
@@ -38,66 +37,42 @@ BUILDING = "an engine is being built for this card; until it serves: "
 class Upgrade:
     """From the engine of the start to the one that is built meanwhile."""
 
-    def __init__(
-        self,
-        chooser: Chooser,
-        builder: EngineBuilder,
-        exchange: Exchange,
-        repository: Repository,
-        beside: Callable[[Choice], tuple[Load, Callable[[], None]]],
-    ) -> None:
-        """Takes what it works with.
-
-        Args:
-            chooser: Says what could run here.
-            builder: Builds engines.
-            exchange: Brings up engines and switches.
-            repository: The models that are served.
-            beside: What an engine process is told, and what is to do once it serves; called in a thread.
-        """
+    def __init__(self, chooser: Chooser, builder: EngineBuilder, slot: EngineSlot, loads: LoadBuilder) -> None:
         self._chooser = chooser
         self._builder = builder
-        self._exchange = exchange
-        self._repository = repository
-        self._beside = beside
+        self._slot = slot
+        self._loads = loads
 
     async def run(self) -> None:
-        """Does it once, if there is something to do."""
-        if self._repository.engine.engine == BUILT:
+        """Upgrades once, if there is something to build."""
+        slot = self._slot
+        if slot.choice.engine == BUILT:
             return
         if obstacle := self._chooser.build_obstacle():
             log.warning("no TensorRT engine is built: %s", obstacle)
             return
-        reasons = [rejected.reason for rejected in self._repository.engine.rejected if rejected.engine == BUILT]
-        self.note(BUILT, f"{BUILDING}{''.join(reasons)}")
+        reasons = [rejected.reason for rejected in slot.choice.rejected if rejected.engine == BUILT]
+        slot.reject(BUILT, f"{BUILDING}{''.join(reasons)}")
         try:
             await self._until_it_serves()
         except (BundleError, StartupError, EngineFailed, EngineLost, TimeoutError, OSError) as error:
             reason = reason_of(error)
             log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  says it all
-            self.note(BUILT, f"{reason}; it is tried again at the next start")
-        except Exception:  # its own end of the loop: what nobody foresaw costs the new engine alone
+            slot.reject(BUILT, f"{reason}; it is tried again at the next start")
+        except Exception:  # its own end of the loop: an unforeseen error costs the new engine alone
             log.exception("no TensorRT engine takes over")
-            self.note(BUILT, "an engine for this card could not be built; the log has the details")
-
-    def note(self, engine: str, reason: str) -> None:
-        """Says why an engine does not serve, wherever that is shown."""
-        self._chooser.note(engine, reason)
-        now = self._repository.engine
-        self._repository.engine = msgspec.structs.replace(now, rejected=self._chooser.rejected(now.engine))
+            slot.reject(BUILT, "an engine for this card could not be built; the log has the details")
 
     async def _until_it_serves(self) -> None:
         built: set[str] = set()
         while True:
-            # What is served is known only while nobody exchanges it.
-            async with self._exchange.turn:
-                await self._exchange.drained()
-                await self._exchange.serving()
-                served = tuple(self._repository.models)
+            # What is served is known only while nobody else switches.
+            async with self._slot.turn():
+                served = tuple(self._slot.models)
                 lacking = await asyncio.to_thread(self._lacking, served)
-                # One that was built and still lacks an engine: the change-over says why.
+                # One that was built and still lacks an engine: the switch says why.
                 if built.issuperset(model.bundle_sha256 for model in lacking):
-                    if await self._change_over(served):
+                    if await self._switch(served):
                         return
                     continue
             for model in lacking:
@@ -107,20 +82,22 @@ class Upgrade:
     def _lacking(self, served: Sequence[ServedModel]) -> list[ServedModel]:
         return [model for model in served if self._chooser.must_build(model.path)]
 
-    async def _change_over(self, served: Sequence[ServedModel]) -> bool:
-        """Returns whether the new engine serves; not where others are served by now, which an engine's end brought."""
+    async def _switch(self, served: Sequence[ServedModel]) -> bool:
+        """Returns whether the new engine serves; not where a fall back has changed what is served."""
+        slot = self._slot
         choice = await asyncio.to_thread(self._chooser.built, served)
-        load, serves = await asyncio.to_thread(self._beside, choice)
-        async with self._exchange.beside(load, choice.told()) as engine:
-            await self._exchange.serving()
-            if not self._exchange.still_serves(served):
+        prepared = await asyncio.to_thread(self._loads.prepare, choice)
+        await asyncio.to_thread(self._loads.watch_gpus, choice)
+        async with slot.beside(prepared.load) as engine:
+            await slot.serving()
+            if not slot.still_serves(served):
                 return False
-            indices = self._exchange.new_indices()
-            # The tokenizers stay: their tables of words are warm.
+            # The tokenizers stay: their wordpiece caches are warm.
             models = [
                 replace(model, index=index, tokenizer=before.tokenizer)
-                for model, before, index in zip(choice.repository.models, served, indices, strict=False)
+                for model, before, index in zip(choice.repository.models, served, slot.new_indices(), strict=False)
             ]
-            self._exchange.switch(engine, load, models)
-            serves()
+            slot.switch(EngineGeneration(engine, prepared.load, models, choice.summary()))
+            choice.log()
+            prepared.cache_kernels()
             return True

@@ -18,7 +18,7 @@ from serving.telemetry.triton import TritonMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.process.supervisor import Supervisor
+    from serving.engine.process.supervisor import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.models.statistics import ModelStatistics
@@ -246,19 +246,22 @@ class Metrics:
         """
         Tally(catalogue.SWAPS, self.registry, outcomes)
 
-    def follow_engine(self, supervisor: Supervisor, repository: Repository) -> None:
+    def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
         """Shows which engine runs and which were not taken, on how many cards, and what its process takes."""
 
         def info() -> Values:
-            ready = supervisor.ready
+            engine = current()
+            ready = engine.ready if engine else None
             return {(ready.engine, ready.version or "none"): 1.0} if ready else {}
 
         def pid() -> str:
-            return str(supervisor.engine.pid) if supervisor.engine else "none"  # no such process: nothing is shown
+            engine = current()
+            return str(engine.pid) if engine else "none"  # no such process: nothing is shown
 
         def gpus() -> Values:
             cards, left_out = len(repository.engine.cards), len(repository.engine.left_out)
-            working = supervisor.engine.devices if supervisor.engine and cards else 0
+            engine = current()
+            working = engine.devices if engine and cards else 0
             return {("working",): float(working), ("missing",): float(cards + left_out - working)}
 
         def rejected() -> Values:

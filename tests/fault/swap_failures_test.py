@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.rollout.retries import TRIES
+from serving.rollout.unserved import TRIES
 from tests.fault.swap_test import BODY, CONTROLLED, WATCHED, assert_reason
 from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME

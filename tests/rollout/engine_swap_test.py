@@ -20,7 +20,7 @@ from serving.engine.process.supervisor import RemoteEngine, Supervisor
 from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady
 from serving.records import ModelIndex
-from serving.rollout.idle_priority import PERIOD_S, Pace
+from serving.rollout.idle_priority import PERIOD_S, IdlePriority
 from tests.engine.supervisor_test import LOAD, SIZE, Slot, asynchronous, cancel, right, soon, submit
 from tests.inference.deadline_timer_test import virtually
 from tests.inference.dispatcher_test import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
@@ -164,7 +164,7 @@ def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[b
 
     async def main() -> None:
         bench = Bench()
-        with Pace(bench.dispatcher) as pace:
+        with IdlePriority(bench.dispatcher) as pace:
             pace.follow(sleeper.pid)
             assert not is_stopped(sleeper.pid)
             task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(1)], 1e9))

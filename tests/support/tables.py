@@ -45,15 +45,15 @@ def read_tables(models: Path) -> Tables:
     from serving.logs import LogWriter  # noqa: PLC0415
     from serving.net.ports import Ports  # noqa: PLC0415
     from serving.rollout.engine_choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
-    from serving.server import Server  # noqa: PLC0415
+    from serving.server import build  # noqa: PLC0415
     from serving.settings import Settings  # noqa: PLC0415
 
     settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
     ports = Ports(*(socket.socket() for _ in range(3)))
     chooser = Chooser(settings)
-    server = Server(settings, chooser.first(), chooser, ports, LogWriter("text"))
-    http, probes = (_routes(listener._port.routes) for listener in (server._http, server._probes))
-    return Tables(http, probes, list(server._grpc._port.methods))
+    server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
+    http, probes = (_routes(listener._port.routes) for listener in (server.http, server.probes))
+    return Tables(http, probes, list(server.grpc._port.methods))
 
 
 def _routes(routes: Routes) -> list[list[str]]:

@@ -176,7 +176,8 @@ class RemoteFleet:
         return 1
 
     async def close(self) -> None:
-        """Ends every process and reaps it."""
+        """Ends every process and reaps it; an end that is wanted is not reported."""
+        self.on_end = self.on_lost = lambda: None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

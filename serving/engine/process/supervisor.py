@@ -105,7 +105,7 @@ class EngineLife(Engine, Protocol):
         """Waits for the end and returns the exit status, negative for a signal."""
 
     async def close(self) -> None:
-        """Ends it and reaps it."""
+        """Ends it and reaps it; `on_end` is not told."""
 
 
 class Slot(Protocol):
@@ -384,7 +384,8 @@ class RemoteEngine:
         return self._process.returncode
 
     async def close(self) -> None:
-        """Closes the sockets, which ends the process, and reaps it."""
+        """Closes the sockets, which ends the process, and reaps it; an end that is wanted is not reported."""
+        self.on_end = self.on_lost = lambda: None
         if self._look is not None:
             self._look.cancel()
         for transport in self._transports:
@@ -430,11 +431,6 @@ class Supervisor:
         """What is loaded from now on; the deaths of what was before are forgotten."""
         self.load = load
         self._crashes.clear()
-
-    @property
-    def ready(self) -> Ready | None:
-        """What the engine that runs said of itself; None while there is none."""
-        return self.engine.ready if self.engine else None
 
     async def run(self) -> None:
         """Starts engines until cancelled or until they crash too often; reports to the slot."""
@@ -492,9 +488,7 @@ class Supervisor:
                 engine = self.engine or engine
             status = await engine.wait()
         except asyncio.CancelledError:
-            engine = self.engine or engine
-            engine.on_end = lambda: None
-            await engine.close()
+            await (self.engine or engine).close()
             raise
         finally:
             self.engine = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from serving.engine.process.worker import _lacked_memory
 from serving.errors import BundleError
 from serving.rollout.repository_watch import RepositoryWatch
-from serving.rollout.retries import TRIES, Retries
+from serving.rollout.unserved import TRIES, Retries
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_nothing_older_is_taken_while_the_newest_waits(tmp_path: Path) -> None:
     """A version in between would be replaced a moment later."""
     for version in ("2", "3", "4"):
         (tmp_path / "m" / version).mkdir(parents=True)
-    versions = SimpleNamespace(waits=lambda _, version: version == waiting)
+    versions = SimpleNamespace(unserved=SimpleNamespace(waits=lambda key: key == ("m", waiting)))
 
     class Complete(RepositoryWatch):
         """One for which every version is complete, but for the newest."""

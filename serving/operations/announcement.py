@@ -1,0 +1,88 @@
+"""What the server says when it is ready: a line of the log, and on a terminal where to send a first request."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from serving.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from serving.engine.process.supervisor import EngineLife
+    from serving.inference.served_models import Repository
+    from serving.lifecycle import Lifecycle
+    from serving.models.manifest import Artifact, Task
+    from serving.settings import Settings
+
+log = logging.getLogger("bertserve")
+
+_EXAMPLES: Mapping[Task, tuple[str, str]] = {
+    "embed": ("/embed", '{"inputs": "What is a T4?"}'),
+    "embed_tokens": ("/embed_all", '{"inputs": "What is a T4?"}'),
+    "classify": ("/predict", '{"inputs": "What a card!"}'),
+    "rerank": ("/rerank", '{"query": "What is a T4?", "texts": ["A graphics card.", "A teapot."]}'),
+    "answer": ("/answer", '{"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card."}}'),
+    "tag": ("/tag", '{"inputs": "The T4 was made in Santa Clara."}'),
+    "fill_mask": ("/fill-mask", '{"inputs": "A T4 is a graphics [MASK]."}'),
+}
+"""A request for each task that an operator can try at once."""
+
+
+class Addresses(NamedTuple):
+    """Host and port of each listener."""
+
+    http: tuple[str, int]
+    grpc: tuple[str, int]
+    metrics: tuple[str, int]
+
+
+class Announcement:
+    """Announces an engine that has become ready.
+
+    Args:
+        addresses: Where the ports are open by then.
+        say: Writes to standard output.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        addresses: Callable[[], Addresses],
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._addresses = addresses
+        self._say = say
+
+    def engine_up(self, engine: EngineLife) -> None:
+        """The server takes requests."""
+        addresses, settings, models = self._addresses(), self._settings, self._repository.models
+        secured = "s" if settings.tls_cert_file else ""
+        http = "http{}://{}:{}".format(secured, *addresses.http)
+        grpc = "{}:{}{}".format(*addresses.grpc, "  (TLS)" if secured else "")
+        metrics = "http://{}:{}/metrics".format(*addresses.metrics)
+        names = ", ".join(f"{model.name} version {model.version} ({_form(model.artifact)})" for model in models)
+        where = self._repository.engine.where(engine.ready.threads if engine.ready else 0)
+        state = self._lifecycle.state
+        log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
+        if settings.log_format == "text":
+            path, body = _EXAMPLES[models[0].manifest.task]
+            key = "-H 'Authorization: Bearer KEY' " if settings.api_keys_file else ""
+            self._say(
+                f"bertserve is ready: {names}\n"
+                f"  HTTP     {http}  (docs at {http}/docs)\n"
+                f"  gRPC     {grpc}\n"
+                f"  metrics  {metrics}\n"
+                f"Try:\n"
+                f"  curl {http}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n"
+            )
+
+
+def _form(artifact: Artifact) -> str:
+    return artifact.precision if artifact.proven else f"{artifact.precision}, unproven"

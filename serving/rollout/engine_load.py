@@ -1,0 +1,95 @@
+"""What an engine process is told to load, with what this node has measured and compiled for it before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.engine.process.supervisor import EngineFailed
+from serving.engine.process.wire import Load
+from serving.host import available_cpus
+from serving.models.cost_cache import CostCache
+from serving.models.kernel_cache import KernelCache
+from serving.rollout.engine_choice import too_full
+from serving.telemetry.gpus import GpuWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prometheus_client import CollectorRegistry
+
+    from serving.rollout.engine_choice import Choice, Chooser
+    from serving.scheduling.cost import CostPoint
+    from serving.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLoad:
+    """A load, and the caches that its engine process adds to."""
+
+    choice: Choice
+    load: Load
+    _costs: CostCache
+    _kernels: KernelCache
+
+    def cache_costs(self, measured: Sequence[Sequence[CostPoint]]) -> None:
+        """Caches what was measured during warm-up; not for an engine that was paused now and then meanwhile."""
+        self._costs.write(self.choice.summary(), self.choice.repository.models, measured)
+
+    def cache_kernels(self) -> None:
+        """Caches the kernels that were compiled during warm-up."""
+        self._kernels.keep()
+
+
+class LoadBuilder:
+    """Prepares loads, and checks that a GPU has room for one more."""
+
+    def __init__(self, settings: Settings, chooser: Chooser, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._chooser = chooser
+        self._registry = registry
+        self._gpus: GpuWatch | None = None
+
+    def prepare(self, choice: Choice) -> PreparedLoad:
+        """Reads this node's caches; may take a while."""
+        settings, models = self._settings, choice.repository.models
+        costs, kernels = self._cost_cache(), KernelCache(settings.cache_dir)
+        load = Load(
+            engine=choice.engine,
+            models=[model.spec() for model in models],
+            threads=settings.threads or available_cpus(),
+            nice=0 if choice.cards else settings.engine_nice,
+            costs=costs.read(choice.summary(), models),
+            fake_ms=settings.fake_ms,
+            fake_faults=settings.faults(),
+            max_batch_tokens=settings.max_batch_tokens,
+            log_format=settings.log_format,
+            cards=[card.ordinal for card in choice.cards],
+            kernels=kernels.files(choice.engine, models),
+        )
+        return PreparedLoad(choice, load, costs, kernels)
+
+    def _cost_cache(self) -> CostCache:
+        settings = self._settings
+        threads = settings.threads or available_cpus()
+        return CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
+
+    def watch_gpus(self, choice: Choice) -> None:
+        """Shows the metrics of the GPUs in use, from the first choice that has any."""
+        if self._gpus is None:
+            self._gpus = GpuWatch.follow([card.uuid for card in choice.cards], self._registry)
+
+    def check_room(self, load: Load) -> None:
+        """Looks before an engine comes up beside another: without memory it would end that one too.
+
+        Raises:
+            EngineFailed: A GPU has too little.
+        """
+        if self._gpus is None:
+            return
+        size = sum(Path(model.path).stat().st_size for model in load.models)
+        for card in self._chooser.cards:
+            free = self._gpus.free_bytes(card.uuid)
+            if card.ordinal in load.cards and free is not None and (problem := too_full(card, free, size)):
+                raise EngineFailed(f"{problem} beside the engine that serves", passing=True)

@@ -1,0 +1,504 @@
+"""The engine slot: which engine serves, which one served before it, and what happens when one of them ends.
+
+| state    | requests run on        | the generation before           | what ends the state                       |
+|----------|------------------------|---------------------------------|-------------------------------------------|
+| STARTING | nothing: 503           | none                            | an engine is warm: SERVING                |
+| SERVING  | the current generation | none                            | `switch`: DRAINING                        |
+| DRAINING | the current generation | answers what it had been given  | it is idle: KEPT                          |
+| KEPT     | the current generation | warm and idle, for the way back | `roll_back`: DRAINING; `release`: SERVING |
+| FAILED   | nothing                | none                            | the server ends                           |
+
+When an engine process ends, this is tried in turn:
+
+1. DRAINING or KEPT: the generation before serves again at once. SERVING.
+2. The supervisor starts a process of the same generation. STARTING.
+3. It refuses to load or dies too often: an engine of another kind, where the settings allow one. STARTING.
+4. The server ends. FAILED.
+
+The generation before may end too: what still waits for it fails, and the state is SERVING. Where one of several GPUs
+is given up the others go on, and the server is degraded.
+
+A switch is one step of the event loop: every request that starts after it finds the new models, every one before it
+keeps the old ones until it is answered. The engine that takes over warms up beside the one that serves, at idle
+priority. There are never more than two engine processes with models: once the bundle that comes has been verified,
+the generation before is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from serving.engine.process.fleet import start_engine
+from serving.engine.process.supervisor import Supervisor
+from serving.errors import EngineLost
+from serving.lifecycle import State
+from serving.records import ModelIndex
+from serving.rollout.idle_priority import IdlePriority
+from serving.scheduling.cost import ModelCosts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+
+    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.wire import Load
+    from serving.inference.dispatcher import Dispatcher
+    from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import ServedModel
+    from serving.lifecycle import Lifecycle
+    from serving.records import EngineChoice
+    from serving.rollout.engine_choice import Choice, Chooser
+    from serving.rollout.engine_load import LoadBuilder, PreparedLoad
+    from serving.settings import Settings
+
+    Start = Callable[..., Awaitable[EngineLife]]
+
+T = TypeVar("T")
+
+log = logging.getLogger("bertserve.swap")
+
+LOAD_LIMIT_S = 600.0
+"""For an engine that comes up beside another; a busy server leaves it a tenth of the time."""
+
+_POLL_S = 0.02
+"""How often the end of a drain is looked for; nobody waits for it."""
+
+_RETRY = "the engine ended; try again"
+
+
+class SlotState(Enum):
+    """See the module's table."""
+
+    STARTING = auto()
+    SERVING = auto()
+    DRAINING = auto()
+    KEPT = auto()
+    FAILED = auto()
+
+
+@dataclass(slots=True, frozen=True)
+class EngineGeneration:
+    """An engine and what it serves.
+
+    Attributes:
+        engine: The process, or one for each of several GPUs.
+        load: What processes that follow it load.
+        models: What it holds, in its own order.
+        choice: Which engine it is, and why not another.
+    """
+
+    engine: EngineLife
+    load: Load
+    models: Sequence[ServedModel]
+    choice: EngineChoice
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each model."""
+        return {model.name: model.manifest.version for model in self.models}
+
+
+class EngineSlot:
+    """Owns the engine generations of a server; everybody else asks it.
+
+    It alone writes `repository.engine`, and it implements `supervisor.Slot`.
+
+    Attributes:
+        previous: The generation before the current one, until it has been released or has ended.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        *,
+        settings: Settings,
+        chooser: Chooser,
+        loads: LoadBuilder,
+        dispatcher: Dispatcher,
+        pipeline: Pipeline,
+        lifecycle: Lifecycle,
+        start: Start = start_engine,
+    ) -> None:
+        self._settings = settings
+        self._chooser = chooser
+        self._loads = loads
+        self._dispatcher = dispatcher
+        self._pipeline = pipeline
+        self._lifecycle = lifecycle
+        self._repository = choice.repository
+        self._repository.engine = choice.summary()
+        limits: dict[str, Any] = {
+            "crash_limit": settings.engine_crash_limit,
+            "crash_window_s": settings.engine_crash_window_s,
+        }
+        self._start = partial(start, **limits)
+        self._prepared: PreparedLoad | None = loads.prepare(choice)
+        self._supervisor = Supervisor(
+            self._prepared.load, self, hang_s=settings.engine_hang_s, start=self._start, **limits
+        )
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._supervision: asyncio.Task[None] | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failed = False
+        self.previous: EngineGeneration | None = None
+        self._on_up: list[Callable[[EngineLife], None]] = []
+        self._on_end: list[Callable[[], None]] = []
+        self._on_fall_back: list[Callable[[dict[str, int]], None]] = []
+
+    # Observers.
+
+    def on_up(self, listener: Callable[[EngineLife], None]) -> None:
+        """Calls `listener` whenever an engine is warm after there was none."""
+        self._on_up.append(listener)
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever the current engine ends by itself."""
+        self._on_end.append(listener)
+
+    def on_fall_back(self, listener: Callable[[dict[str, int]], None]) -> None:
+        """Calls `listener` with the versions whose engine ended, when the generation before serves again."""
+        self._on_fall_back.append(listener)
+
+    # What is there.
+
+    @property
+    def state(self) -> SlotState:
+        """See the module's table."""
+        if self._failed:
+            return SlotState.FAILED
+        if self.engine is None or self.engine.gone:
+            return SlotState.STARTING
+        if self.previous is None:
+            return SlotState.SERVING
+        return SlotState.DRAINING if self._drain is not None and not self._drain.done() else SlotState.KEPT
+
+    @property
+    def engine(self) -> EngineLife | None:
+        """The current engine; None while there is none."""
+        return self._supervisor.engine
+
+    @property
+    def load(self) -> Load:
+        """What the current engine has loaded, or the next one will."""
+        return self._supervisor.load
+
+    @property
+    def models(self) -> Sequence[ServedModel]:
+        """What is served."""
+        return self._repository.models
+
+    @property
+    def choice(self) -> EngineChoice:
+        """Which engine it is, and why not another."""
+        return self._repository.engine
+
+    def new_indices(self) -> Iterator[ModelIndex]:
+        """The indices that no model has and no request knows, ascending."""
+        taken = {model.index for model in [*self.models, *(self.previous.models if self.previous else ())]}
+        return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
+
+    def still_serves(self, models: Iterable[ServedModel]) -> bool:
+        """Whether these are served as they were: a fall back may happen while another engine warms up."""
+        return all(self._repository.named(model.name) is model for model in models)
+
+    def reject(self, engine: str, reason: str) -> None:
+        """Shows why an engine that would be better does not serve."""
+        self._chooser.reject(engine, reason)
+        self._describe(rejected=self._chooser.rejected(self.choice.engine))
+
+    # Another generation.
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The right to bring up another engine, once one serves and the generation before is drained."""
+        async with self._turn:
+            if self._drain is not None:
+                await asyncio.wait({self._drain})
+            await self.serving()
+            yield
+
+    async def serving(self) -> None:
+        """Waits until an engine serves: one that has ended is being started again, or the server ends."""
+        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  seldom, and no hurry
+            await asyncio.sleep(_POLL_S)
+
+    @asynccontextmanager
+    async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
+        """Another engine, warm, beside the one that serves; it ends with the block unless it was switched to.
+
+        Raises:
+            EngineFailed: It refused; the message is for the operator.
+            EngineLost: It ended before it was ready.
+            TimeoutError: It took longer than `LOAD_LIMIT_S`.
+        """
+
+        async def verified() -> None:
+            await self.release()
+            await asyncio.to_thread(self._loads.check_room, load)
+
+        if not load.bundles:
+            await verified()
+        started = time.perf_counter()
+        async with asyncio.timeout(LOAD_LIMIT_S):
+            with IdlePriority(self._dispatcher) as priority:
+                engine = await self._start(
+                    load, self._settings.engine_hang_s, started=priority.follow, verified=verified
+                )
+        passed = time.perf_counter() - started
+        log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, priority.paused_s)
+        try:
+            yield engine
+        finally:
+            if engine is not self.engine:
+                await engine.close()
+
+    def switch(self, generation: EngineGeneration) -> None:
+        """Serves with another generation from now on.
+
+        Args:
+            generation: Its engine came from `beside`. A model that stays as it is keeps its index.
+
+        Raises:
+            EngineLost: One of the two engines has ended.
+        """
+        if self.engine is None or self.engine.gone or generation.engine.gone:
+            raise EngineLost("an engine ended while another was to take its place; try again", retry_after_s=1)
+        before = EngineGeneration(self.engine, self.load, tuple(self.models), self.choice)
+        self._forget_previous()
+        self._activate(generation)
+        self.previous = before
+        before.engine.on_end = lambda: self._previous_ended(before)
+        self._drain = self._spawn(self._drained(before))
+
+    def roll_back(self) -> None:
+        """Serves with the generation before again.
+
+        Raises:
+            EngineLost: There is none any more.
+        """
+        if self.previous is None or self.previous.engine.gone:
+            raise EngineLost("the engine before is not there any more; try again", retry_after_s=1)
+        self.switch(self.previous)
+
+    async def release(self) -> None:
+        """Ends the generation before, if there is one."""
+        if (generation := self._forget_previous()) is not None:
+            log.info("the engine before, process %d, is not kept any longer", generation.engine.pid)
+            await generation.engine.close()
+
+    def _activate(self, generation: EngineGeneration) -> None:
+        current = {model.name: model for model in self.models}
+        # What one kind of engine has taught says nothing of another.
+        same_kind = generation.choice.engine == self.choice.engine
+        taught = {
+            model.index: self._dispatcher.scheduler.costs[current[model.name].index]
+            for model in generation.models
+            if same_kind and model.name in current
+        }
+        self._dispatch_to(generation.engine, generation.models, taught)
+        self._supervisor.exchange(generation.engine, generation.load)
+        if not same_kind:
+            self._repository.engine = generation.choice
+        self._repository.replace(generation.models)
+        self._describe(lost=tuple(generation.engine.lost))
+        self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
+
+    async def _drained(self, generation: EngineGeneration) -> None:
+        """Waits for the requests that hold on to a generation's models, each of which has a deadline."""
+        staying = {model.index for model in self.models}
+        leaving = [model.index for model in generation.models if model.index not in staying]
+        engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
+        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  requests pay for no event
+            await asyncio.sleep(_POLL_S)
+        if engine.gone:
+            return
+        self._dispatcher.engine_leaves(engine)
+        passed = time.perf_counter() - started
+        log.info("the engine before, process %d, is drained after %.2f s and kept for %g s", engine.pid, passed, keep_s)
+        if not keep_s:
+            await self.release()
+            return
+        self._timer = asyncio.get_running_loop().call_later(keep_s, lambda: self._spawn(self.release()))
+
+    # The current engine, as its supervisor reports it.
+
+    def start(self) -> None:
+        """Starts the engine."""
+        if self._prepared is not None:
+            self._loads.watch_gpus(self._prepared.choice)
+        self._supervise()
+
+    def _supervise(self) -> None:
+        self._supervision = asyncio.create_task(self._supervisor.run())
+        self._supervision.add_done_callback(self._supervision_ended)
+
+    def engine_up(self, engine: EngineLife) -> None:
+        """A process of the current generation is warm."""
+        self._dispatch_to(engine, self.models)
+        if self._prepared is not None:
+            self._prepared.cache_costs(engine.costs)
+            self._prepared.cache_kernels()
+            self._prepared = None
+        self._describe(lost=tuple(engine.lost))
+        if self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED):
+            for listener in self._on_up:
+                listener(engine)
+
+    def device_lost(self) -> None:
+        """One of several GPUs was given up."""
+        self._describe(lost=tuple(self.engine.lost) if self.engine else ())
+        if self._lifecycle.state is State.READY:
+            self._lifecycle.to(State.DEGRADED)
+
+    def engine_down(self) -> None:
+        """The current engine has ended: the generation before serves again, or the supervisor starts another."""
+        for listener in self._on_end:
+            listener()
+        if not self._fall_back():
+            self._lifecycle.to(State.WARMING)
+            self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1))
+
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
+        """The supervisor has given up: an engine of another kind is started, or the server ends."""
+        choice = self._chooser.instead(self.choice.engine, reason, self.models, crashed=crashed)
+        if choice is not None:
+            asyncio.get_running_loop().call_soon(self._start_instead, choice)
+            return
+        self._failed = True
+        self._lifecycle.fail(reason)
+        self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
+
+    def _fall_back(self) -> bool:
+        """Serves with the generation before, because the current engine has ended; False where there is none.
+
+        What had been given to the engine that ended, or waits for its models, fails.
+        """
+        ended = self.engine
+        if self.previous is None or self.previous.engine.gone or ended is None:
+            return False
+        if self._drain is not None:
+            self._drain.cancel()
+        versions = {model.name: model.manifest.version for model in self.models}
+        kind, generation = self.choice.engine, self.previous
+        self._forget_previous()
+        self._activate(generation)
+        self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), ended)
+        self._spawn(self._reap(ended))
+        for listener in self._on_fall_back:
+            listener(versions)
+        if kind != self.choice.engine:
+            self.reject(kind, "its process ended soon after it had taken over")
+        return True
+
+    def _start_instead(self, choice: Choice) -> None:
+        """Starts an engine of another kind."""
+        # A request that is being read knows its model by its index.
+        indices = {model.name: model.index for model in self.models}
+        self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
+        self._repository.engine = choice.summary()
+        self._prepared = self._loads.prepare(choice)
+        self._supervisor.load_instead(self._prepared.load)
+        self._supervise()
+
+    def _supervision_ended(self, task: asyncio.Task[None]) -> None:
+        """Without this the server would wait for ever for an engine whose process cannot even be started."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the engine cannot be started", exc_info=error)
+            self.engine_failed("the engine process cannot be started; the log has the details")
+
+    # The generation before.
+
+    def _previous_ended(self, generation: EngineGeneration) -> None:
+        """What still waited for it fails."""
+        log.error("the engine before, process %d, has ended", generation.engine.pid)
+        self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), generation.engine)
+        self._forget_previous()
+        self._spawn(self._reap(generation.engine))
+
+    def _forget_previous(self) -> EngineGeneration | None:
+        generation, self.previous = self.previous, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return generation
+
+    # Helpers.
+
+    def _dispatch_to(
+        self,
+        engine: EngineLife,
+        models: Sequence[ServedModel],
+        taught: Mapping[ModelIndex, ModelCosts] | None = None,
+    ) -> None:
+        """Lets an engine take batches from now on.
+
+        Args:
+            engine: Warm.
+            models: What it holds, in its own order.
+            taught: Costs whose corrections a model takes over, by its own index; the others start with none.
+        """
+        scheduler = self._dispatcher.scheduler
+        policy, lanes = scheduler.policy, len(engine.lanes)
+        invariant, narrow, costs = list(policy.batch_invariant), list(policy.narrow), list(scheduler.costs)
+        for model, points in zip(models, engine.costs, strict=True):
+            spec = model.spec()
+            own = ModelCosts(
+                points,
+                narrow_lanes=lanes - 1,
+                batched=spec.batch_invariant,
+                max_batch_tokens=policy.max_batch_tokens,
+                group_tokens=policy.group_tokens,
+                min_batch_gain=policy.min_batch_gain,
+                padded_to=engine.ready.padded_to if engine.ready else (),
+            )
+            if taught is not None and model.index in taught:
+                own.inherit(taught[model.index])
+            _set(invariant, model.index, spec.batch_invariant)
+            _set(narrow, model.index, lanes > 1 and (spec.narrow or engine.apart))
+            _set(costs, model.index, own)
+        scheduler.policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
+        self._dispatcher.engine_up(engine, costs, [model.index for model in models])
+
+    def _describe(self, **changes: object) -> None:
+        """Changes what is shown of the current engine."""
+        self._repository.engine = msgspec.structs.replace(self.choice, **changes)
+
+    async def _reap(self, engine: EngineLife) -> None:
+        """Ends an engine, and takes its lanes away once the outcome of each of its batches is known."""
+        await engine.close()
+        while engine.busy:  # noqa: ASYNC110  for a moment
+            await asyncio.sleep(_POLL_S)
+        self._dispatcher.engine_leaves(engine)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Ends every engine."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+        if self._drain is not None:
+            self._drain.cancel()
+        if (generation := self._forget_previous()) is not None:
+            await generation.engine.close()
+        await asyncio.gather(*filter(None, (self._supervision,)), *self._tasks, return_exceptions=True)
+
+
+def _set(values: list[T], index: int, value: T) -> None:
+    """Sets an element; what lies between it and the end before is filled with it too, and belongs to no model."""
+    values.extend([value] * (index + 1 - len(values)))
+    values[index] = value

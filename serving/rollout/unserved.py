@@ -1,0 +1,160 @@
+"""Versions that are not served: why, and when one that failed for a passing reason is tried again."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+TRIES = 8
+"""After so many a version is left alone."""
+
+_LONGEST_S = 600.0
+
+Key = tuple[str, int]
+"""A model and the number of a version."""
+
+
+class _Next(NamedTuple):
+    tries: int
+    due: float
+
+
+class Retries:
+    """The versions that wait for their next try; each pause is twice as long as the one before.
+
+    Args:
+        first_s: The first pause.
+        clock: Seconds.
+    """
+
+    def __init__(self, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first_s = first_s
+        self._clock = clock
+        self._next: dict[Key, _Next] = {}
+
+    def failed(self, key: Key) -> float | None:
+        """Records a failure; returns the seconds until the next try, None where that was the last one."""
+        tries = 1 + (self._next[key].tries if key in self._next else 0)
+        if tries >= TRIES:
+            self.forget(key)
+            return None
+        pause_s = min(math.ldexp(self._first_s, tries - 1), max(self._first_s, _LONGEST_S))
+        self._next[key] = _Next(tries, self._clock() + pause_s)
+        return pause_s
+
+    def waits(self, key: Key) -> bool:
+        """Whether the next try of a version is still to come."""
+        following = self._next.get(key)  # at once: a thread asks, and the event loop forgets
+        return following is not None and self._clock() < following.due
+
+    def when(self, key: Key) -> str:
+        """What comes next, in words."""
+        if key not in self._next:
+            return "not tried again by itself"
+        tries, due = self._next[key]
+        return f"tried again in {max(0, math.ceil(due - self._clock()))} s (try {tries + 1} of {TRIES})"
+
+    def forget(self, key: Key) -> None:
+        """It serves, or is not there any more."""
+        self._next.pop(key, None)
+
+
+class UnservedVersions:
+    """The reasons against versions of a repository.
+
+    Args:
+        root: The repository's directory.
+        cache: The node's cache.
+        retry_s: The first pause before a failed version is tried again; 0 where nobody watches the repository.
+    """
+
+    def __init__(self, root: Path, cache: Path | None, retry_s: float) -> None:
+        self._root = root
+        self._private = [f"{path}/" for path in (root, cache) if path]
+        self._retries = Retries(retry_s) if retry_s else None
+        self._left_out: dict[Key, str] = {}
+        self._failed: dict[Key, str] = {}
+        self._incomplete: dict[Key, str] = {}
+
+    def public(self, words: str) -> str:
+        """What clients may see: no path of this machine."""
+        for path in self._private:
+            words = words.replace(path, "")
+        return words
+
+    def leave_out(self, key: Key, reason: str) -> None:
+        """It is not tried again before it has changed."""
+        self.forget(key)
+        self._left_out[key] = reason
+
+    def is_left_out(self, key: Key) -> bool:
+        """Whether a version was refused, or passed over because an older one was asked for."""
+        return key in self._left_out
+
+    def fail(self, key: Key, reason: str, *, served: int) -> float | None:
+        """Records a failure that passes.
+
+        Args:
+            key: The version.
+            reason: Why.
+            served: The version that serves; the watch tries newer ones alone.
+
+        Returns:
+            Seconds until the next try: 0 where nobody tries it again by itself, None where this was the last.
+        """
+        pause_s: float | None = 0.0
+        if self._retries and key[1] > served:
+            pause_s = self._retries.failed(key)
+        if pause_s is not None:
+            self._left_out.pop(key, None)
+            self._failed[key] = reason
+        return pause_s
+
+    def waits(self, key: Key) -> bool:
+        """Whether a version failed for a reason that passes, and it is too early to try it again."""
+        return self._retries is not None and self._retries.waits(key)
+
+    def when(self, key: Key, *, served: int) -> str:
+        """When a version that failed is tried again, in words."""
+        return self._retries.when(key) if self._retries and key[1] > served else "not tried again by itself"
+
+    def incomplete(self, key: Key, missing: str | None) -> None:
+        """Records what a version that is being copied lacks; None for nothing any more."""
+        if missing is None:
+            self._incomplete.pop(key, None)
+        else:
+            self._incomplete[key] = self.public(missing)
+
+    def forget(self, key: Key) -> None:
+        """What was against a version does not hold any longer."""
+        self._left_out.pop(key, None)
+        self._failed.pop(key, None)
+        if self._retries:
+            self._retries.forget(key)
+
+    def reasons(self, served: Mapping[str, int]) -> dict[Key, str]:
+        """Of each version that is not served why, as far as its directory is still there."""
+        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last
+            if _is_gone(self._root / key[0] / str(key[1])):
+                self._incomplete.pop(key, None)
+                self.forget(key)
+        return (
+            {key: f"incomplete: {missing}" for key, missing in self._incomplete.copy().items()}
+            | {key: f"{reason}; {self.when(key, served=served[key[0]])}" for key, reason in self._failed.items()}
+            | self._left_out
+        )
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a volume with troubles says nothing
+        return False
+    return False
