@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from serving.errors import BundleError, StartupError
-from serving.models.bundle import Bundle, open_bundle, read_bundle
+from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import GPUS, MODEL_NAME, Target
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions

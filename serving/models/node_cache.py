@@ -23,9 +23,9 @@ from serving import host
 from serving.models import verified_dir
 from serving.models.bundle import file_entry
 from serving.models.manifest import GPUS, Accuracy, Artifact, FileEntry, Invariance, Parity, problem
-from serving.records import EngineBuild
 from serving.models.plan_scan import UnfitPlanError, check_plan_file
 from serving.models.verified_dir import SealError, Staging, versions
+from serving.records import EngineBuild
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence

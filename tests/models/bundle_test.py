@@ -9,12 +9,11 @@ import msgspec
 import onnx
 import pytest
 
-from serving.errors import InvalidRequest, ModelNotFound, StartupError
-from serving.errors import BundleError
-from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
 from serving.engine.base import read_artifact
-from serving.models.manifest import ENGINE_GRAPH
+from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
 from serving.inference.served_models import Repository
+from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
+from serving.models.manifest import ENGINE_GRAPH
 from serving.models.verified_dir import Staging, digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model

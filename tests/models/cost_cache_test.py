@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from serving import host
-from serving.models.cost_cache import CostCache
 from serving.inference.served_models import Repository, ServedModel
+from serving.models.cost_cache import CostCache
 from serving.records import EngineChoice
 from serving.scheduling.cost import CostPoint
 from tests.support.tasks import tiny_model, write_bundle

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from serving.errors import InvalidRequest
+from serving.errors import BundleError, InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
-from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle
 from serving.models.manifest import SCHEMA_VERSION, Manifest, Task, graph_inputs, graph_outputs, problem
 from serving.models.verified_dir import digest

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serving.errors import StartupError
 from serving import host
+from serving.errors import StartupError
+from serving.inference.served_models import Repository
 from serving.models import node_cache, verified_dir
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry, with_proofs
-from serving.inference.served_models import Repository
 from tests.support.node_caches import FP32, TIMINGS, engine, fill, proof
 from tests.support.poison import ENGINE
 from tests.support.tasks import tiny_model, write_bundle

@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
-from serving.models.bundle import Bundle, open_bundle
-from serving.errors import BundleError
-from serving.models.manifest import Artifact, Parity
+from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.served_models import Repository
+from serving.models.bundle import Bundle, open_bundle
 from serving.models.forms import form_of
+from serving.models.manifest import Artifact, Parity
 from tests.support.tasks import tiny_model, write_bundle
 
 PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
