@@ -25,7 +25,6 @@ from serving.models.bundle import file_entry
 from serving.models.manifest import GPUS, Accuracy, Artifact, FileEntry, Invariance, Parity, problem
 from serving.models.plan_scan import UnfitPlanError, check_plan_file
 from serving.models.verified_dir import SealError, Staging, versions
-from serving.records import EngineBuild
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Target
+    from serving.records import EngineBuild
 
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1
