@@ -44,6 +44,7 @@ from serving.rollout.engine_slot import EngineSlot
 from serving.rollout.repository_watch import RepositoryWatch
 from serving.rollout.upgrade import Upgrade
 from serving.rollout.versions import Versions
+from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
@@ -125,7 +126,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     observer = RequestObserver(sinks) if sinks else None
     dispatcher = Dispatcher(
         _policy(settings, repository),
-        settings.max_queue_tokens,
+        AdmissionLimits(settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms),
         metrics,
         scheduler=FifoScheduler if settings.scheduling == "fifo" else Scheduler,
     )

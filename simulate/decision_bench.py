@@ -1,7 +1,7 @@
 """How long a scheduling decision takes: `python -m simulate.decision_bench`.
 
 Fills a scheduler with texts of all lengths, classes and deadlines and times what happens for each batch and each
-request: `next` with its batch taken out, `submit` beside a full queue, and `check`, the refusal of a request.
+request: `next` with its batch taken out, admission with `submit` beside a full queue, and the refusal of a request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from serving.errors import Overloaded
 from serving.records import PRIORITIES, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.cost import CostPoint, LaneKindName, ModelCosts
 from serving.scheduling.queue import WorkItem
@@ -41,7 +42,7 @@ def _scheduler(lanes: int) -> Scheduler:
         for tokens in _LENGTHS
         for size in _SIZES
     ]
-    scheduler = Scheduler(policy, 1 << 30, lambda _: None)
+    scheduler = Scheduler(policy, AdmissionLimits(1 << 30), lambda _: None)
     scheduler.engine_up(lanes, [ModelCosts(points, narrow_lanes=lanes - 1, group_tokens=GROUP_TOKENS)])
     return scheduler
 
@@ -64,9 +65,9 @@ def measure(waiting: int, lanes: int, runs: int, seed: int = 1) -> dict[str, lis
         return result
 
     now = 0.0
-    scheduler.submit([_item(chance)], PRIORITIES[1], _FAR_S, now)  # without it the first would start at once
+    _submit(scheduler, _item(chance), PRIORITIES[1], now)  # without it the first would start at once
     while scheduler.queue.items < waiting:
-        scheduler.submit([_item(chance)], chance.choice(PRIORITIES), now + _FAR_S, now)
+        _submit(scheduler, _item(chance), chance.choice(PRIORITIES), now)
     scheduler.engine_up(lanes, scheduler.costs)
     for _ in range(runs):
         now += 1e-3
@@ -75,15 +76,21 @@ def measure(waiting: int, lanes: int, runs: int, seed: int = 1) -> dict[str, lis
             scheduler.engine_up(lanes, scheduler.costs)  # as if the batch had ended
         while scheduler.queue.items < waiting:
             item = _item(chance)
-            timed("submit", lambda: scheduler.submit([item], PRIORITIES[1], now + _FAR_S, now))  # noqa: B023
+            timed("submit", lambda: _submit(scheduler, item, PRIORITIES[1], now))  # noqa: B023
         timed("refuse", lambda: _refused(scheduler, now))  # noqa: B023
     return times
 
 
+def _submit(scheduler: Scheduler, item: WorkItem, priority: int, now: float) -> None:
+    permit = Permit(scheduler.admission, _MODEL, priority, now + _FAR_S)
+    permit.confirm([item.tokens], now)
+    scheduler.submit([item], permit, now)
+
+
 def _refused(scheduler: Scheduler, now: float) -> None:
-    demand = scheduler.demand(_MODEL, [40])
+    least_us = scheduler.costs[_MODEL].least_us(40)
     try:
-        scheduler.check(demand, PRIORITIES[-1], now + 1.05 * demand.least_us / 1e6, now)
+        Permit(scheduler.admission, _MODEL, PRIORITIES[-1], now + 1.05 * least_us / 1e6).confirm([40], now)
     except Overloaded:
         return
     raise AssertionError("a full queue refused nothing")

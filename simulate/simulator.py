@@ -29,6 +29,7 @@ import msgspec
 
 from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.cost import ModelCosts
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
@@ -36,7 +37,6 @@ from serving.scheduling.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from serving.scheduling.admission import Permit
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import CostPoint, CostTable
 
@@ -182,7 +182,7 @@ class _Simulation:
             group_tokens=policy.group_tokens,
             min_batch_gain=policy.min_batch_gain,
         )
-        self._scheduler = scheduler(policy, max_queue_tokens, self._drop, jitter=lambda: 0.0)
+        self._scheduler = scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
         self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
         self._together = policy.batch_invariant[_MODEL]
         narrow = _Lane(costs.narrow or costs.wide, _jitter(device.points, "narrow"))
@@ -252,8 +252,10 @@ class _Simulation:
             WorkItem(_MODEL, self._text(tokens), request, place) for place, tokens in enumerate(arrival.lengths)
         ]
         try:
-            request.permit = scheduler.admission.acquire(sum(arrival.lengths))
-            assignment = scheduler.submit(request.items, arrival.priority, request.deadline, now)
+            permit = Permit(scheduler.admission, _MODEL, arrival.priority, request.deadline)
+            permit.confirm(arrival.lengths, now)
+            request.permit = permit
+            assignment = scheduler.submit(request.items, permit, now)
         except Overloaded:
             self._settle(request, Fate.OVERLOADED)
         except DeadlineExceeded:

@@ -1,7 +1,7 @@
 """Many deadlines on one timer.
 
 An event loop's timers cost tens of microseconds a request to set and cancel, and nearly every deadline is
-cancelled. These keep one timer armed for the earliest; a cancelled alarm stays in the heap, without its
+cancelled. These keep one timer armed for the earliest; a cancelled deadline stays in the heap, without its
 callback, until its time has come.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Alarm:
+class Deadline:
     """A callback that is due at a time, unless it is cancelled."""
 
     __slots__ = ("callback",)
@@ -29,30 +29,30 @@ class Alarm:
         self.callback = None
 
 
-class Alarms:
-    """The alarms of one event loop."""
+class DeadlineTimer:
+    """The deadlines of one event loop."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Alarm]] = []
+        self._heap: list[tuple[float, int, Deadline]] = []
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = float("inf")
 
-    def at(self, when: float, callback: Callable[[], None]) -> Alarm:
+    def at(self, when: float, callback: Callable[[], None]) -> Deadline:
         """Calls `callback` at a time of the event loop's clock, in seconds."""
-        alarm = Alarm(callback)
-        heapq.heappush(self._heap, (when, next(self._serial), alarm))
+        deadline = Deadline(callback)
+        heapq.heappush(self._heap, (when, next(self._serial), deadline))
         if when < self._armed_for:
             self._arm(when)
-        return alarm
+        return deadline
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._armed_for = when
-        self._timer = asyncio.get_running_loop().call_at(when, self._ring)
+        self._timer = asyncio.get_running_loop().call_at(when, self._call_due)
 
-    def _ring(self) -> None:
+    def _call_due(self) -> None:
         self._timer = None
         self._armed_for = float("inf")
         now = asyncio.get_running_loop().time()
@@ -62,7 +62,7 @@ class Alarms:
         # Armed before anything is called: a callback that raises must not take the other deadlines with it.
         if self._heap:
             self._arm(self._heap[0][0])
-        for alarm in due:
-            callback, alarm.callback = alarm.callback, None
+        for deadline in due:
+            callback, deadline.callback = deadline.callback, None
             if callback is not None:
                 callback()

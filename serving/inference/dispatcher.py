@@ -3,7 +3,7 @@
 A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
 gets exactly one outcome: all of its texts' rows, or one error.
 
-Each model has its place on an engine. Mostly there is one engine. While another takes over, what was queued for a
+Each model is run by one engine. Mostly there is one engine. While another takes over, what was queued for a
 model that goes runs where that model is, and what comes for the one that follows it runs on the new engine; the
 scheduler sees one device, whose lanes are never given to both at once.
 """
@@ -15,18 +15,21 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
-from serving.inference.deadline_timer import Alarms
-from serving.records import DEFAULT_PRIORITY, Batch, ModelIndex
+from serving.inference.deadline_timer import DeadlineTimer
+from serving.records import Batch, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.base import Engine
-    from serving.inference.deadline_timer import Alarm
+    from serving.inference.deadline_timer import Deadline
     from serving.records import BatchOutput, EncodedText, Row
+    from serving.scheduling.admission import AdmissionLimits, Permit
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import ModelCosts
 
@@ -41,18 +44,18 @@ class BatchObserver(Protocol):
         """It has ended, and held its lane for so many microseconds; 0 where its engine has gone."""
 
 
-class _Place(NamedTuple):
-    """Where a model runs: on which engine, and under which number there."""
+class _EngineModel(NamedTuple):
+    """The engine that runs a model, and the model's index there."""
 
     engine: Engine
-    number: ModelIndex
+    index: ModelIndex
 
 
 _TOO_LATE = "the deadline passed before the answer was there"
 
 
-class Ticket:
-    """A request's place in the queue; awaiting `wait` gives its rows.
+class PendingRequest:
+    """A request that waits or is being computed; `Dispatcher.run` gives it once it is answered.
 
     Attributes:
         model: Which model it is for.
@@ -70,7 +73,7 @@ class Ticket:
         self.queue_us = 0.0
         self.compute_us = 0.0
         self.started = False
-        self.alarm: Alarm | None = None
+        self.deadline: Deadline | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def result(self) -> list[Row]:
@@ -78,20 +81,47 @@ class Ticket:
         return [row for row in self.rows if row is not None]
 
 
+class Load(msgspec.Struct, frozen=True):
+    """What a dispatcher holds at one moment, and what it has refused and missed so far.
+
+    Attributes:
+        requests: Requests that wait or are being computed.
+        queued_texts: Texts that wait for an engine.
+        queued_tokens: Their tokens.
+        queued_work_us: Predicted time to compute them.
+        wait_s: Predicted time until all that is here is answered.
+        admitted_tokens: Tokens in flight.
+        admitted_limit: Tokens that may be in flight.
+        lane_tokens: For each lane the tokens that it is computing.
+        refusals: Requests refused at admission, by reason.
+        misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
+        non_finite: Texts whose answers were not finite.
+    """
+
+    requests: int
+    queued_texts: int
+    queued_tokens: int
+    queued_work_us: float
+    wait_s: float
+    admitted_tokens: int
+    admitted_limit: int
+    lane_tokens: Sequence[int]
+    refusals: Mapping[str, int]
+    misses: Mapping[str, int]
+    non_finite: int
+
+
 class Dispatcher:
     """One device slot's scheduler and its engine, if it has one now.
 
     Attributes:
-        scheduler: What decides.
         observer: Told of each batch.
-        misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
-        non_finite: Texts whose answers were not finite.
     """
 
     def __init__(
         self,
         policy: Policy,
-        max_queue_tokens: int,
+        limits: AdmissionLimits,
         observer: BatchObserver,
         clock: Callable[[], float] = time.perf_counter,
         scheduler: type[Scheduler] = Scheduler,
@@ -100,36 +130,62 @@ class Dispatcher:
 
         Args:
             policy: For the scheduler.
-            max_queue_tokens: Tokens that may be in flight.
+            limits: For admission.
             observer: Told of each batch.
             clock: Seconds; the event loop's own clock, or one that goes with it, as both read CLOCK_MONOTONIC.
             scheduler: What decides.
         """
-        self.scheduler = scheduler(policy, max_queue_tokens, self._drop)
-        self.misses = {"queue": 0, "engine": 0}
-        self.non_finite = 0
+        self._scheduler = scheduler(policy, limits, self._drop)
+        self._misses = {"queue": 0, "engine": 0}
+        self._non_finite = 0
         self.observer = observer
         self._clock = clock
-        self._places: dict[ModelIndex, _Place] = {}
+        self._engines: dict[ModelIndex, _EngineModel] = {}
         self._generation = 0
         self._pumping = False
-        self._tickets: set[Ticket] = set()
-        self._alarms = Alarms()
-        self._wake: Alarm | None = None
+        self._requests: set[PendingRequest] = set()
+        self._deadlines = DeadlineTimer()
+        self._wake: Deadline | None = None
 
-    async def run(
-        self, model: ModelIndex, texts: Sequence[EncodedText], deadline: float, priority: int = DEFAULT_PRIORITY
-    ) -> Ticket:
+    def admit(
+        self,
+        model: ModelIndex,
+        size_bytes: int,
+        inputs: int,
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+    ) -> Permit:
+        """Lets a request in, or refuses it; see `Admission.admit`."""
+        return self._scheduler.admission.admit(
+            *(model, size_bytes, inputs),
+            longest=longest,
+            arrival=arrival,
+            timeout_ms=timeout_ms,
+            priority=priority,
+            now=self._clock(),
+        )
+
+    def reserve(self, tokens: int) -> Permit:
+        """Lets in work that no engine will see; see `Admission.reserve`."""
+        return self._scheduler.admission.reserve(tokens, self._clock())
+
+    def missed(self) -> DeadlineExceeded:
+        """Counts a request whose deadline passed before its texts could be queued."""
+        self._misses["queue"] += 1
+        return DeadlineExceeded(_TOO_LATE)
+
+    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         """Queues a request's texts together and waits until all are answered.
 
         A cancelled caller takes its texts out of the queue at once; what an engine already computes for it
         is thrown away.
 
         Args:
-            model: Which model.
+            permit: The request's, confirmed here.
             texts: At least one.
-            deadline: When the answer becomes useless, on the dispatcher's clock.
-            priority: The request's class.
 
         Raises:
             NotReady: There is no engine now, or the server ends.
@@ -139,43 +195,59 @@ class Dispatcher:
             EngineFault: The engine failed on one of the texts.
             NonFiniteOutput: It answered NaN or infinity.
         """
-        if model not in self._places:
+        if permit.model not in self._engines:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
         now = self._clock()
-        if deadline <= now:
-            raise DeadlineExceeded("the deadline had passed before the request could be queued")
-        ticket = Ticket(model, texts, now)
+        permit.confirm([len(text.ids) for text in texts], now)
+        request = PendingRequest(permit.model, texts, now)
         try:
-            assignment = self.scheduler.submit(ticket.items, priority, deadline, now)
-            self._tickets.add(ticket)
-            ticket.alarm = self._alarms.at(deadline, lambda: self._miss(ticket))
+            assignment = self._scheduler.submit(request.items, permit, now)
+            self._requests.add(request)
+            request.deadline = self._deadlines.at(permit.deadline, lambda: self._miss(request))
             if assignment is not None:
                 self._run(assignment, now)
             else:
                 self._pump()
-            await ticket.future
+            await request.future
         finally:
-            self._forget(ticket)
-            ticket.items.clear()  # item and ticket hold one another: without this only a collection frees them
-        return ticket
+            self._forget(request)
+            request.items.clear()  # item and request hold one another: without this only a collection frees them
+        return request
+
+    @property
+    def policy(self) -> Policy:
+        """Limits and models."""
+        return self._scheduler.policy
+
+    @property
+    def costs(self) -> Sequence[ModelCosts]:
+        """Of each model; empty while there has been no engine."""
+        return self._scheduler.costs
 
     def engine_up(
-        self, engine: Engine, costs: Sequence[ModelCosts], models: Sequence[ModelIndex] | None = None
+        self,
+        engine: Engine,
+        costs: Sequence[ModelCosts],
+        models: Sequence[ModelIndex] | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        """An engine takes batches from now on; a model that had its place on another has it here now.
+        """An engine takes batches from now on; a model that another engine ran is run by this one now.
 
         Args:
             engine: The engine.
             costs: Of each model, of whichever engine.
             models: Those that it holds, in its own order; None for all, in their order.
+            policy: Limits and models from now on; None for those before.
         """
-        if self._places:
-            self.scheduler.engine_joins(len(engine.lanes), costs)
+        if policy is not None:
+            self._scheduler.policy = policy
+        if self._engines:
+            self._scheduler.engine_joins(len(engine.lanes), costs)
         else:
             self._generation += 1
-            self.scheduler.engine_up(len(engine.lanes), costs)
-        held = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
-        self._places |= {model: _Place(engine, ModelIndex(number)) for number, model in enumerate(held)}
+            self._scheduler.engine_up(len(engine.lanes), costs)
+        indices = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
+        self._engines |= {model: _EngineModel(engine, ModelIndex(index)) for index, model in enumerate(indices)}
         self._pump()
 
     def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
@@ -186,68 +258,86 @@ class Dispatcher:
             engine: Which one; None for all that there are.
         """
         if engine is None:
-            self._places.clear()
+            self._engines.clear()
             self.fail_all(error)
             return
-        self._forget_places(engine)
-        for ticket in list(self._tickets):
-            if ticket.model not in self._places:
-                self._fail(ticket, error)
+        self._forget_engine(engine)
+        for request in list(self._requests):
+            if request.model not in self._engines:
+                self._fail(request, error)
 
     def engine_leaves(self, engine: Engine) -> None:
         """An engine that nothing waits for any more takes no batches from now on."""
-        self._forget_places(engine)
-        if self._places:  # else the next engine brings its own lanes, and batches may still have those that were
-            self.scheduler.resize(max(len(place.engine.lanes) for place in self._places.values()))
+        self._forget_engine(engine)
+        if self._engines:  # else the next engine brings its own lanes, and batches may still have those that were
+            self._scheduler.resize(max(len(run.engine.lanes) for run in self._engines.values()))
 
-    def _forget_places(self, engine: Engine) -> None:
-        self._places = {model: place for model, place in self._places.items() if place.engine is not engine}
+    def _forget_engine(self, engine: Engine) -> None:
+        self._engines = {model: run for model, run in self._engines.items() if run.engine is not engine}
 
     def fail_all(self, error: BertserveError) -> None:
         """Answers every request that is still here with an error."""
-        for ticket in list(self._tickets):
-            self._fail(ticket, error)
+        for request in list(self._requests):
+            self._fail(request, error)
 
     @property
     def requests(self) -> int:
         """Requests that wait or are being computed."""
-        return len(self._tickets)
+        return len(self._requests)
 
     def waiting(self) -> Counter[ModelIndex]:
         """Requests of each model of which no text has reached the engine yet."""
-        return Counter(ticket.model for ticket in self._tickets if not ticket.started)
+        return Counter(request.model for request in self._requests if not request.started)
 
-    def predicted_wait_s(self) -> float:
-        """Predicted seconds until all that is here now is answered."""
-        return self.scheduler.drain_s(self._clock())
+    @property
+    def computing(self) -> bool:
+        """Whether a lane has work."""
+        return any(self._scheduler.lanes.load)
+
+    def load(self) -> Load:
+        """What is here now."""
+        outlook, admission = self._scheduler.outlook, self._scheduler.admission
+        return Load(
+            requests=len(self._requests),
+            queued_texts=outlook.queue.items,
+            queued_tokens=outlook.queue.tokens,
+            queued_work_us=outlook.queue.backlog.total_us,
+            wait_s=outlook.drain_s(self._clock()),
+            admitted_tokens=admission.in_flight,
+            admitted_limit=admission.capacity,
+            lane_tokens=list(outlook.lanes.load),
+            refusals=admission.refusals,
+            misses=self._misses,
+            non_finite=self._non_finite,
+        )
 
     def _pump(self) -> None:
         """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
-        if self._pumping or not self.scheduler.queue.items:
+        if self._pumping or not self._scheduler.queue.items:
             return
         self._pumping = True
         try:
-            while self._places and (assignment := self.scheduler.next(now := self._clock())):
+            while self._engines and (assignment := self._scheduler.next(now := self._clock())):
                 self._run(assignment, now)
         finally:
             self._pumping = False
-        self._set_wake(self.scheduler.wake_at)
+        self._set_wake(self._scheduler.wake_at)
 
     def _set_wake(self, when: float | None) -> None:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
         if when is not None:
-            self._wake = self._alarms.at(when, self._pump)
+            self._wake = self._deadlines.at(when, self._pump)
 
     def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items
         for item in items:
-            ticket = _ticket(item)
-            ticket.started = True
-            ticket.queue_us = max(ticket.queue_us, (now - ticket.submitted) * 1e6)
-        engine, number = self._places[items[0].model]
-        batch = Batch(number, [item.text for item in items])
+            request = _request_of(item)
+            request.started = True
+            request.queue_us = max(request.queue_us, (now - request.submitted) * 1e6)
+        engine, index = self._engines[items[0].model]
+        batch = Batch(index, [item.text for item in items])
         generation = self._generation
         self.observer.batch_started(assignment)
         engine.submit(assignment.lane, batch, lambda outcome: self._done(generation, assignment, outcome))
@@ -256,56 +346,56 @@ class Dispatcher:
         occupied_us = 0.0
         if generation == self._generation:
             compute_us = None if isinstance(outcome, BertserveError) else outcome.compute_us
-            held_us = self.scheduler.done(assignment, compute_us, self._clock())
+            held_us = self._scheduler.done(assignment, compute_us, self._clock())
             occupied_us = 0.0 if isinstance(outcome, EngineLost) else held_us
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
             # One text may have failed the batch; each now runs by itself, so that only that one fails.
-            self.scheduler.put_back([item for item in assignment.items if not _ticket(item).future.done()])
+            self._scheduler.put_back([item for item in assignment.items if not _request_of(item).future.done()])
         else:
             for item in assignment.items:
-                self._fail(_ticket(item), outcome)
+                self._fail(_request_of(item), outcome)
         self._pump()
         self.observer.batch_ended(assignment, occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
-        for place, item in enumerate(items):
-            ticket = _ticket(item)
-            if not output.finite[place]:
-                self.non_finite += 1
-                self._fail(ticket, NonFiniteOutput("the model's answer to this input is not finite"))
+        for row, item in enumerate(items):
+            request = _request_of(item)
+            if not output.finite[row]:
+                self._non_finite += 1
+                self._fail(request, NonFiniteOutput("the model's answer to this input is not finite"))
                 continue
-            ticket.rows[item.index] = tuple(array[place] for array in output.arrays)
-            ticket.compute_us = max(ticket.compute_us, output.compute_us)
-            ticket.missing -= 1
-            if ticket.missing == 0 and not ticket.future.done():
-                ticket.future.set_result(None)
+            request.rows[item.index] = tuple(array[row] for array in output.arrays)
+            request.compute_us = max(request.compute_us, output.compute_us)
+            request.missing -= 1
+            if request.missing == 0 and not request.future.done():
+                request.future.set_result(None)
 
     def _drop(self, item: WorkItem) -> None:
         """The item's turn has come too late: nobody would wait for its answer."""
-        self._miss(_ticket(item))
+        self._miss(_request_of(item))
 
-    def _miss(self, ticket: Ticket) -> None:
-        if not ticket.future.done():
-            self.misses["engine" if ticket.started else "queue"] += 1
-        self._fail(ticket, DeadlineExceeded(_TOO_LATE))
+    def _miss(self, request: PendingRequest) -> None:
+        if not request.future.done():
+            self._misses["engine" if request.started else "queue"] += 1
+        self._fail(request, DeadlineExceeded(_TOO_LATE))
 
-    def _fail(self, ticket: Ticket, error: BertserveError) -> None:
-        if not ticket.future.done():
-            ticket.future.set_exception(error)
-        self._forget(ticket)
+    def _fail(self, request: PendingRequest, error: BertserveError) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+        self._forget(request)
 
-    def _forget(self, ticket: Ticket) -> None:
-        if ticket in self._tickets:
-            self._tickets.discard(ticket)
-            if ticket.alarm is not None:
-                ticket.alarm.cancel()
-            if ticket.missing:
-                self.scheduler.cancel(ticket.items)
+    def _forget(self, request: PendingRequest) -> None:
+        if request in self._requests:
+            self._requests.discard(request)
+            if request.deadline is not None:
+                request.deadline.cancel()
+            if request.missing:
+                self._scheduler.cancel(request.items)
 
 
-def _ticket(item: WorkItem) -> Ticket:
-    if not isinstance(item.owner, Ticket):
-        raise TypeError("a work item without a ticket")
+def _request_of(item: WorkItem) -> PendingRequest:
+    if not isinstance(item.owner, PendingRequest):
+        raise TypeError("a work item of something else")
     return item.owner

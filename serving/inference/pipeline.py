@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from serving.errors import EmptyInput, InvalidRequest
@@ -14,14 +15,14 @@ from serving.records import Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.records import A, EncodedText, InferRequest, ModelIndex, TextInput, Totals
+    from serving.records import A, InferRequest, ModelIndex, Totals
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics
 
@@ -32,8 +33,6 @@ _INLINE_BYTES = 2048
 
 _INLINE_TOKENS = 1024
 """A task that looks at every token finishes so many of them on the event loop (about a millisecond)."""
-
-_DEADLINE_COST_FACTOR = 3.0
 
 
 class Pipeline:
@@ -52,9 +51,8 @@ class Pipeline:
         self._repository = repository
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
-        self._scheduler = dispatcher.scheduler
         self._metrics = metrics
-        self._tokenizers = asyncio.Semaphore(1)
+        self._tokenizer_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
@@ -73,21 +71,30 @@ class Pipeline:
         task.check(request.options, model.manifest)
         inputs = request.inputs if request.prompt_name is None else model.prompted(request.inputs, request.prompt_name)
         size = task.size_bytes(model.tokenizer, inputs)
+        longest = None if task.windows else model.manifest.max_length
         self._users[model.index] += 1
         try:
-            with self._scheduler.admission.acquire(estimate_tokens(size, len(inputs))) as permit:
-                if self._scheduler.crowded:
-                    self._check_estimate(request, model, _cautious_lengths(task, model, size, len(inputs)))
+            with self._dispatcher.admit(
+                *(model.index, size, len(inputs)),
+                longest=longest,
+                arrival=request.arrival,
+                timeout_ms=request.timeout_ms,
+                priority=request.priority,
+            ) as permit:
                 started = time.perf_counter()
-                texts = await self._encode(task, request, model, inputs, size)
+                cut = self._settings.auto_truncate if request.truncate is None else request.truncate
+                if size <= _INLINE_BYTES:
+                    texts = task.encode(model.tokenizer, inputs, request.options, truncate=cut)
+                else:
+                    permit.expect(size, len(inputs), longest)
+                    encode = partial(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
+                    texts = await self._in_turn(encode, permit.deadline)
+                    permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6
-                lengths = [len(text.ids) for text in texts]
-                tokens = sum(lengths)
-                permit.resize(tokens)
-                deadline = self._deadline(request, model, lengths)
-                ticket = await self._dispatcher.run(model.index, texts, deadline, request.priority)
+                pending = await self._dispatcher.run(permit, texts)
+                tokens = permit.tokens
                 computed = 0.0 if trace is None else time.perf_counter()
-                work = Work(inputs, request.options, texts, ticket.result(), model.manifest, model.tokenizer)
+                work = Work(inputs, request.options, texts, pending.result(), model.manifest, model.tokenizer)
                 if task.token_outputs and tokens > _INLINE_TOKENS:
                     answer = await asyncio.to_thread(task.finish, work)
                 else:
@@ -99,12 +106,12 @@ class Pipeline:
             answer=answer,
             model=model.name,
             version=model.version,
-            timings=Timings(tokenize_us, ticket.queue_us, ticket.compute_us, total_us),
+            timings=Timings(tokenize_us, pending.queue_us, pending.compute_us, total_us),
             tokens=tokens,
             truncated_tokens=sum([text.truncated for text in texts]),
         )
         if trace is not None:
-            trace.answered(outcome, ticket.submitted, computed)
+            trace.answered(outcome, pending.submitted, computed)
         # After the reply, not before it: the client waits for one of them only.
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
@@ -134,39 +141,24 @@ class Pipeline:
         """
         if size <= _INLINE_BYTES:
             return work(model.tokenizer)
-        with self._scheduler.admission.acquire(estimate_tokens(size, 1)):
-            async with self._tokenizers:
-                return await asyncio.to_thread(work, model.tokenizer)
+        with self._dispatcher.reserve(estimate_tokens(size, 1)):
+            return await self._in_turn(lambda: work(model.tokenizer), None)
 
-    def _check_estimate(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> None:
-        """Refuses before tokenising what would be refused after it: under overload that is nearly everything."""
-        demand = self._scheduler.demand(model.index, lengths)
-        deadline = self._deadline(request, model, lengths)
-        self._scheduler.check(demand, request.priority, deadline, time.perf_counter())
+    async def _in_turn(self, work: Callable[[], R], deadline: float | None) -> R:
+        """Tokenises in a thread, once no other request does.
 
-    async def _encode(
-        self, task: Task[Any, A], request: InferRequest[A], model: ServedModel, inputs: Sequence[TextInput], size: int
-    ) -> Sequence[EncodedText]:
-        cut = self._settings.auto_truncate if request.truncate is None else request.truncate
-        if size <= _INLINE_BYTES:
-            return task.encode(model.tokenizer, inputs, request.options, truncate=cut)
-        with self._scheduler.expecting(model.index, _cautious_lengths(task, model, size, len(inputs))):
-            async with self._tokenizers:
-                return await asyncio.to_thread(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
-
-    def _deadline(self, request: InferRequest[A], model: ServedModel, lengths: Sequence[int]) -> float:
-        """When the answer becomes useless, on the clock of `request.arrival`."""
-        timeout_ms = request.timeout_ms
-        if timeout_ms is None:
-            predicted_us = self._scheduler.plain_cost_us(model.index, lengths)
-            timeout_ms = max(self._settings.default_timeout_ms, _DEADLINE_COST_FACTOR * predicted_us / 1e3)
-        return request.arrival + min(timeout_ms, self._settings.max_timeout_ms) / 1e3
-
-
-def _cautious_lengths(task: Task[Any, A], model: ServedModel, size_bytes: int, inputs: int) -> list[int]:
-    """The lengths that texts of so many bytes have at least: half the estimate, below which few fall."""
-    length = max(1, estimate_tokens(size_bytes, inputs) // (2 * inputs))
-    return [length if task.windows else min(length, model.manifest.max_length)] * inputs
+        Raises:
+            DeadlineExceeded: The deadline passed before its turn came.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._tokenizer_turn.acquire()
+        except TimeoutError:
+            raise self._dispatcher.missed() from None
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            self._tokenizer_turn.release()
 
 
 def _check_count(request: InferRequest[A]) -> None:

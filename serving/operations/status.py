@@ -5,7 +5,6 @@ State, engine, the last minute and all since the start, queue, admission, the la
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,8 +64,7 @@ class Status:
         Args:
             costs: Whether with the cost tables, which take most of the time: hundreds of predictions.
         """
-        scheduler = self._dispatcher.scheduler
-        queue, admission = scheduler.queue, scheduler.admission
+        load, model_costs = self._dispatcher.load(), self._dispatcher.costs
         others = self._versions.others()
         return {
             "state": self._lifecycle.state,
@@ -75,19 +73,19 @@ class Status:
             "recent": self._recent.report(),
             "totals": self._recent.totals(),
             "queue": {
-                "requests": self._dispatcher.requests,
-                "texts": queue.items,
-                "tokens": queue.tokens,
-                "work_ms": round(queue.backlog.total_us / 1e3, _DIGITS),
+                "requests": load.requests,
+                "texts": load.queued_texts,
+                "tokens": load.queued_tokens,
+                "work_ms": round(load.queued_work_us / 1e3, _DIGITS),
             },
             "admission": {
-                "tokens": admission.in_flight,
-                "most_tokens": admission.capacity,
-                "drain_ms": round(scheduler.drain_s(time.perf_counter()) * 1e3, _DIGITS),
-                "refusals": scheduler.refusals,
-                "deadline_misses": self._dispatcher.misses,
+                "tokens": load.admitted_tokens,
+                "most_tokens": load.admitted_limit,
+                "drain_ms": round(load.wait_s * 1e3, _DIGITS),
+                "refusals": load.refusals,
+                "deadline_misses": load.misses,
             },
-            "lanes": [{"tokens": tokens} for tokens in scheduler.lanes.load],
+            "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
             "swaps": self._versions.outcomes,
             "batches": _batches(list(self._metrics.recent)),
             "models": [
@@ -99,7 +97,7 @@ class Status:
                         for other in others
                         if other.name == model.name
                     ],
-                    "costs": _costs(scheduler.costs[model.index]) if costs and scheduler.costs else None,
+                    "costs": _costs(model_costs[model.index]) if costs and model_costs else None,
                 }
                 for model in self._repository.models
             ],

@@ -302,7 +302,7 @@ class EngineSlot:
         # What one kind of engine has taught says nothing of another.
         same_kind = generation.choice.engine == self.choice.engine
         taught = {
-            model.index: self._dispatcher.scheduler.costs[current[model.name].index]
+            model.index: self._dispatcher.costs[current[model.name].index]
             for model in generation.models
             if same_kind and model.name in current
         }
@@ -448,9 +448,8 @@ class EngineSlot:
             models: What it holds, in its own order.
             taught: Costs whose corrections a model takes over, by its own index; the others start with none.
         """
-        scheduler = self._dispatcher.scheduler
-        policy, lanes = scheduler.policy, len(engine.lanes)
-        invariant, narrow, costs = list(policy.batch_invariant), list(policy.narrow), list(scheduler.costs)
+        policy, lanes = self._dispatcher.policy, len(engine.lanes)
+        invariant, narrow, costs = list(policy.batch_invariant), list(policy.narrow), list(self._dispatcher.costs)
         for model, points in zip(models, engine.costs, strict=True):
             spec = model.spec()
             own = ModelCosts(
@@ -467,8 +466,8 @@ class EngineSlot:
             _set(invariant, model.index, spec.batch_invariant)
             _set(narrow, model.index, lanes > 1 and (spec.narrow or engine.apart))
             _set(costs, model.index, own)
-        scheduler.policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
-        self._dispatcher.engine_up(engine, costs, [model.index for model in models])
+        policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
+        self._dispatcher.engine_up(engine, costs, [model.index for model in models], policy)
 
     def _describe(self, **changes: object) -> None:
         """Changes what is shown of the current engine."""

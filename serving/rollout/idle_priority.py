@@ -74,7 +74,7 @@ class IdlePriority:
         self._update()
 
     def _update(self) -> None:
-        self._set(runs=self._has_turn or not any(self._dispatcher.scheduler.lanes.load))
+        self._set(runs=self._has_turn or not self._dispatcher.computing)
 
     def _set(self, *, runs: bool) -> None:
         if runs is self._runs or self._pid is None:

@@ -1,20 +1,46 @@
-"""Admission control: a bound on the tokens in flight, taken before any work and always given back.
+"""Admission control: the one place where a request is let in, or refused with 429 or, before any work, with 504.
 
-A permit is first taken for an estimate, because overload must be refused before a text is tokenised, and
-then corrected to the exact count.
+A request is admitted by an estimate, because overload must be refused before a text is tokenised. Its deadline is set
+then and runs from its arrival. Once its texts are tokenised, the permit is confirmed with their exact lengths.
 """
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from serving.errors import InvalidRequest, Overloaded
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from serving.records import DEFAULT_PRIORITY, ModelIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from serving.scheduling.outlook import Demand, Outlook
 
 _BYTES_PER_TOKEN = 4
 """Of English text in WordPiece, about; the exact count replaces the estimate."""
+
+_DEADLINE_COST_FACTOR = 3.0
+"""A request without a timeout has at least so many times its predicted cost."""
+
+_LEAST_RETRY_S = 0.02
+"""A client that is refused should not be back before anything has changed."""
+
+
+@dataclass(slots=True, frozen=True)
+class AdmissionLimits:
+    """Settings of admission.
+
+    Attributes:
+        max_queue_tokens: Tokens that may be in flight at once.
+        default_timeout_ms: Of a request that brings none; more where its predicted cost asks for it.
+        max_timeout_ms: The longest timeout of any request.
+    """
+
+    max_queue_tokens: int
+    default_timeout_ms: float = 30_000.0
+    max_timeout_ms: float = 60_000.0
 
 
 def estimate_tokens(size_bytes: int, inputs: int) -> int:
@@ -22,63 +48,211 @@ def estimate_tokens(size_bytes: int, inputs: int) -> int:
     return size_bytes // _BYTES_PER_TOKEN + 2 * inputs
 
 
-class Admission:
-    """The bound on admitted tokens, over all models of a device slot.
+class Permit:
+    """The right to hold tokens until its `with` block ends.
 
     Attributes:
-        capacity: Tokens that may be in flight at once (`max_queue_tokens`).
-        in_flight: Tokens admitted and not yet answered.
+        model: The request's model.
+        priority: Its class.
+        deadline: When its answer becomes useless.
+        tokens: What it holds: the estimate, then the exact count.
+        alone_us: Predicted time of its only text, once it is confirmed and the device is idle; else None.
+        demand: What it asks of the device, once it is confirmed and has to queue.
     """
 
-    def __init__(self, capacity: int, refusal: Callable[[str], Overloaded] = Overloaded) -> None:
-        """Starts with nothing in flight.
+    __slots__ = ("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "priority", "tokens")
+
+    def __init__(self, admission: Admission, model: ModelIndex, priority: int, deadline: float) -> None:
+        self._admission = admission
+        self._expected_us = 0
+        self.model = model
+        self.priority = priority
+        self.deadline = deadline
+        self.tokens = 0
+        self.alone_us: float | None = None
+        self.demand: Demand | None = None
+
+    def confirm(self, lengths: Sequence[int], now: float) -> None:
+        """Replaces the estimate by the exact lengths; see `Admission.confirm`."""
+        self._admission.confirm(self, lengths, now)
+
+    def expect(self, size_bytes: int, inputs: int, longest: int | None) -> None:
+        """Lets predictions count the estimated work of a request whose texts wait for the tokenizer.
 
         Args:
-            capacity: See the attribute.
-            refusal: Makes the error of a request that finds no room, with a hint when to come back.
+            size_bytes: As `Admission.admit` got it.
+            inputs: As `Admission.admit` got it.
+            longest: As `Admission.admit` got it.
         """
-        self.capacity = capacity
-        self.in_flight = 0
-        self._refusal = refusal
+        outlook = self._admission.outlook
+        lengths = _least_lengths(estimate_tokens(size_bytes, inputs), inputs, longest)
+        self._expected_us = int(outlook.demand(self.model, lengths).work_us)
+        outlook.expected_us += self._expected_us
 
-    def acquire(self, tokens: int) -> Permit:
-        """Admits so many tokens.
-
-        Raises:
-            InvalidRequest: More than the server ever holds; splitting the request helps.
-            Overloaded: No room now; `retry_after_s` says when there should be.
-        """
-        permit = Permit(self)
-        permit.resize(tokens)
-        return permit
-
-    def _take(self, tokens: int, held: int) -> None:
-        if tokens > self.capacity:
-            raise InvalidRequest(
-                f"the request has about {tokens} tokens; the server holds {self.capacity} in all: send fewer at once"
-            )
-        if self.in_flight - held + tokens > self.capacity:
-            raise self._refusal(f"the queue holds {self.in_flight} of {self.capacity} tokens; try again later")
-        self.in_flight += tokens - held
-
-
-class Permit:
-    """The right to hold tokens; use it in a `with` block."""
-
-    __slots__ = ("_admission", "tokens")
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self.tokens = 0
-
-    def resize(self, tokens: int) -> None:
-        """Replaces the estimate by the exact count, or keeps the estimate and raises as `acquire` does."""
-        self._admission._take(tokens, self.tokens)  # noqa: SLF001  two halves of one thing
-        self.tokens = tokens
+    def expect_no_more(self) -> None:
+        """Ends what `expect` began."""
+        self._admission.outlook.expected_us -= self._expected_us
+        self._expected_us = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._expected_us:
+            self.expect_no_more()
         self._admission.in_flight -= self.tokens
         self.tokens = 0
+
+
+class Admission:
+    """Who is let in: a bound on the tokens in flight, and a prediction for each deadline.
+
+    Attributes:
+        outlook: What predictions go by.
+        capacity: Tokens that may be in flight at once.
+        in_flight: Tokens admitted and not yet answered.
+        refusals: Requests refused so far, by reason.
+    """
+
+    def __init__(
+        self,
+        outlook: Outlook,
+        limits: AdmissionLimits,
+        *,
+        jitter: Callable[[], float] = random.random,
+        refuses_late: bool = True,
+    ) -> None:
+        """Starts with nothing in flight.
+
+        Args:
+            outlook: What predictions go by.
+            limits: See there.
+            jitter: Numbers in [0, 1), so that clients that are refused together do not come back together.
+            refuses_late: Whether requests that would be late are refused.
+        """
+        self.outlook = outlook
+        self.capacity = limits.max_queue_tokens
+        self.in_flight = 0
+        self.refusals = {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+        self._limits = limits
+        self._jitter = jitter
+        self._refuses_late = refuses_late
+
+    def admit(
+        self,
+        model: ModelIndex,
+        size_bytes: int,
+        inputs: int,
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+        now: float,
+    ) -> Permit:
+        """Lets a request in by an estimate of its tokens, and sets its deadline.
+
+        Args:
+            model: Which model it is for.
+            size_bytes: Of its inputs.
+            inputs: How many; at least one.
+            longest: Tokens of the longest text that the model takes; None where longer ones are read in windows.
+            arrival: When the request was complete.
+            timeout_ms: The client's own limit; None for the server's default.
+            priority: Its class.
+            now: The time.
+
+        Raises:
+            InvalidRequest: It has more tokens than the server ever holds; splitting it helps.
+            Overloaded: There is no room now, or its answer would come too late; `retry_after_s` says when to try again.
+            DeadlineExceeded: The deadline has passed, or even an idle server would be too late.
+        """
+        tokens = estimate_tokens(size_bytes, inputs)
+        if timeout_ms is None:
+            length = max(1, tokens // inputs)
+            cost_us = self.outlook.table_cost_us(model, length if longest is None else min(length, longest), inputs)
+            timeout_ms = max(self._limits.default_timeout_ms, _DEADLINE_COST_FACTOR * cost_us / 1e3)
+        permit = Permit(self, model, priority, arrival + min(timeout_ms, self._limits.max_timeout_ms) / 1e3)
+        demand = None
+        if self.outlook.crowded:
+            # Under overload nearly everything is refused: it should not be tokenised first.
+            demand = self.outlook.demand(model, _least_lengths(tokens, inputs, longest))
+        self._take(permit, tokens if longest is None else min(tokens, inputs * longest), demand, now)
+        return permit
+
+    def reserve(self, tokens: int, now: float) -> Permit:
+        """Lets in work without a deadline that no engine will see.
+
+        Raises:
+            InvalidRequest: More than the server ever holds.
+            Overloaded: There is no room now.
+        """
+        permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, float("inf"))
+        self._take(permit, tokens, None, now)
+        return permit
+
+    def confirm(self, permit: Permit, lengths: Sequence[int], now: float) -> None:
+        """Corrects a permit to the exact lengths of its texts; what it held stays with it where this is refused.
+
+        Raises:
+            InvalidRequest: As `admit`.
+            Overloaded: As `admit`.
+            DeadlineExceeded: As `admit`.
+        """
+        outlook = self.outlook
+        if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
+            least_us, permit.alone_us = outlook.alone_us(permit.model, lengths[0])
+            self._take(permit, lengths[0], None, now, least_us)
+        else:
+            permit.alone_us, permit.demand = None, outlook.demand(permit.model, lengths)
+            self._take(permit, sum(lengths), permit.demand, now)
+
+    def _take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
+        """Gives a permit so many tokens in place of those that it has, or refuses its request: nobody else does.
+
+        Args:
+            permit: The request's.
+            tokens: Estimated or exact.
+            demand: To predict when it would be answered; None where it need not queue or that is not known yet.
+            now: The time.
+            least_us: What it takes at least, where `demand` is None.
+        """
+        outlook, deadline = self.outlook, permit.deadline
+        if tokens > self.capacity:
+            raise InvalidRequest(
+                f"the request has about {tokens} tokens; the server holds {self.capacity} in all: send fewer at once"
+            )
+        if self.in_flight - permit.tokens + tokens > self.capacity:
+            self.refusals["queue_full"] += 1
+            raise self._overloaded(f"the queue holds {self.in_flight} of {self.capacity} tokens; try again later", now)
+        if demand is not None and self._refuses_late:
+            least_us = demand.least_us
+        if deadline <= now:
+            raise DeadlineExceeded("the deadline had passed before the request could be queued")
+        if now + least_us / 1e6 > deadline:
+            self.refusals["hopeless"] += 1
+            raise DeadlineExceeded(
+                f"the deadline cannot be kept: an idle server needs about {least_us / 1e3:.1f} ms for this request,"
+                f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left"
+            )
+        if (
+            demand is not None
+            and self._refuses_late
+            and not outlook.is_early(demand, deadline, now)
+            and not outlook.idle
+            and outlook.finish_at(demand, permit.priority, deadline, now) > deadline
+        ):
+            self.refusals["predicted_late"] += 1
+            raise self._overloaded("the answer would come after the deadline; try again later", now)
+        self.in_flight += tokens - permit.tokens
+        permit.tokens = tokens
+
+    def _overloaded(self, message: str, now: float) -> Overloaded:
+        drain_s = max(_LEAST_RETRY_S, self.outlook.drain_s(now))
+        return Overloaded(message, retry_after_s=drain_s, jitter=self._jitter())
+
+
+def _least_lengths(tokens: int, inputs: int, longest: int | None) -> list[int]:
+    """The lengths that texts have at least: half the estimate, below which few fall."""
+    length = max(1, tokens // (2 * inputs))
+    return [length if longest is None else min(length, longest)] * inputs

@@ -15,18 +15,16 @@ from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from serving.scheduling.batcher import Assignment
+    from serving.scheduling.outlook import Demand
     from serving.scheduling.queue import WorkItem
-    from serving.scheduling.scheduler import Demand
 
 
 class FifoScheduler(Scheduler):
     """A `Scheduler` that knows the order of arrival and `max_batch_tokens` alone."""
 
-    def check(self, demand: Demand, priority: int, deadline: float, now: float) -> None:
-        """Refuses nobody."""
+    _refuses_late = False
 
-    def key(self, demand: Demand, deadline: float, now: float) -> float:  # noqa: ARG002  others ask more
-        """The time of arrival."""
+    def _key(self, demand: Demand, deadline: float, now: float) -> float:  # noqa: ARG002  the others are for those who predict
         return now
 
     def next(self, now: float) -> Assignment | None:

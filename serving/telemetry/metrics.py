@@ -180,17 +180,16 @@ class Metrics:
 
     def follow(self, dispatcher: Dispatcher) -> None:
         """Shows what a dispatcher does."""
-        scheduler = dispatcher.scheduler
-        queue, admission = scheduler.queue, scheduler.admission
-        self.read(catalogue.QUEUE_TEXTS, lambda: queue.items)
-        self.read(catalogue.QUEUE_TOKENS, lambda: queue.tokens)
-        self.read(catalogue.QUEUE_WORK, lambda: queue.backlog.total_us / 1e6)
-        self.read(catalogue.PREDICTED_WAIT, dispatcher.predicted_wait_s)
-        self.read(catalogue.ADMITTED_TOKENS, lambda: admission.in_flight)
-        self.read(catalogue.ADMITTED_LIMIT, lambda: admission.capacity)
-        self.read(catalogue.NON_FINITE, lambda: dispatcher.non_finite)
-        Tally(catalogue.REFUSALS, self.registry, scheduler.refusals)
-        Tally(catalogue.DEADLINE_MISSES, self.registry, dispatcher.misses)
+        load = dispatcher.load
+        self.read(catalogue.QUEUE_TEXTS, lambda: load().queued_texts)
+        self.read(catalogue.QUEUE_TOKENS, lambda: load().queued_tokens)
+        self.read(catalogue.QUEUE_WORK, lambda: load().queued_work_us / 1e6)
+        self.read(catalogue.PREDICTED_WAIT, lambda: load().wait_s)
+        self.read(catalogue.ADMITTED_TOKENS, lambda: load().admitted_tokens)
+        self.read(catalogue.ADMITTED_LIMIT, lambda: load().admitted_limit)
+        self.read(catalogue.NON_FINITE, lambda: load().non_finite)
+        self.read(catalogue.REFUSALS, lambda: {(reason,): count for reason, count in load().refusals.items()})
+        self.read(catalogue.DEADLINE_MISSES, lambda: {(where,): count for where, count in load().misses.items()})
 
     def follow_models(
         self,

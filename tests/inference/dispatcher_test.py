@@ -26,19 +26,21 @@ from serving.errors import (
     NotReady,
     Overloaded,
 )
-from serving.inference.dispatcher import Dispatcher, _ticket
+from serving.inference.dispatcher import Dispatcher, _request_of
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.queue import WorkItem, WorkQueue
 from tests.inference.deadline_timer_test import VirtualLoop, now, virtually
 from tests.support.costs import constant, model_costs
+from tests.support.permits import run_request
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.engine.base import Done
-    from serving.inference.dispatcher import Ticket
+    from serving.inference.dispatcher import PendingRequest
     from serving.scheduling.batcher import Assignment
     from serving.scheduling.cost import ModelCosts
 
@@ -57,9 +59,9 @@ def costs() -> list[ModelCosts]:
     return [model_costs(constant(100), constant(100), batched=batched) for batched in POLICY.batch_invariant]
 
 
-def pooled(ticket: Ticket) -> np.ndarray:
+def pooled(pending: PendingRequest) -> np.ndarray:
     """The only output of each of a request's texts."""
-    return np.stack([row for (row,) in ticket.result()])
+    return np.stack([row for (row,) in pending.result()])
 
 
 def text(*ids: int) -> EncodedText:
@@ -146,7 +148,7 @@ class Sizes:
 
 def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
     """A dispatcher on the running loop's clock."""
-    return Dispatcher(POLICY, 1 << 20, sizes or Sizes(), now)
+    return Dispatcher(POLICY, AdmissionLimits(1 << 20), sizes or Sizes(), now)
 
 
 class Bench:
@@ -161,13 +163,13 @@ class Bench:
     @property
     def queue(self) -> WorkQueue:
         """What waits."""
-        return self.dispatcher.scheduler.queue
+        return self.dispatcher._scheduler.queue
 
     async def ask(
         self, *texts: EncodedText, model: ModelIndex = BATCHED, timeout_s: float = 60.0
-    ) -> asyncio.Task[Ticket]:
+    ) -> asyncio.Task[PendingRequest]:
         """Sends a request and lets it reach the queue."""
-        task = asyncio.create_task(self.dispatcher.run(model, texts, now() + timeout_s))
+        task = asyncio.create_task(run_request(self.dispatcher, model, texts, now() + timeout_s))
         await asyncio.sleep(0)
         return task
 
@@ -177,7 +179,7 @@ class Bench:
         assert (self.queue.items, self.queue.tokens) == (0, 0)
 
 
-async def rows(task: asyncio.Task[Ticket]) -> list[list[float]]:
+async def rows(task: asyncio.Task[PendingRequest]) -> list[list[float]]:
     """A request's answer."""
     found: list[list[float]] = pooled(await task).tolist()
     return found
@@ -196,23 +198,23 @@ def inline(faults: dict[int, Fault] | None = None, threads: int = 1) -> Dispatch
 async def test_rows_come_in_the_order_of_the_texts(model: ModelIndex, count: int) -> None:
     """However the texts were batched: they are of all lengths, and lengths are batched apart."""
     texts = [text(*range(number, number + 1 + 7 * number % 60)) for number in range(count)]
-    ticket = await inline(threads=2).run(model, texts, now() + 1)
-    np.testing.assert_array_equal(pooled(ticket), [fake_vector(one, SIZE) for one in texts])
+    pending = await run_request(inline(threads=2), model, texts, now() + 1)
+    np.testing.assert_array_equal(pooled(pending), [fake_vector(one, SIZE) for one in texts])
 
 
 @virtually
 async def test_a_thousand_batches_that_complete_at_once() -> None:
     """An engine may answer before `submit` returns, however much waits: nothing piles up on the stack."""
     texts = [text(number) for number in range(1000)]
-    ticket = await inline().run(TEXT_BY_TEXT, texts, now() + 1)
-    assert len(ticket.result()) == 1000
+    pending = await run_request(inline(), TEXT_BY_TEXT, texts, now() + 1)
+    assert len(pending.result()) == 1000
 
 
 @virtually
 async def test_requests_without_an_engine_are_refused_at_once() -> None:
     """With a hint to come back: an engine is being started."""
     with pytest.raises(NotReady) as refused:
-        await dispatcher().run(BATCHED, [text(1)], now() + 1)
+        await run_request(dispatcher(), BATCHED, [text(1)], now() + 1)
     assert refused.value.retry_after_s == 1
 
 
@@ -221,7 +223,7 @@ async def test_a_deadline_that_has_passed_already_queues_nothing() -> None:
     """Tokenising may have taken all the time there was."""
     bench = Bench()
     with pytest.raises(DeadlineExceeded):
-        await bench.dispatcher.run(BATCHED, [text(1)], now())
+        await run_request(bench.dispatcher, BATCHED, [text(1)], now())
     assert bench.engine.started == []
     bench.assert_nothing_is_left()
 
@@ -269,9 +271,9 @@ async def test_a_request_knows_its_waits() -> None:
     task = await bench.ask(text(1), text(*[2] * 20))
     await asyncio.sleep(0.5)
     bench.engine.finish_all()
-    ticket = await task
-    assert ticket.compute_us == 7.0
-    assert ticket.queue_us == pytest.approx(5e5)
+    pending = await task
+    assert pending.compute_us == 7.0
+    assert pending.queue_us == pytest.approx(5e5)
 
 
 @virtually
@@ -362,8 +364,15 @@ async def test_the_fake_engines_faults_hit_one_request_each() -> None:
     """The same with the backend that servers are tested with."""
     dispatcher = inline({50: Fault.RAISE, 51: Fault.NAN})
     texts = [text(number) for number in range(48, 54)]
-    found = await asyncio.gather(*[dispatcher.run(BATCHED, [one], now() + 1) for one in texts], return_exceptions=True)
-    assert [type(one).__name__ for one in found] == [*["Ticket"] * 2, "EngineFault", "NonFiniteOutput", *["Ticket"] * 2]
+    found = await asyncio.gather(
+        *[run_request(dispatcher, BATCHED, [one], now() + 1) for one in texts], return_exceptions=True
+    )
+    assert [type(one).__name__ for one in found] == [
+        *["PendingRequest"] * 2,
+        "EngineFault",
+        "NonFiniteOutput",
+        *["PendingRequest"] * 2,
+    ]
 
 
 @virtually
@@ -429,7 +438,7 @@ async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> N
 async def test_what_would_come_too_late_is_refused_at_once() -> None:
     """It holds nothing, and those before it are not disturbed."""
     bench = Bench()
-    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
     first = await bench.ask(text(1))
     late = await bench.ask(text(2), timeout_s=1.5)
     hopeless = await bench.ask(text(3), timeout_s=0.5)
@@ -449,14 +458,14 @@ async def test_what_would_come_too_late_is_refused_at_once() -> None:
 async def test_a_refused_request_leaves_no_cycle_behind() -> None:
     """Under overload there are thousands of them, and the garbage collector looks seldom."""
     bench = Bench()
-    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
     one = text(1)
     gc.collect()
     gc.disable()
     try:
         held = sys.getrefcount(one)
         with pytest.raises(DeadlineExceeded):
-            await bench.dispatcher.run(BATCHED, [one, one], now() + 0.5)
+            await run_request(bench.dispatcher, BATCHED, [one, one], now() + 0.5)
         assert sys.getrefcount(one) == held
     finally:
         gc.enable()
@@ -466,7 +475,7 @@ async def test_a_refused_request_leaves_no_cycle_behind() -> None:
 async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
     """It is told then, before its deadline, and whoever waits behind it runs."""
     bench = Bench()
-    bench.dispatcher.scheduler.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
     await bench.ask(text(1))
     late, fine = await bench.ask(text(2), text(3), timeout_s=6), await bench.ask(text(*[4] * 20))
     await asyncio.sleep(5.5)
@@ -477,7 +486,7 @@ async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
     bench.engine.finish_all()
     assert bench.engine.seen == [1, 4]
     assert await rows(fine) == [[4, 20]]
-    assert bench.dispatcher.misses == {"queue": 1, "engine": 0}
+    assert bench.dispatcher.load().misses == {"queue": 1, "engine": 0}
     bench.assert_nothing_is_left()
 
 
@@ -486,9 +495,9 @@ async def test_a_batch_that_waits_for_company_starts_by_itself() -> None:
     """When its delay has passed, though nothing else happens."""
     policy = dataclasses.replace(POLICY, max_queue_delay_s=0.25)
     engine = ScriptedEngine(1)
-    delayed = Dispatcher(policy, 1 << 20, Sizes(), now)
+    delayed = Dispatcher(policy, AdmissionLimits(1 << 20), Sizes(), now)
     delayed.engine_up(engine, costs())
-    tasks = [asyncio.create_task(delayed.run(BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
+    tasks = [asyncio.create_task(run_request(delayed, BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
     await asyncio.sleep(0.2)
     assert engine.started == []
     await asyncio.sleep(0.1)
@@ -503,11 +512,11 @@ async def test_an_answer_in_time_disarms_the_deadline() -> None:
     bench = Bench()
     task = await bench.ask(text(1), timeout_s=5)
     bench.engine.finish()
-    ticket = await task
-    assert ticket.alarm is not None
-    assert ticket.alarm.callback is None
+    pending = await task
+    assert pending.deadline is not None
+    assert pending.deadline.callback is None
     await asyncio.sleep(10)
-    assert pooled(ticket).tolist() == [[1, 1]]
+    assert pooled(pending).tolist() == [[1, 1]]
 
 
 @virtually
@@ -521,7 +530,7 @@ async def test_an_engine_that_goes_fails_everything_at_once() -> None:
     assert now() == 0
     bench.assert_nothing_is_left()
     with pytest.raises(NotReady):
-        await bench.dispatcher.run(BATCHED, [text(1)], now() + 1)
+        await run_request(bench.dispatcher, BATCHED, [text(1)], now() + 1)
 
 
 @virtually
@@ -576,10 +585,10 @@ async def test_an_answered_request_leaves_no_cycle_behind() -> None:
     bench.engine.finish()
     gc.disable()
     try:
-        ticket = weakref.ref(await task)
+        pending = weakref.ref(await task)
         del task
         await asyncio.sleep(0)
-        assert ticket() is None
+        assert pending() is None
     finally:
         gc.enable()
 
@@ -600,10 +609,10 @@ async def test_a_client_that_leaves_as_its_request_fails_makes_no_noise() -> Non
     assert complaints == []
 
 
-def test_a_work_item_belongs_to_a_ticket() -> None:
+def test_a_work_item_belongs_to_a_request_of() -> None:
     """Anything else in the queue is a mistake of ours."""
     with pytest.raises(TypeError):
-        _ticket(WorkItem(BATCHED, text(1), None, 0))
+        _request_of(WorkItem(BATCHED, text(1), None, 0))
 
 
 class Request(NamedTuple):
@@ -612,7 +621,7 @@ class Request(NamedTuple):
     model: ModelIndex
     texts: list[EncodedText]
     deadline: float
-    task: asyncio.Task[Ticket]
+    task: asyncio.Task[PendingRequest]
     cancelled: list[bool]
 
 
@@ -659,7 +668,7 @@ class Schedule:
             texts.append(text(*ids))
         deadline = now() + (60.0, 0.5, 2.0)[other % 3]
         model = ModelIndex(one // 3 % 2)
-        task = asyncio.create_task(self.bench.dispatcher.run(model, texts, deadline))
+        task = asyncio.create_task(run_request(self.bench.dispatcher, model, texts, deadline))
         self.requests.append(Request(model, texts, deadline, task, []))
 
     def finish(self, one: int, _other: int) -> None:

@@ -25,6 +25,7 @@ from tests.engine.supervisor_test import LOAD, SIZE, Slot, asynchronous, cancel,
 from tests.inference.deadline_timer_test import virtually
 from tests.inference.dispatcher_test import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
 from tests.support.costs import constant, model_costs
+from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
 from tests.support.waiting import wait_for
@@ -39,7 +40,7 @@ FOLLOWER = ModelIndex(2)
 
 def join(bench: Bench, lanes: int = 3) -> ScriptedEngine:
     """Another engine takes over: it holds the follower and the model that stays, in this order."""
-    scheduler = bench.dispatcher.scheduler
+    scheduler = bench.dispatcher._scheduler
     policy = scheduler.policy
     scheduler.policy = type(policy)(
         policy.max_batch_tokens,
@@ -100,7 +101,7 @@ async def test_an_engine_that_ends_takes_only_its_own_requests_with_it() -> None
     engine.finish()
     assert await rows(kept) == [[3, 1]]
     with pytest.raises(NotReady):
-        await bench.dispatcher.run(BATCHED, [text(4)], 60.0)
+        await run_request(bench.dispatcher, BATCHED, [text(4)], 60.0)
     bench.assert_nothing_is_left()
 
 
@@ -109,7 +110,7 @@ async def test_lanes_are_those_of_the_engines_that_are_there() -> None:
     """Of two engines the more; when one leaves, those of the other."""
     bench = Bench(lanes=3)
     join(bench, lanes=1)
-    lanes = bench.dispatcher.scheduler.lanes
+    lanes = bench.dispatcher._scheduler.lanes
     assert lanes.load == [0, 0, 0]
     bench.dispatcher.engine_leaves(bench.engine)
     assert (lanes.load, lanes.free_at) == ([0], [0.0])
@@ -126,7 +127,7 @@ async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
     bench.dispatcher.engine_down(EngineLost("gone"), bench.engine)
     bench.engine.lose()
     bench.dispatcher.engine_leaves(bench.engine)
-    lanes = bench.dispatcher.scheduler.lanes
+    lanes = bench.dispatcher._scheduler.lanes
     assert (lanes.load, len(lanes.free_at)) == ([0], 1)
     with pytest.raises(EngineLost):
         await lost
@@ -167,13 +168,13 @@ def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[b
         with IdlePriority(bench.dispatcher) as pace:
             pace.follow(sleeper.pid)
             assert not is_stopped(sleeper.pid)
-            task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(1)], 1e9))
+            task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(1)], 1e9))
             await asyncio.sleep(0)
             wait_for(lambda: is_stopped(sleeper.pid), "a pause")
             bench.engine.finish()
             wait_for(lambda: not is_stopped(sleeper.pid), "its end")
             await task
-            task = asyncio.create_task(bench.dispatcher.run(BATCHED, [text(2)], 1e9))
+            task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(2)], 1e9))
             async with asyncio.timeout(50 * PERIOD_S):
                 while not is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
                     await asyncio.sleep(0.001)

@@ -6,8 +6,61 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest, Overloaded
-from serving.scheduling.admission import Admission, Permit, estimate_tokens
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from serving.records import DEFAULT_PRIORITY, ModelIndex
+from serving.scheduling.admission import Admission, AdmissionLimits, Permit, estimate_tokens
+from serving.scheduling.batcher import Policy
+from serving.scheduling.outlook import Outlook
+from tests.support.costs import constant, model_costs
+
+FIRST = ModelIndex(0)
+
+
+def bound(capacity: int) -> Admission:
+    """An admission of so many tokens, where nothing runs and every batch takes 10 ms."""
+    outlook = Outlook(Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False]))
+    outlook.costs = [model_costs(constant(10_000))]
+    return Admission(outlook, AdmissionLimits(capacity, 1000.0, 5000.0), jitter=lambda: 0.0)
+
+
+def admit(
+    admission: Admission, size: int = 40, inputs: int = 1, timeout_ms: float | None = None, longest: int | None = 512
+) -> Permit:
+    """A permit for a request that arrived at 7 s."""
+    return admission.admit(
+        FIRST, size, inputs, longest=longest, arrival=7.0, timeout_ms=timeout_ms, priority=DEFAULT_PRIORITY, now=7.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "inputs", "deadline"), [(500.0, 1, 7.5), (None, 1, 8.0), (1e9, 1, 12.0), (None, 100, 10.0)]
+)
+def test_a_deadline_is_set_once(timeout_ms: float | None, inputs: int, deadline: float) -> None:
+    """From the arrival: the client's own, the default, at most the longest, and more than the default by its cost."""
+    with admit(bound(10_000), 40 * inputs, inputs, timeout_ms) as permit:
+        assert permit.deadline == pytest.approx(deadline)
+        permit.confirm([8] * inputs, 7.1)
+        assert permit.deadline == pytest.approx(deadline)
+
+
+def test_a_deadline_that_has_passed_lets_nothing_in() -> None:
+    """Neither at the door nor when the lengths are known."""
+    admission = bound(1000)
+    with pytest.raises(DeadlineExceeded, match="had passed"):
+        admit(admission, timeout_ms=100.0)
+    with admit(admission, timeout_ms=200.0) as permit, pytest.raises(DeadlineExceeded, match="had passed"):
+        permit.confirm([8], 7.2)
+    assert admission.in_flight == 0
+    assert not any(admission.refusals.values())
+
+
+def test_what_will_be_cut_off_is_not_counted() -> None:
+    """A text takes no more tokens than the model, unless it is read in windows."""
+    admission = bound(10_000)
+    with admit(admission, 20_000) as permit:
+        assert permit.tokens == 512
+    with admit(admission, 20_000, longest=None) as permit:
+        assert permit.tokens == 5002
 
 
 def test_an_estimate_is_a_quarter_of_the_bytes_and_two_tokens_an_input() -> None:
@@ -17,36 +70,36 @@ def test_an_estimate_is_a_quarter_of_the_bytes_and_two_tokens_an_input() -> None
 
 def test_a_permit_holds_its_tokens_until_its_block_ends() -> None:
     """What was taken is given back."""
-    admission = Admission(100)
-    with admission.acquire(60) as permit:
+    admission = bound(100)
+    with admission.reserve(60, 0.0) as permit:
         assert (admission.in_flight, permit.tokens) == (60, 60)
     assert (admission.in_flight, permit.tokens) == (0, 0)
 
 
 def test_a_permit_is_given_back_when_its_block_fails() -> None:
     """An error on the way leaves nothing behind."""
-    admission = Admission(100)
-    with contextlib.suppress(RuntimeError), admission.acquire(60):
+    admission = bound(100)
+    with contextlib.suppress(RuntimeError), admission.reserve(60, 0.0):
         raise RuntimeError
     assert admission.in_flight == 0
 
 
 def test_the_last_token_is_given_and_not_one_more() -> None:
     """The bound is exact."""
-    admission = Admission(100)
-    with admission.acquire(60), admission.acquire(40):
+    admission = bound(100)
+    with admission.reserve(60, 0.0), admission.reserve(40, 0.0):
         with pytest.raises(Overloaded):
-            admission.acquire(1)
+            admission.reserve(1, 0.0)
         assert admission.in_flight == 100
 
 
 def test_what_does_not_fit_takes_nothing() -> None:
     """A refusal is all or nothing: smaller requests still fit beside it."""
-    admission = Admission(100)
-    with admission.acquire(60):
+    admission = bound(100)
+    with admission.reserve(60, 0.0):
         with pytest.raises(Overloaded):
-            admission.acquire(41)
-        with admission.acquire(40):
+            admission.reserve(41, 0.0)
+        with admission.reserve(40, 0.0):
             assert admission.in_flight == 100
     assert admission.in_flight == 0
 
@@ -54,43 +107,35 @@ def test_what_does_not_fit_takes_nothing() -> None:
 def test_more_than_the_whole_queue_is_the_clients_fault() -> None:
     """Waiting would not help; so it is no overload."""
     with pytest.raises(InvalidRequest, match=r"101 tokens.* holds 100"):
-        Admission(100).acquire(101)
+        bound(100).reserve(101, 0.0)
 
 
 @pytest.mark.parametrize("exact", [5, 60, 100])
 def test_the_exact_count_replaces_the_estimate(exact: int) -> None:
     """A permit is resized, not added to."""
-    admission = Admission(100)
-    with admission.acquire(50) as permit:
-        permit.resize(exact)
+    admission = bound(100)
+    with admission.reserve(50, 0.0) as permit:
+        permit.confirm([exact], 0.0)
         assert (admission.in_flight, permit.tokens) == (exact, exact)
     assert admission.in_flight == 0
 
 
 def test_a_count_that_does_not_fit_keeps_the_estimate_until_the_block_ends() -> None:
     """A failed resize changes nothing, and what was held before is given back."""
-    admission = Admission(100)
-    with admission.acquire(30), admission.acquire(50) as permit:
+    admission = bound(100)
+    with admission.reserve(30, 0.0), admission.reserve(50, 0.0) as permit:
         with pytest.raises(Overloaded):
-            permit.resize(71)
+            permit.confirm([71], 0.0)
         assert (admission.in_flight, permit.tokens) == (80, 50)
     assert admission.in_flight == 0
 
 
 def test_a_count_beyond_the_whole_queue_is_refused_at_resize_too() -> None:
     """An estimate may have been far too low."""
-    admission = Admission(100)
-    with admission.acquire(1) as permit, pytest.raises(InvalidRequest):
-        permit.resize(101)
+    admission = bound(100)
+    with admission.reserve(1, 0.0) as permit, pytest.raises(InvalidRequest):
+        permit.confirm([101], 0.0)
     assert admission.in_flight == 0
-
-
-def test_the_refusal_is_made_by_whoever_knows_when_there_will_be_room() -> None:
-    """The bound itself knows no times."""
-    admission = Admission(10, lambda message: Overloaded(message, retry_after_s=4.2))
-    with admission.acquire(10), pytest.raises(Overloaded, match="10 of 10 tokens") as refused:
-        admission.acquire(1)
-    assert refused.value.retry_after_s == 4.2
 
 
 steps = st.lists(st.tuples(st.sampled_from(["take", "resize", "free"]), st.integers(0, 12), st.integers(0, 5)))
@@ -100,14 +145,14 @@ steps = st.lists(st.tuples(st.sampled_from(["take", "resize", "free"]), st.integ
 @settings(derandomize=True, max_examples=300, deadline=None)
 def test_what_is_in_flight_is_what_the_permits_hold(steps: list[tuple[str, int, int]]) -> None:
     """Over any sequence of requests, never more than the capacity and never a token lost."""
-    admission = Admission(10)
+    admission = bound(10)
     held: list[Permit] = []
     for what, tokens, which in steps:
         with contextlib.suppress(Overloaded, InvalidRequest):
             if what == "take":
-                held.append(admission.acquire(tokens))
+                held.append(admission.reserve(tokens, 0.0))
             elif held and what == "resize":
-                held[which % len(held)].resize(tokens)
+                held[which % len(held)].confirm([tokens], 0.0)
             elif held:
                 with held.pop(which % len(held)):
                     pass

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from serving.errors import BertserveError, DeadlineExceeded, Overloaded
 from serving.records import DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
@@ -35,9 +36,18 @@ def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]
 
 def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:
     """A scheduler over an engine with one lane, whose batches cost what `cost` says."""
-    scheduler = Scheduler(policy, 1 << 20, lambda _: None, jitter=lambda: 0.0)
+    scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=policy.max_batch_tokens)])
     return scheduler
+
+
+def start(
+    scheduler: Scheduler, request: list[WorkItem], priority: int, deadline: float, now: float
+) -> Assignment | None:
+    """Admits a request and submits it; its permit is not given back."""
+    permit = Permit(scheduler.admission, request[0].model, priority, deadline)
+    permit.confirm([item.tokens for item in request], now)
+    return scheduler.submit(request, permit, now)
 
 
 def submit(
@@ -45,14 +55,14 @@ def submit(
 ) -> list[WorkItem]:
     """Queues a request."""
     request = items(*lengths)
-    scheduler.submit(request, priority, now + timeout, now)
+    start(scheduler, request, priority, now + timeout, now)
     return request
 
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
     """On the wide lane, without a turn in the queue."""
     scheduler = one_lane()
-    started = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    started = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
     assert started is not None
     assert (started.lane, started.tokens, started.predicted_us) == (WIDE, 8, 10_000)
     assert (scheduler.queue.items, scheduler.lanes.load) == (0, [8])
@@ -64,7 +74,7 @@ def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
 def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     """Three requests in one batch, once the engine is free."""
     scheduler = one_lane()
-    first = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
     waiting = [text for _ in range(3) for text in submit(scheduler, 8)]
     assert first is not None
     assert scheduler.next(0.001) is None
@@ -116,7 +126,7 @@ def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error:
     with pytest.raises(error):
         submit(scheduler, 8, timeout=timeout)
     assert scheduler.queue.items == 0
-    assert sum(scheduler.refusals.values()) == 1
+    assert sum(scheduler.admission.refusals.values()) == 1
 
 
 def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
@@ -126,7 +136,7 @@ def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
         submit(scheduler, 8, timeout=0.005)
     with pytest.raises(DeadlineExceeded):
         submit(scheduler, *[256] * 8, timeout=0.015)
-    assert scheduler.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
+    assert scheduler.admission.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
 
 
 def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:
@@ -139,15 +149,15 @@ def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:
         submit(scheduler, 64, now=0.004, timeout=0.05)
     assert refused.value.retry_after_s == pytest.approx(0.084, abs=0.001)
     assert refused.value.retry_after_ms == pytest.approx(84, abs=1)
-    assert scheduler.drain_s(0.004) == refused.value.retry_after_s
+    assert scheduler.outlook.drain_s(0.004) == refused.value.retry_after_s
 
 
 def test_those_who_are_refused_together_come_back_apart() -> None:
     """Up to twice as late, as the jitter says."""
     scheduler = one_lane()
-    scheduler._jitter = lambda: 0.5
+    scheduler.admission._jitter = lambda: 0.5
     assert Overloaded("", retry_after_s=2.0, jitter=0.5).retry_after_ms == 3000
-    assert scheduler.overloaded("full").retry_after_ms == 30
+    assert scheduler.admission._overloaded("full", 0.0).retry_after_ms == 30
 
 
 def test_an_earlier_class_does_not_wait_for_the_later_ones() -> None:
@@ -164,8 +174,9 @@ def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
     """A text that is being tokenised in a thread will be there before the next one."""
     scheduler = one_lane(per_token(125))
     submit(scheduler, 64)
-    with scheduler.expecting(FIRST, [64] * 10):
-        assert scheduler.drain_s(0.0) == pytest.approx(0.088)
+    with Permit(scheduler.admission, FIRST, DEFAULT_PRIORITY, 60.0) as permit:
+        permit.expect(4 * 126 * 10, 10, None)
+        assert scheduler.outlook.drain_s(0.0) == pytest.approx(0.088)
         with pytest.raises(Overloaded):
             submit(scheduler, 64, timeout=0.09)
     assert submit(scheduler, 64, timeout=0.09)
@@ -184,9 +195,9 @@ def test_the_items_of_a_request_are_queued_together_or_not_at_all() -> None:
 def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     """It is told, never run, and what waits behind it runs."""
     dropped: list[WorkItem] = []
-    scheduler = Scheduler(ONE_LANE, 1 << 20, dropped.append)
+    scheduler = Scheduler(ONE_LANE, AdmissionLimits(1 << 20), dropped.append)
     scheduler.engine_up(1, [model_costs(per_token(1000))])
-    first = scheduler.submit(items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
     (late,), (fine,) = submit(scheduler, 8, timeout=0.02), submit(scheduler, 9)
     assert first is not None
     scheduler.done(first, 8_000, 0.013)
@@ -209,7 +220,7 @@ def test_costs_are_corrected_by_what_is_seen() -> None:
     scheduler = one_lane()
     now = 0.0
     for _ in range(200):
-        started = scheduler.submit(items(8), DEFAULT_PRIORITY, now + 1, now)
+        started = start(scheduler, items(8), DEFAULT_PRIORITY, now + 1, now)
         assert started is not None
         now += 0.025
         scheduler.done(started, 20_000, now)
@@ -221,7 +232,7 @@ def test_slow_batches_never_lock_everybody_out() -> None:
     scheduler = one_lane()
     for _ in range(1000):
         scheduler.costs[0].observe(0, 8, 1, 40_000, 60_000)
-    started = scheduler.submit(items(8), DEFAULT_PRIORITY, 0.012, 0.0)
+    started = start(scheduler, items(8), DEFAULT_PRIORITY, 0.012, 0.0)
     assert started is not None
     assert started.predicted_us > 50_000
 
@@ -229,7 +240,7 @@ def test_slow_batches_never_lock_everybody_out() -> None:
 def test_no_text_starves_however_many_shorter_ones_arrive() -> None:
     """Under more short texts than the engine can do, a long one starts when its virtual time has come."""
     scheduler = one_lane(per_token(125))
-    running = scheduler.submit(items(8), DEFAULT_PRIORITY, 1e6, 0.0)
+    running = start(scheduler, items(8), DEFAULT_PRIORITY, 1e6, 0.0)
     (long,) = submit(scheduler, 256, timeout=1e6)
     now = 0.0
     while long.waits:
@@ -302,7 +313,7 @@ class Replay:
             prefetch_tokens=72,
             max_queue_delay_s=(0.0, 0.004)[seed % 7 == 3],
         )
-        self.scheduler = Scheduler(self.policy, 1 << 20, self.drop, jitter=lambda: 0.0)
+        self.scheduler = Scheduler(self.policy, AdmissionLimits(1 << 20), self.drop, jitter=lambda: 0.0)
         self.scheduler.engine_up(lanes, [self.costs(model, lanes) for model in (0, 1)])
         self.slowness = (0.8, 1.0, 1.5)[seed % 3]
         self.arrivals = arrivals
@@ -344,7 +355,7 @@ class Replay:
         before = self.scheduler.queue.items
         deadline = self.now + arrival.timeout_ms / 1e3
         try:
-            started = self.scheduler.submit(request, arrival.priority, deadline, self.now)
+            started = start(self.scheduler, request, arrival.priority, deadline, self.now)
         except BertserveError:
             assert self.scheduler.queue.items == before
             assert not any(item.waits for item in request)

@@ -11,6 +11,7 @@ from serving.errors import BertserveError, Overloaded
 from serving.inference.dispatcher import Dispatcher
 from serving.lifecycle import State
 from serving.records import EncodedText, ModelIndex, Outcome, Timings
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
@@ -149,16 +150,18 @@ def test_predictions_are_shown_beside_what_was() -> None:
 async def test_the_queue_is_read_when_it_is_scraped() -> None:
     """What waits now, what was refused and which deadlines were missed so far."""
     metrics = Metrics()
-    dispatcher = Dispatcher(Policy(64, [True], [False]), 100, metrics, now)
+    dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
     metrics.follow(dispatcher)
-    scheduler = dispatcher.scheduler
+    scheduler = dispatcher._scheduler
     scheduler.engine_up(1, [model_costs(constant(10_000))])
     items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), None, 0) for _ in range(2)]
-    scheduler.submit(items, 2, 1.0, 0.0)
-    dispatcher.misses["queue"] += 1
-    dispatcher.non_finite += 3
-    with scheduler.admission.acquire(60), pytest.raises(Overloaded):
-        scheduler.admission.acquire(41)
+    with Permit(scheduler.admission, ModelIndex(0), 2, 1.0) as permit:
+        permit.confirm([8, 8], 0.0)
+        scheduler.submit(items, permit, 0.0)
+    dispatcher.missed()
+    dispatcher._non_finite += 3
+    with dispatcher.reserve(60), pytest.raises(Overloaded):
+        dispatcher.reserve(41)
     found = samples(metrics)
     assert found["bertserve_queue_texts"] == 2
     assert found["bertserve_queue_tokens"] == 16

@@ -1,0 +1,133 @@
+"""What is known of one device slot and predicted from it: what waits, what runs, what a request would cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving.scheduling.batcher import WIDE, Lanes
+from serving.scheduling.queue import WorkQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.records import ModelIndex
+    from serving.scheduling.batcher import Policy
+    from serving.scheduling.cost import ModelCosts
+
+_CROWDED_US = 100_000
+"""Of work that waits. Below it tokenising costs less than predicting everything twice."""
+
+_OVERTAKING = 0.5
+"""Share of the time up to an item's key that is taken by what arrives in it with smaller keys, while others wait.
+Of all that arrives the smaller part is shorter than the longest, so this is for the long ones, and cautious."""
+
+_CAUTION = 1.2
+"""Times the predicted wait of a request that is not alone: a promise that is broken costs more than one not made,
+since then the engine has worked for nobody. Without it one accepted request in twenty was late at twice the load."""
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What a request asks of the device, in microseconds.
+
+    Attributes:
+        cost_us: From its start to its end on an idle device.
+        least_us: The same without what makes it longer at present.
+        busy_us: From its start to its end while others wait.
+        work_us: The share of the device that it takes while others wait.
+    """
+
+    cost_us: float
+    least_us: float
+    busy_us: float
+    work_us: float
+
+
+class Outlook:
+    """The state of a device slot, and predictions from it; times are in seconds of the driver's clock.
+
+    Attributes:
+        policy: Limits and models.
+        queue: What waits.
+        lanes: What the engine's lanes do.
+        costs: Of each model; empty while there has been no engine.
+        expected_us: Work of requests that are admitted and still being tokenised.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.queue = WorkQueue()
+        self.lanes = Lanes.idle(0)
+        self.costs: Sequence[ModelCosts] = ()
+        self.expected_us = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that a refusal is likely: then it should come before anything is tokenised."""
+        return self.queue.backlog.total_us > _CROWDED_US
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self.queue.items and not any(self.lanes.load)
+
+    def alone_us(self, model: ModelIndex, tokens: int) -> tuple[float, float]:
+        """What one text takes on an idle device: at least, and probably."""
+        costs = self.costs[model]
+        table_us = costs.wide.batch_us(tokens, 1)
+        correction = costs.corrections[WIDE]
+        factor = correction.at(tokens)
+        return (table_us * factor if factor < 1 else table_us), table_us * factor + correction.overhead_us
+
+    def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
+        """What texts of these lengths ask of the device, as one request."""
+        costs = self.costs[model]
+        longest = max(lengths)
+        cost_us, least_us, busy_us = costs.alone_us(longest), costs.least_us(longest), costs.busy_us(longest)
+        if len(lengths) == 1:
+            return Demand(cost_us, least_us, busy_us, costs.share_us(longest))
+        counts = Counter(lengths).items()
+        work_us = sum([count * costs.share_us(tokens) for tokens, count in counts])
+        least_work_us = sum([count * costs.least_share_us(tokens) for tokens, count in counts])
+        return Demand(max(cost_us, work_us), max(least_us, least_work_us), max(busy_us, work_us), work_us)
+
+    def table_cost_us(self, model: ModelIndex, tokens: int, texts: int) -> float:
+        """What texts of one length cost on an idle device by the cost table alone, roughly."""
+        return self.costs[model].wide.batch_us(tokens, 1) * texts
+
+    def key(self, demand: Demand, deadline: float, now: float) -> float:
+        """A request's position within its class: static, so that waiting makes it older than whatever comes later."""
+        cost_s = demand.cost_us / 1e6
+        return min(deadline - cost_s, now + self.policy.fairness * cost_s)
+
+    def is_early(self, demand: Demand, deadline: float, now: float) -> bool:
+        """Whether the deadline is kept even behind all that is here: quicker to see than `finish_at`."""
+        waiting_us = self.queue.backlog.total_us + self.expected_us
+        own_us = demand.busy_us + self.policy.fairness * demand.cost_us
+        latest = max(now, *self.lanes.free_at) if self.lanes.free_at else now
+        return now + _CAUTION * (latest - now + (waiting_us + own_us) / 1e6) <= deadline
+
+    def finish_at(self, demand: Demand, priority: int, deadline: float, now: float) -> float:
+        """When a request's answer can be promised if it is queued now.
+
+        What goes before it is what runs, what waits with a smaller key or in a higher class, and some of what will
+        arrive before its own key's time has come.
+        """
+        key = self.key(demand, deadline, now)
+        ahead_us = self.queue.backlog.ahead_us(priority, key) + self.expected_us
+        overtaken_s = _OVERTAKING * max(0.0, key - now) if self.queue.items else 0.0
+        return now + _CAUTION * (self._occupied_s(now) + (ahead_us + demand.busy_us) / 1e6 + overtaken_s)
+
+    def drain_s(self, now: float) -> float:
+        """Predicted seconds until all that is here now is answered."""
+        return self._occupied_s(now) + (self.queue.backlog.total_us + self.expected_us) / 1e6
+
+    def _occupied_s(self, now: float) -> float:
+        """Seconds until the device has done what it was given: of narrow lanes, on average."""
+        free_at = self.lanes.free_at
+        if len(free_at) == 1 or (free_at and self.lanes.load[WIDE]):
+            return max(0.0, free_at[WIDE] - now)
+        narrow = [max(0.0, free - now) for free in free_at[1:]]
+        return sum(narrow) / len(narrow) if narrow else 0.0

@@ -1,0 +1,75 @@
+"""The life of a request as far as no engine is needed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.errors import DeadlineExceeded
+from serving.inference.dispatcher import Dispatcher
+from serving.inference.pipeline import Pipeline
+from serving.records import EmbedOptions, InferRequest, ModelIndex
+from serving.scheduling.admission import AdmissionLimits
+from serving.scheduling.batcher import Policy
+from tests.inference.deadline_timer_test import now
+from tests.support.costs import constant, model_costs
+
+LONG = "word " * 1000
+
+
+class Blocked:
+    """A tokenizer that works on its first text until it is let go, and counts those that it began."""
+
+    def __init__(self) -> None:
+        self.began = 0
+        self.go_on = threading.Event()
+
+    def size_bytes(self, inputs: list[str]) -> int:
+        """Of all inputs."""
+        return sum(map(len, inputs))
+
+    def encode(self, _: object, **__: object) -> list[Any]:
+        """Never returns an answer that would be used."""
+        self.began += 1
+        self.go_on.wait()
+        return []
+
+
+def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
+    """The one that passes there gets its 504 then, and not when its turn would come; nothing of it stays."""
+    tokenizer = Blocked()
+    manifest = SimpleNamespace(max_length=512, hidden_size=8)
+    model = SimpleNamespace(index=ModelIndex(0), name="a", version="1", manifest=manifest, tokenizer=tokenizer)
+
+    async def main() -> None:
+        dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(10_000), SimpleNamespace(), now)
+        dispatcher.engine_up(SimpleNamespace(lanes=[0]), [model_costs(constant(100))])
+        pipeline = Pipeline(
+            settings=SimpleNamespace(auto_truncate=True),
+            repository=SimpleNamespace(find=lambda *_: model),
+            lifecycle=SimpleNamespace(check_accepting=lambda: None),
+            dispatcher=dispatcher,
+            metrics=SimpleNamespace(),
+        )
+
+        def ask(timeout_ms: float) -> asyncio.Task[Any]:
+            request = InferRequest([LONG], EmbedOptions(), now(), "id", 8, timeout_ms=timeout_ms)
+            return asyncio.create_task(pipeline.infer(request))
+
+        first, second = ask(60_000.0), ask(50.0)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(second, 30)
+        assert (tokenizer.began, first.done()) == (1, False)
+        assert dispatcher.load().misses == {"queue": 1, "engine": 0}
+        assert dispatcher.load().admitted_tokens == 512
+        first.cancel()
+        tokenizer.go_on.set()
+        await asyncio.wait({first})
+        assert dispatcher.load().admitted_tokens == 0
+        assert dispatcher.load().wait_s == 0
+
+    asyncio.run(main())
