@@ -45,10 +45,10 @@ class BatchObserver(Protocol):
 
 
 class _EngineModel(NamedTuple):
-    """The engine that runs a model, and the model's index there."""
+    """The engine that runs a model, and the model's position there."""
 
     engine: Engine
-    index: ModelIndex
+    position: ModelIndex
 
 
 _TOO_LATE = "the deadline passed before the answer was there"
@@ -247,7 +247,7 @@ class Dispatcher:
             self._generation += 1
             self._scheduler.engine_up(len(engine.lanes), costs)
         indices = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
-        self._engines |= {model: _EngineModel(engine, ModelIndex(index)) for index, model in enumerate(indices)}
+        self._engines |= {model: _EngineModel(engine, ModelIndex(position)) for position, model in enumerate(indices)}
         self._pump()
 
     def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
@@ -336,8 +336,8 @@ class Dispatcher:
             request = _request_of(item)
             request.started = True
             request.queue_us = max(request.queue_us, (now - request.submitted) * 1e6)
-        engine, index = self._engines[items[0].model]
-        batch = Batch(index, [item.text for item in items])
+        engine, position = self._engines[items[0].model]
+        batch = Batch(position, [item.text for item in items])
         generation = self._generation
         self.observer.batch_started(assignment)
         engine.submit(assignment.lane, batch, lambda outcome: self._done(generation, assignment, outcome))
