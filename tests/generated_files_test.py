@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from itertools import pairwise
 from pathlib import Path
 
 from serving.operations import metrics_page, settings_page
@@ -26,12 +25,3 @@ def test_the_operators_rules_are_the_rules_of_today() -> None:
     monitoring = ROOT / "deploy" / "monitoring"
     namespace = runpy.run_path(str(monitoring / "prometheusrule.py"))
     assert (monitoring / "prometheusrule.yaml").read_text(encoding="utf-8") == namespace["rendered"]()
-
-
-def test_the_readme_names_commands_that_exist() -> None:
-    """Every make target that the README shows is in the Makefile."""
-    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line}
-    words = (ROOT / "README.md").read_text(encoding="utf-8").replace("`", " ").split()
-    shown = {after for before, after in pairwise(words) if before == "make" and after.islower()}
-    assert {"run", "test"} <= shown
-    assert shown <= targets

@@ -254,7 +254,7 @@ def test_every_route_of_a_protocol_is_documented(fake_server: Server) -> None:
     assert not {"/predict", "/v2/rerank", "/embed_all", "/v2/repository/models/{model}/load"} & paths
 
 
-def test_the_readme_links_routes_to_their_documentation(fake_server: Server, tasks_server: Server) -> None:
+def test_the_page_of_protocols_links_routes_to_their_documentation(fake_server: Server, tasks_server: Server) -> None:
     """Each link leads to an operation that `/docs` shows where a model of its task is served."""
     operations = [
         f"{operation['tags'][0]}/{operation['operationId']}"
@@ -262,7 +262,7 @@ def test_the_readme_links_routes_to_their_documentation(fake_server: Server, tas
         for methods in openapi(server)["paths"].values()
         for operation in methods.values()
     ]
-    links = re.findall(r"/docs#/([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    links = re.findall(r"/docs#/([^)]+)\)", (ROOT / "docs/protocols.md").read_text(encoding="utf-8"))
     assert len(links) > 20
     assert {unquote(link) for link in links} <= set(operations)
 
