@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 
 from export.precision.equalise import Seen
-from serving.engine.padding import Padder
+from serving.engine.batches import Padder
 from serving.records import Batch, ModelIndex
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from serving.engine.base import InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.tensorrt import TensorRtBackend
-from serving.engine.inline import InlineEngine
 from serving.errors import BundleError
 from serving.models.manifest import GPUS
 

@@ -13,19 +13,23 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from serving.errors import BertserveError, BundleError
+from serving.errors import BertserveError, BundleError, EngineFault
 from serving.records import Batch, BatchOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from serving.records import ModelSpec
 
 Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""
 
-
 ANY_BATCH = 1 << 16
 """The largest batch of an engine that computes any at once."""
+
+MOST_LANES = 64
+"""Each lane is a thread and a socket; beyond this many cores, narrow lanes gain nothing on one machine."""
 
 
 class DeviceLost(Exception):
@@ -44,11 +48,41 @@ def read_artifact(path: Path, sha256: str) -> bytes:
     return data
 
 
+def check_interface(
+    model: ModelSpec,
+    inputs: Iterable[tuple[str, str | None]],
+    outputs: Iterable[tuple[str, str | None, tuple[int, ...]]],
+    what: str = "graph",
+) -> None:
+    """Holds what a loaded model takes and answers against the manifest.
+
+    Args:
+        model: What the manifest says.
+        inputs: Name and type of each input, as `TensorSpec` names types.
+        outputs: Name, type and shape of each output; -1 stands for a dimension that varies.
+        what: What was loaded.
+
+    Raises:
+        BundleError: They differ.
+    """
+    if set(inputs) != {(name, "int32") for name in model.inputs}:
+        raise BundleError(f"{model.path}: the {what}'s inputs are not those of the manifest")
+    if list(outputs) != [(spec.name, spec.dtype, spec.shape) for spec in model.outputs]:
+        raise BundleError(f"{model.path}: the {what}'s outputs are not those of the manifest")
+
+
 class LaneKind(StrEnum):
     """How much of the device a lane uses."""
 
     WIDE = "wide"
     NARROW = "narrow"
+
+
+def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
+    """The lanes that a CPU offers: one wide lane, and a narrow one per core where a model is run on them."""
+    side_by_side = threads > 1 and any(model.narrow for model in models)
+    narrow = min(threads, MOST_LANES - 1) if side_by_side else 0
+    return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]
 
 
 class Runner(Protocol):
@@ -89,3 +123,20 @@ class Engine(Protocol):
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
         """Runs a batch on a lane, after those it was given before; `done` is called once, on the caller's thread."""
+
+
+class InlineEngine:
+    """An engine in the caller's own process, which runs each batch at once: for tests, tools and `export`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.lanes = backend.lanes()
+        self._runners = [backend.runner(lane) for lane in range(len(self.lanes))]
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Runs the batch and calls `done` before returning."""
+        try:
+            output = self._runners[lane].run(batch)
+        except EngineFault as fault:
+            done(fault)
+        else:
+            done(output)

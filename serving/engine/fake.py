@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.engine.base import ANY_BATCH
-from serving.engine.lanes import lanes_for
+from serving.engine.base import ANY_BATCH, lanes_for
 from serving.errors import EngineFault
 from serving.records import BatchOutput
 

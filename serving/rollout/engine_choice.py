@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from serving.engine.gpu.discovery import Card, Library, Machine
+    from serving.engine.gpu.cuda_driver import Card
+    from serving.engine.gpu.discovery import Library, Machine
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact

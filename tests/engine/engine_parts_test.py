@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import LaneKind
+from serving.engine.base import MOST_LANES, LaneKind, lanes_for
+from serving.engine.batches import Padder, finite_rows
 from serving.engine.fake import FakeBackend, Fault, fake_vector
-from serving.engine.lanes import MOST_LANES, lanes_for
-from serving.engine.padding import Padder, finite_rows
 from serving.errors import EngineFault
 from serving.host import available_cpus
 from serving.records import Batch, EncodedText, ModelIndex, ModelSpec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from serving.engine.cpu.one_by_one import OneByOne
+from serving.engine.batches import OneByOne
 from serving.errors import EngineFault
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from tests.support.specs import model_spec

@@ -16,8 +16,8 @@ from transformers.models.bert import BertModel
 
 from export.cli.export import main
 from export.report import terminal
+from serving.engine.base import InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.inline import InlineEngine
 from serving.errors import StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import Bundle, open_bundle

@@ -12,8 +12,7 @@ import pytest
 from charts.distributions import distances, scatter
 from export.proof.parity import Comparison, Reference
 from export.report import latency, markup, page, terminal
-from serving.engine.base import LaneKind
-from serving.engine.inline import InlineEngine
+from serving.engine.base import InlineEngine, LaneKind
 from serving.host import processor
 from serving.models.bundle import Bundle
 from serving.models.manifest import (

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.base import LaneKind
+from serving.engine.base import InlineEngine, LaneKind
 from serving.engine.fake import FakeBackend, Fault, fake_vector
-from serving.engine.inline import InlineEngine
 from serving.errors import (
     BertserveError,
     DeadlineExceeded,

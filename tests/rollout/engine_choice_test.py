@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.engine.gpu import discovery
-from serving.engine.gpu.discovery import Card, Library, Machine
+from serving.engine.gpu.cuda_driver import Card
+from serving.engine.gpu.discovery import Library, Machine
 from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPH
 from serving.rollout.engine_choice import Chooser

@@ -8,24 +8,22 @@ has graphs of its own whose shape never changes, where the model is small enough
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 
-from serving.engine.base import ANY_BATCH, read_artifact
-from serving.engine.lanes import lanes_for, on_lanes
-from serving.engine.padding import Padder, finite_rows
+from serving.engine.base import check_interface, read_artifact
+from serving.engine.batches import Padder
+from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
-from serving.records import IDS, MASK, POSITIONS, BatchOutput
+from serving.records import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.base import LaneKind, Runner
-    from serving.engine.padding import Tensors
+    from serving.engine.batches import Tensors
     from serving.records import Array, Batch, ModelSpec, TensorSpec
 
 VERSION = str(ov.__version__)
@@ -36,10 +34,10 @@ ACTIVATION_GROUP = 64
 Measured on the demo model: 32 costs 10% more time for nothing, 128 gains 8% and loses a batch's invariance.
 """
 
-_TYPES = {"float32": "f32", "int32": "i32"}
+_TYPES = {"f32": "float32", "i32": "int32"}
 
 _UNWRITTEN = np.finfo(np.float32).min
-"""Put where an answer goes. With one thread OpenVINO tells of no error: the last answer would pass for the next."""
+"""Put where an answer goes. With one thread OpenVINO reports no error: the last answer would pass for the next."""
 
 _LENGTH_STEP = 8
 _SIGNIFICANT_BITS = 4
@@ -49,51 +47,13 @@ _WARM_TOKENS = 128
 """Padded tokens of the largest batch that is warmed up; beyond it the first sight of a shape is cheap in comparison."""
 
 
-class OpenVinoBackend:
-    """Compiled graphs of the CPU plugin, made from verified bytes."""
+class OpenVinoBackend(CpuBackend):
+    """Compiled graphs of the CPU plugin, made from verified bytes, their small shapes prepared."""
 
     name = "openvino"
-    largest_batch = ANY_BATCH
-    padded_to: Sequence[int] = ()
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
-        """Loads every model and prepares its small shapes.
-
-        Args:
-            models: What to load.
-            threads: Cores to use, the caller's included.
-
-        Raises:
-            BundleError: An artifact's bytes are not those of its manifest, it does not load, or it takes or
-                gives other tensors than the manifest says.
-        """
-        self._lanes = lanes_for(models, threads)
-        self._graphs = [on_lanes(model, self._lanes, threads, _load) for model in models]
-
-    def lanes(self) -> Sequence[LaneKind]:
-        """One wide lane, then the narrow ones."""
-        return self._lanes
-
-    def runner(self, lane: int) -> Runner:
-        """The runner over every model's graphs of that lane."""
-        return _Runner([graphs[lane] for graphs in self._graphs])
-
-
-class _Runner:
-    def __init__(self, models: Sequence[_Model | None]) -> None:
-        self._models = models
-
-    def run(self, batch: Batch) -> BatchOutput:
-        model = self._models[batch.model]
-        if model is None:
-            raise EngineFault("a model was sent to a lane that does not hold it")
-        started = time.perf_counter()
-        try:
-            arrays = model.run(batch)
-        except RuntimeError as error:
-            raise EngineFault(f"OpenVINO: {_reason(error)}") from error
-        finite = finite_rows(arrays, len(batch.texts))
-        return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
+        super().__init__(models, threads, _load)
 
 
 def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
@@ -120,12 +80,12 @@ def _reason(error: RuntimeError) -> str:
 
 
 def _check_tensors(model: ModelSpec, graph: ov.Model) -> None:
-    inputs = {(_name(port), port.get_element_type().get_type_name()) for port in graph.inputs}
-    outputs = [(_name(port), port.get_element_type().get_type_name(), _shape(port)) for port in graph.outputs]
-    if inputs != {(name, "i32") for name in model.inputs}:
-        raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
-    if outputs != [(spec.name, _TYPES[spec.dtype], spec.shape) for spec in model.outputs]:
-        raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
+    inputs = [(_name(port), _dtype(port)) for port in graph.inputs]
+    check_interface(model, inputs, [(_name(port), _dtype(port), _shape(port)) for port in graph.outputs])
+
+
+def _dtype(port: ov.Output) -> str | None:
+    return _TYPES.get(port.get_element_type().get_type_name())
 
 
 def _name(port: ov.Output) -> str:
@@ -153,17 +113,16 @@ class _Model:
             self._warm_up(model.inputs)
 
     def run(self, batch: Batch) -> list[Array]:
-        """The outputs, cut to the batch's own size.
-
-        Raises:
-            RuntimeError: OpenVINO cannot compute it.
-        """
+        """The outputs, cut to the batch's own size."""
         tensors = self._padder.tensors(batch)
         rows, length = len(batch.texts), batch.padded_length
         if self._rounds:
             tensors = _grown(tensors, _few(rows), self._length(length), self._pad_id)
-        request = self._infer(tensors)
-        return [_cut(request, place, spec, rows, length) for place, spec in enumerate(self._outputs)]
+        try:
+            request = self._infer(tensors)
+        except RuntimeError as error:
+            raise EngineFault(f"OpenVINO: {_reason(error)}") from error
+        return [_cut(request, index, spec, rows, length) for index, spec in enumerate(self._outputs)]
 
     def _infer(self, tensors: Tensors) -> ov.InferRequest:
         rows, length = tensors[IDS].shape
@@ -251,7 +210,7 @@ def _grown(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
     return grown
 
 
-def _cut(request: ov.InferRequest, place: int, spec: TensorSpec, rows: int, length: int) -> Array:
+def _cut(request: ov.InferRequest, index: int, spec: TensorSpec, rows: int, length: int) -> Array:
     """An output without the padding; a copy, since OpenVINO writes the next answer over it."""
-    values = request.get_output_tensor(place).data[:rows]
+    values = request.get_output_tensor(index).data[:rows]
     return np.array(values[:, :length] if spec.shape[1] == -1 else values)

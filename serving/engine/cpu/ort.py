@@ -7,30 +7,27 @@ be held once, is batched on the wide session alone.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving.engine.base import ANY_BATCH, read_artifact
-from serving.engine.lanes import lanes_for, on_lanes
-from serving.engine.padding import Padder, finite_rows
+from serving.engine.base import check_interface, read_artifact
+from serving.engine.batches import Padder
+from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
-from serving.records import BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import LaneKind, Runner
-    from serving.records import Batch, ModelSpec
+    from serving.records import Array, Batch, ModelSpec
 
 VERSION = str(ort.__version__)
 
 LOG_ERRORS_ONLY = 3
 
-_TYPES = {"float32": "tensor(float)", "int32": "tensor(int32)"}
+_TYPES = {"tensor(float)": "float32", "tensor(int32)": "int32"}
 
 LOAD_ERRORS = (
     ort_errors.Fail,
@@ -62,64 +59,38 @@ def cuda_version() -> str:
     return str(getattr(ort, "cuda_version", "") or "")
 
 
-class OrtCpuBackend:
+class OrtCpuBackend(CpuBackend):
     """Sessions of the CPU execution provider, made from verified bytes."""
 
     name = "ort-cpu"
-    largest_batch = ANY_BATCH
-    padded_to: Sequence[int] = ()
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
-        """Loads every model.
-
-        Args:
-            models: What to load.
-            threads: Cores to use, the caller's included.
-
-        Raises:
-            BundleError: An artifact's bytes are not those of its manifest, it does not load, or it takes or
-                gives other tensors than the manifest says.
-        """
-        self._lanes = lanes_for(models, threads)
-        self._padders = [Padder(model) for model in models]
-        self._sessions = [on_lanes(model, self._lanes, threads, _sessions) for model in models]
-
-    def lanes(self) -> Sequence[LaneKind]:
-        """One wide lane, then the narrow ones."""
-        return self._lanes
-
-    def runner(self, lane: int) -> Runner:
-        """The runner over every model's session of that lane."""
-        return _OrtRunner([sessions[lane] for sessions in self._sessions], self._padders)
+        super().__init__(models, threads, _load)
 
 
-class _OrtRunner:
-    def __init__(self, sessions: Sequence[ort.InferenceSession | None], padders: Sequence[Padder]) -> None:
-        self._sessions = sessions
-        self._padders = padders
+class _Model:
+    def __init__(self, session: ort.InferenceSession, padder: Padder) -> None:
+        self._session = session
+        self._padder = padder
 
-    def run(self, batch: Batch) -> BatchOutput:
-        session = self._sessions[batch.model]
-        if session is None:
-            raise EngineFault("a model was sent to a lane that does not hold it")
-        started = time.perf_counter()
+    def run(self, batch: Batch) -> Sequence[Array]:
         try:
-            arrays = session.run(None, self._padders[batch.model].tensors(batch))
+            arrays: Sequence[Array] = self._session.run(None, self._padder.tensors(batch))
         except RUN_ERRORS as error:
             raise EngineFault(f"ONNX Runtime: {error}") from error
-        finite = finite_rows(arrays, len(batch.texts))
-        return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
+        return arrays
 
 
-def _sessions(model: ModelSpec, threads: Sequence[int]) -> list[ort.InferenceSession]:
-    """One session for each number of threads, from one reading of the file."""
+def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
+    """The model once for each number of threads, from one reading of the file."""
     data = read_artifact(Path(model.path), model.sha256)
     try:
         sessions = [_session(data, count) for count in threads]
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
     check_tensors(model, sessions[0])
-    return sessions
+    padder = Padder(model)
+    return [_Model(session, padder) for session in sessions]
 
 
 def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
@@ -128,12 +99,9 @@ def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
     Raises:
         BundleError: They differ.
     """
-    inputs = {(tensor.name, tensor.type) for tensor in session.get_inputs()}
-    outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in session.get_outputs()]
-    if inputs != {(name, "tensor(int32)") for name in model.inputs}:
-        raise BundleError(f"{model.path}: the graph's inputs are not those of the manifest")
-    if outputs != [(spec.name, _TYPES[spec.dtype], spec.shape) for spec in model.outputs]:
-        raise BundleError(f"{model.path}: the graph's outputs are not those of the manifest")
+    inputs = [(tensor.name, _TYPES.get(tensor.type)) for tensor in session.get_inputs()]
+    outputs = [(tensor.name, _TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
+    check_interface(model, inputs, outputs)
 
 
 def _fixed(shape: Sequence[object]) -> tuple[int, ...]:

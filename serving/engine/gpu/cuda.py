@@ -1,8 +1,7 @@
 """A card and what an engine does on it: memory, one stream, graphs, and the end when the card is lost.
 
-Everything of an engine runs in one stream, so one thing follows another without further ado, and what the contexts of
-all models need for a moment can lie in one place. Memory is taken once, while models load, and stays where it is:
-a graph remembers addresses.
+Everything of an engine runs in one stream: work needs no other order, and the contexts of all models can share their
+scratch memory. Memory is taken once, while models load, and stays where it is: a graph remembers addresses.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from serving.records import Array
 
 log = logging.getLogger("bertserve.engine")
-
-ALIGNMENT = 256
-"""Of buffers inside one allocation, as CUDA aligns its own."""
 
 _RESERVE_SHARE = 0.05
 """Of a card's memory that graphs leave free: for what libraries take while they run."""
@@ -88,7 +84,7 @@ class Device:
 
         Args:
             driver: The driver.
-            ordinal: The card's place among those that this process may use.
+            ordinal: The card's index among those that this process may use.
 
         Raises:
             CudaError: It cannot be used.
@@ -120,9 +116,9 @@ class Device:
             raise
 
     def scratch(self, size: int) -> int:
-        """The one place for what every context needs while it runs, at least so large.
+        """The address of the memory that all contexts share while they run, at least so large.
 
-        Asked for by all before anything runs: a larger one lies elsewhere, and the one before is given back.
+        It is reserved before anything runs: a larger one lies elsewhere, and the one before is given back.
         """
         if size > self._scratch_size:
             if self._scratch:

@@ -7,13 +7,14 @@ bindings do: each of their functions returns a status first and then its results
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 Native = Any
 """A module or an object of the bindings, which have no types."""
 
 SUCCESS = 0
-INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 OLD_DRIVER = 35
@@ -64,15 +65,16 @@ class CudaError(Exception):
         return self.code == OUT_OF_MEMORY
 
 
-class CardInfo(NamedTuple):
-    """What the driver says of a card.
+class Card(msgspec.Struct, frozen=True):
+    """A GPU that this process may use.
 
     Attributes:
-        ordinal: Its place among those that this process may use.
+        ordinal: Its index among them, in CUDA's order.
         name: As its maker calls it.
-        uuid: What it is called everywhere: `GPU-` and 32 digits in groups.
+        uuid: Its identity, as NVML has it too: `GPU-` and 32 digits in groups.
         compute_capability: Major and minor.
         memory_bytes: All that it has.
+        free_bytes: What nobody had taken when `discovery` looked.
     """
 
     ordinal: int
@@ -80,6 +82,12 @@ class CardInfo(NamedTuple):
     uuid: str
     compute_capability: tuple[int, int]
     memory_bytes: int
+    free_bytes: int = 0
+
+    @property
+    def target(self) -> str:
+        """What artifacts for it are for, as `sm75`."""
+        return "sm{}{}".format(*self.compute_capability)
 
 
 class Driver:
@@ -107,11 +115,11 @@ class Driver:
         number = int(self._call("cuDriverGetVersion"))
         return number // 1000, number % 1000 // 10
 
-    def cards(self) -> list[CardInfo]:
+    def cards(self) -> list[Card]:
         """Every card that this process may use, in CUDA's order."""
         return [self.card(ordinal) for ordinal in range(int(self._call("cuDeviceGetCount")))]
 
-    def card(self, ordinal: int) -> CardInfo:
+    def card(self, ordinal: int) -> Card:
         """One of them."""
         device = self._call("cuDeviceGet", ordinal)
         attributes = self._cuda.CUdevice_attribute
@@ -123,7 +131,7 @@ class Driver:
         uuid = bytes(self._call("cuDeviceGetUuid", device).bytes).hex()
         parts = (uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:])
         memory = int(self._call("cuDeviceTotalMem", device))
-        return CardInfo(ordinal, name, f"GPU-{'-'.join(parts)}", (major, minor), memory)
+        return Card(ordinal, name, f"GPU-{'-'.join(parts)}", (major, minor), memory)
 
     # A card in use: the primary context, which libraries that use CUDA's runtime share.
 
@@ -154,10 +162,6 @@ class Driver:
     def allocate_pinned(self, size: int) -> int:
         """The address of so many bytes of this machine's memory that the card reads and writes by itself."""
         return int(self._call("cuMemAllocHost", size))
-
-    def free_pinned(self, address: int) -> None:
-        """Gives them back."""
-        self._call("cuMemFreeHost", address)
 
     def copy_in(self, card: int, host: int, size: int, stream: int) -> None:
         """Queues a copy to the card; the host's bytes must be pinned and stay as they are until it is done."""
@@ -199,20 +203,6 @@ class Driver:
     def destroy_graph(self, graph: int) -> None:
         """Gives an executable graph back."""
         self._call("cuGraphExecDestroy", graph)
-
-    # Time, as the card measures it.
-
-    def event(self) -> int:
-        """A mark that can be queued."""
-        return int(self._call("cuEventCreate", 0))
-
-    def record(self, event: int, stream: int) -> None:
-        """Queues it."""
-        self._call("cuEventRecord", event, stream)
-
-    def elapsed_ms(self, first: int, last: int) -> float:
-        """Milliseconds from one to another, both of which the card has passed."""
-        return float(self._call("cuEventElapsedTime", first, last))
 
     def _call(self, name: str, *arguments: Native) -> Native:
         """One call; its result, or a tuple of several."""

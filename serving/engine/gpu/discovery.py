@@ -11,11 +11,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
+
+if TYPE_CHECKING:
+    from serving.engine.gpu.cuda_driver import Card, Driver
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
@@ -27,31 +30,6 @@ Runtime = Literal["ort-cuda", "rtx", "enterprise"]
 """ONNX Runtime's CUDA provider, and the flavours of TensorRT."""
 
 _PROVIDER = "CUDAExecutionProvider"
-
-
-class Card(msgspec.Struct, frozen=True):
-    """A GPU that this process may use.
-
-    Attributes:
-        ordinal: Its place among them.
-        name: As its maker calls it.
-        uuid: Its identity, as NVML has it too.
-        compute_capability: Major and minor.
-        memory_bytes: All that it has.
-        free_bytes: What nobody had taken.
-    """
-
-    ordinal: int
-    name: str
-    uuid: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    free_bytes: int
-
-    @property
-    def target(self) -> str:
-        """What artifacts for it are for, as `sm75`."""
-        return "sm{}{}".format(*self.compute_capability)
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -109,7 +87,7 @@ def found() -> Machine:
     """The same in this process."""
     try:
         driver = cuda_driver.load()
-        cards = tuple(_card(driver, info) for info in driver.cards())
+        cards = tuple(_with_free_memory(driver, card) for card in driver.cards())
         cuda = driver.version()
     except cuda_driver.CudaError as error:
         return Machine(problem=cuda_driver.explained(error), broken=error.code not in cuda_driver.NOTHING_HERE)
@@ -122,10 +100,10 @@ def found() -> Machine:
     )
 
 
-def _card(driver: cuda_driver.Driver, info: cuda_driver.CardInfo) -> Card:
-    driver.use(info.ordinal)
+def _with_free_memory(driver: Driver, card: Card) -> Card:
+    driver.use(card.ordinal)
     free, _ = driver.memory()
-    return Card(info.ordinal, info.name, info.uuid, info.compute_capability, info.memory_bytes, free)
+    return msgspec.structs.replace(card, free_bytes=free)
 
 
 def _onnx_runtime() -> Library:

@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from serving.engine.base import LaneKind
+from serving.engine.batches import Padder, finite_rows
 from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
-from serving.engine.padding import Padder, finite_rows
-from serving.errors import EngineFault
+from serving.errors import BundleError, EngineFault
 from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
 from serving.scheduling.buckets import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from serving.engine.base import Runner
+    from serving.engine.batches import Tensors
     from serving.engine.gpu.cuda import Device
-    from serving.engine.padding import Tensors
     from serving.records import Array, ModelSpec, TensorSpec
 
 log = logging.getLogger("bertserve.engine")
@@ -37,7 +39,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 """Texts in a batch; others are padded up, and what is larger runs in several."""
 
 MASK_SIZES = (1, 2, 4, 8, 16)
-"""Masks of a text, likewise; the optimization profiles of engines end there."""
+"""Masks of a text, padded up in the same way; the optimization profiles of engines end there."""
 
 GRAPH_BYTES = 1 << 30
 """Memory that the graphs of all models may take."""
@@ -49,7 +51,7 @@ _FULL = re.compile(r"out ?of ?memory|failed to allocate memory|memory does not s
 
 
 class Shape(NamedTuple):
-    """What a batch is padded to; `masks` is 0 where the model takes no places."""
+    """What a batch is padded to; `masks` is 0 where the model takes no mask positions."""
 
     rows: int
     length: int
@@ -146,7 +148,12 @@ class ModelBuffers:
 
 
 class GpuModel:
-    """One model; used by one thread at a time."""
+    """One model; used by one thread at a time.
+
+    Attributes:
+        spec: What it is.
+        shapes: All that it may be padded to, in the order in which they are captured.
+    """
 
     def __init__(
         self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
@@ -161,13 +168,13 @@ class GpuModel:
             shapes: All that it may be padded to.
         """
         self._device = device
-        self._spec = spec
+        self.spec = spec
         self._tensors = tensors
         self._program = program
         self._padder = Padder(spec)
         self._pad_id = spec.special_ids.get("pad", 0)
         self._graphs: dict[Shape, int] = {}
-        self._shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
+        self.shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
         self._prepared: set[Shape] = set()
         self._eager = False
         self._thread = threading.get_ident()
@@ -184,7 +191,7 @@ class GpuModel:
             ProgramError: The library did.
         """
         started, made = time.perf_counter(), 0
-        shapes = [shape for shape in self._shapes if shape.masks <= 1]
+        shapes = [shape for shape in self.shapes if shape.masks <= 1]
         for shape in shapes:
             if not budget.allows:
                 break
@@ -194,19 +201,8 @@ class GpuModel:
             made += 1
         log.info(
             "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the card",
-            *(self._spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
+            *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
         )
-
-    @property
-    def shapes(self) -> Sequence[Shape]:
-        """All that it may be padded to, in the order in which they are captured."""
-        return self._shapes
-
-    def forget_graphs(self) -> None:
-        """Runs everything piece by piece from now on."""
-        for graph in self._graphs.values():
-            self._device.driver.destroy_graph(graph)
-        self._graphs.clear()
 
     def run(self, batch: Batch) -> BatchOutput:
         """Runs a batch, in several parts where it is larger than the largest shape.
@@ -253,14 +249,14 @@ class GpuModel:
         """A part's arrays; where it has more masks than a shape, those of some after the other."""
         if POSITIONS not in tensors:
             return self._once(tensors, Shape(_fitting(SIZES, len(tensors[IDS])), length), padded)
-        places = tensors[POSITIONS]
-        found = []
-        for at in range(0, places.shape[1], MASK_SIZES[-1]):
-            some = places[:, at : at + MASK_SIZES[-1]]
+        positions = tensors[POSITIONS]
+        parts = []
+        for at in range(0, positions.shape[1], MASK_SIZES[-1]):
+            some = positions[:, at : at + MASK_SIZES[-1]]
             masks = _fitting(MASK_SIZES, some.shape[1])
-            shape = Shape(_fitting(SIZES, len(places)), length, masks)
-            found.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
-        return found[0] if len(found) == 1 else _joined(found, axis=1)
+            shape = Shape(_fitting(SIZES, len(positions)), length, masks)
+            parts.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
+        return parts[0] if len(parts) == 1 else _joined(parts, axis=1)
 
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
         """What the card answers to tensors that fit a shape; `width` is what they have of what varies."""
@@ -273,7 +269,7 @@ class GpuModel:
             self._queue(shape)
         self._device.wait()
         rows = len(tensors[IDS])
-        return [self._read(spec, shape, rows, width) for spec in self._spec.outputs]
+        return [self._read(spec, shape, rows, width) for spec in self.spec.outputs]
 
     def _write(self, tensors: Tensors, shape: Shape) -> None:
         """Fills the pinned inputs; rows beyond the batch repeat its first one, so that they hold a real text."""
@@ -293,7 +289,7 @@ class GpuModel:
         for name, buffer in self._tensors.inputs.items():
             buffer.send(shape.input(name))
         self._program.enqueue(shape, eager=self._eager)
-        for spec in self._spec.outputs:
+        for spec in self.spec.outputs:
             self._tensors.outputs[spec.name].fetch(shape.output(spec))
 
     def _prepare(self, shape: Shape, *, graph: bool) -> None:
@@ -327,15 +323,37 @@ class GpuModel:
             yield {name: values[at : at + most] for name, values in tensors.items()}
 
 
-class GpuRunner:
-    """The lane of a card: runs a batch on the model that it is for.
+class GpuBackend:
+    """Models on one GPU, which is one lane; it is that lane's runner too.
 
     Attributes:
         models: All of them, by their index.
     """
 
-    def __init__(self, models: Sequence[GpuModel]) -> None:
+    name: str
+    largest_batch = SIZES[-1]
+    padded_to: Sequence[int] = SIZES
+
+    def __init__(self, device: Device, models: Sequence[GpuModel]) -> None:
+        """Captures the graphs of every model.
+
+        Raises:
+            BundleError: The library cannot run one of them.
+            CudaError: The card has no room, or failed.
+        """
         self.models = models
+        budget = GraphBudget(device)
+        for model in models:
+            try:
+                model.capture(budget)
+            except ProgramError as error:
+                raise BundleError(f"{model.spec.path}: {error}") from error
+
+    def lanes(self) -> Sequence[LaneKind]:
+        return [LaneKind.WIDE]
+
+    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
+        return self
 
     def run(self, batch: Batch) -> BatchOutput:
         """As `GpuModel.run`."""

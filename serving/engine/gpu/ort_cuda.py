@@ -12,24 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from serving.engine.base import LaneKind, read_artifact
+from serving.engine.base import read_artifact
 from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors
-from serving.engine.gpu.model import (
-    SIZES,
-    GpuModel,
-    GpuRunner,
-    GraphBudget,
-    ModelBuffers,
-    ProgramError,
-    lengths_for,
-    shapes_for,
-)
+from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, ProgramError, lengths_for, shapes_for
 from serving.errors import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import Runner
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import Shape
     from serving.records import ModelSpec
@@ -42,12 +32,10 @@ _NO_GRAPH = "-1"
 """ONNX Runtime's annotation of a run that neither makes nor uses a graph."""
 
 
-class OrtCudaBackend:
+class OrtCudaBackend(GpuBackend):
     """Sessions of the CUDA provider, made from verified bytes."""
 
     name = "ort-cuda"
-    largest_batch = SIZES[-1]
-    padded_to: Sequence[int] = SIZES
 
     def __init__(self, models: Sequence[ModelSpec], device: Device, max_batch_tokens: int) -> None:
         """Loads every model and captures its graphs.
@@ -66,21 +54,7 @@ class OrtCudaBackend:
             raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
         # Finds CUDA's and cuDNN's libraries where pip has put them.
         ort.preload_dlls()
-        budget = GraphBudget(device)
-        self._models = [_model(spec, device, max_batch_tokens) for spec in models]
-        for model, spec in zip(self._models, models, strict=True):
-            try:
-                model.capture(budget)
-            except ProgramError as error:
-                raise BundleError(f"{spec.path}: {error}") from error
-
-    def lanes(self) -> Sequence[LaneKind]:
-        """The card is one lane."""
-        return [LaneKind.WIDE]
-
-    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
-        """The runner of every model."""
-        return GpuRunner(self._models)
+        super().__init__(device, [_model(spec, device, max_batch_tokens) for spec in models])
 
 
 def _model(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:

@@ -12,35 +12,26 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import LaneKind, read_artifact
+from serving.engine.base import check_interface, read_artifact
 from serving.engine.gpu import tensorrt_library
-from serving.engine.gpu.model import (
-    MASK_SIZES,
-    SIZES,
-    GpuModel,
-    GpuRunner,
-    GraphBudget,
-    ModelBuffers,
-    ProgramError,
-    shapes_for,
-)
+from serving.engine.gpu.model import MASK_SIZES, GpuBackend, GpuModel, ModelBuffers, ProgramError, shapes_for
 from serving.errors import BundleError
+from serving.records import KernelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.base import Runner
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import Shape
     from serving.engine.gpu.tensorrt_library import Native
-    from serving.records import EngineBuild, KernelFiles, ModelSpec, ShapeProfile
+    from serving.records import EngineBuild, ModelSpec, ShapeProfile
 
 log = logging.getLogger("bertserve.engine")
 
 _VERSION_PARTS = 3
 
 
-class TensorRtBackend:
+class TensorRtBackend(GpuBackend):
     """Engines of verified bytes, of whichever flavour built them.
 
     Attributes:
@@ -48,8 +39,6 @@ class TensorRtBackend:
     """
 
     name = "tensorrt"
-    largest_batch = SIZES[-1]
-    padded_to: Sequence[int] = SIZES
 
     def __init__(
         self,
@@ -73,33 +62,20 @@ class TensorRtBackend:
         """
         flavours = {_build(spec).flavour for spec in models}
         try:
-            self._libraries = {flavour: _Library(flavour) for flavour in sorted(flavours)}
+            libraries = {flavour: _Library(flavour) for flavour in sorted(flavours)}
         except tensorrt_library.LibraryMissing as error:
             raise BundleError(str(error)) from error
-        self.version = ", ".join(library.version for library in self._libraries.values())
+        self.version = ", ".join(library.version for library in libraries.values())
         opened = [
-            _Opened(self._libraries[_build(spec).flavour], spec, device, kernels[place] if kernels else None)
-            for place, spec in enumerate(models)
+            _Opened(libraries[_build(spec).flavour], spec, device, files)
+            for spec, files in zip(models, kernels or [KernelFiles()] * len(models), strict=True)
         ]
         # All contexts run in one stream, so what they need for a moment can be the same memory.
         scratch_size = max(engine.scratch_size for engine in opened)
         scratch = device.scratch(scratch_size)
-        budget = GraphBudget(device)
-        self._models = [engine.model(scratch, scratch_size, max_batch_tokens) for engine in opened]
-        for engine, model in zip(opened, self._models, strict=True):
-            try:
-                model.capture(budget)
-            except ProgramError as error:
-                raise BundleError(f"{engine.spec.path}: {error}") from error
+        super().__init__(device, [engine.model(scratch, scratch_size, max_batch_tokens) for engine in opened])
+        for engine in opened:
             engine.keep_kernels()
-
-    def lanes(self) -> Sequence[LaneKind]:
-        """The card is one lane."""
-        return [LaneKind.WIDE]
-
-    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
-        """The runner of every model."""
-        return GpuRunner(self._models)
 
 
 class _Library:
@@ -122,7 +98,7 @@ class _Library:
 class _Opened:
     """One model's engine and its contexts, by the length of their profiles."""
 
-    def __init__(self, library: _Library, spec: ModelSpec, device: Device, kernels: KernelFiles | None) -> None:
+    def __init__(self, library: _Library, spec: ModelSpec, device: Device, kernels: KernelFiles) -> None:
         self.spec = spec
         self._library = library
         self._device = device
@@ -134,7 +110,7 @@ class _Opened:
         if self._engine is None:
             raise BundleError(f"{spec.path}: {library.reason()}")
         _check_tensors(library.module, self._engine, spec)
-        self._contexts = {profile.max[1]: self._context(place) for place, profile in enumerate(_build(spec).profiles)}
+        self._contexts = {profile.max[1]: self._context(index) for index, profile in enumerate(_build(spec).profiles)}
         device.wait()
 
     @property
@@ -161,7 +137,7 @@ class _Opened:
 
     def keep_kernels(self) -> None:
         """Writes what was compiled to where the server takes it from; a start without it is only slower."""
-        if self._cache is None or self._kernels is None or not self._kernels.write:
+        if self._cache is None or not self._kernels.write:
             return
         try:
             Path(self._kernels.write).write_bytes(bytes(self._cache.serialize()))
@@ -209,15 +185,15 @@ class _Opened:
 
     def _recall(self, cache: Native) -> None:
         """Reads what an earlier start compiled; the library refuses what another driver or card has made."""
-        if self._kernels is None or not self._kernels.read:
+        if not self._kernels.read:
             return
         try:
-            known = read_artifact(Path(self._kernels.read), self._kernels.sha256)
+            kernels = read_artifact(Path(self._kernels.read), self._kernels.sha256)
         except (OSError, BundleError) as error:
-            log.warning("the kept kernels of %s cannot be read: %s", self.spec.name, error)
+            log.warning("the cached kernels of %s cannot be read: %s", self.spec.name, error)
             return
-        if not cache.deserialize(known):
-            log.info("the kept kernels of %s are of another driver or card: compiling anew", self.spec.name)
+        if not cache.deserialize(kernels):
+            log.info("the cached kernels of %s are of another driver or card: compiling anew", self.spec.name)
 
 
 class _TrtProgram:
@@ -257,13 +233,17 @@ def _holds(profile: ShapeProfile, shape: Shape) -> bool:
 
 
 def _check_tensors(library: Native, engine: Native, spec: ModelSpec) -> None:
-    """Holds what an engine takes and answers against the manifest."""
-    names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
-    inputs = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
+    """Holds what an engine takes and answers against the manifest, whose order of outputs an engine need not keep."""
     types = {library.int32: "int32", library.float32: "float32"}
-    found = {name: (types.get(engine.get_tensor_dtype(name)), tuple(engine.get_tensor_shape(name))) for name in names}
-    if set(inputs) != set(spec.inputs) or any(found[name] != ("int32", (-1, -1)) for name in inputs):
-        raise BundleError(f"{spec.path}: the engine's inputs are not those of the manifest")
-    outputs = {name: said for name, said in found.items() if name not in inputs}
-    if outputs != {output.name: (output.dtype, output.shape) for output in spec.outputs}:
-        raise BundleError(f"{spec.path}: the engine's outputs are not those of the manifest")
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    inputs = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
+    dtypes = {name: types.get(engine.get_tensor_dtype(name)) for name in names}
+    shapes = {name: tuple(engine.get_tensor_shape(name)) for name in names}
+    order = [output.name for output in spec.outputs]
+    outputs = sorted(set(names) - set(inputs), key=lambda name: order.index(name) if name in order else len(order))
+    check_interface(
+        spec,
+        [(name, dtypes[name] if shapes[name] == (-1, -1) else None) for name in inputs],
+        [(name, dtypes[name], shapes[name]) for name in outputs],
+        "engine",
+    )

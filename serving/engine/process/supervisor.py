@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from serving.engine.base import Engine
-from serving.engine.lanes import lanes_for
+from serving.engine.base import Engine, lanes_for
 from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable

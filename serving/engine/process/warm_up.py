@@ -17,7 +17,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from serving.engine.base import LaneKind
-from serving.engine.cpu.one_by_one import OneByOne
+from serving.engine.batches import OneByOne
 from serving.errors import BundleError, EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
 from serving.scheduling.buckets import BUCKETS

@@ -20,7 +20,7 @@ import msgspec
 
 from serving import logs
 from serving.engine.base import DeviceLost
-from serving.engine.cpu.one_by_one import OneByOne
+from serving.engine.batches import OneByOne
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.gpu import cuda_driver
 from serving.engine.gpu.cuda import Device

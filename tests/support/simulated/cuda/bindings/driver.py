@@ -106,7 +106,6 @@ class Machine:
         self.pinned: dict[int, Any] = {}
         self.streams: dict[int, Stream] = {}
         self.graphs: dict[int, list[Callable[[], None]]] = {}
-        self.events: dict[int, float] = {}
         self.graph_bytes = 0
         self.numbers = itertools.count(1000)
         self.thread = threading.local()
@@ -262,12 +261,6 @@ def cuMemAllocHost(bytesize: int) -> tuple[CUresult, int | None]:
     return (OK, _keep(MACHINE.pinned, bytesize)) if status is OK else (status, None)
 
 
-def cuMemFreeHost(p: int) -> tuple[CUresult]:
-    """Gives it back."""
-    del MACHINE.pinned[p]
-    return (MACHINE.begin("cuMemFreeHost"),)
-
-
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> tuple[CUresult]:
     """Queues a copy to the card."""
     return _copy("cuMemcpyHtoDAsync", dstDevice, srcHost, ByteCount, hStream, MACHINE.memory, MACHINE.pinned)
@@ -351,28 +344,6 @@ def cuGraphLaunch(hGraphExec: int, hStream: int) -> tuple[CUresult]:
         for work in MACHINE.graphs[int(hGraphExec)]:
             give(hStream, work)
     return (status,)
-
-
-def cuEventCreate(Flags: int) -> tuple[CUresult, Handle]:
-    """A mark."""
-    del Flags
-    return MACHINE.begin("cuEventCreate"), Handle(next(MACHINE.numbers))
-
-
-def cuEventRecord(hEvent: int, hStream: int) -> tuple[CUresult]:
-    """Queues it."""
-
-    def mark() -> None:
-        MACHINE.events[int(hEvent)] = time.perf_counter()
-
-    give(hStream, mark)
-    return (MACHINE.begin("cuEventRecord"),)
-
-
-def cuEventElapsedTime(hStart: int, hEnd: int) -> tuple[CUresult, float]:
-    """Milliseconds between two marks."""
-    spent = MACHINE.events[int(hEnd)] - MACHINE.events[int(hStart)]
-    return MACHINE.begin("cuEventElapsedTime"), 1e3 * spent
 
 
 def _keep(place: dict[int, Any], size: int) -> int:

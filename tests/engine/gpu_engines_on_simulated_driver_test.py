@@ -1,4 +1,8 @@
-"""Both GPU engines on a simulated card, beside the same graphs on the CPU."""
+"""Both GPU engines behind a simulated driver, whose kernels are the same graphs run by ONNX Runtime on the CPU.
+
+So what is compared here is everything of ours around the kernels: padding, parts, copies, graphs and failures. What a
+real card computes is compared with the CPU by tests/gpu.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +213,7 @@ def test_what_tensorrt_refuses_is_told_apart_by_the_card(
     """The library says no: where the card still works the batch has failed, else the device is lost."""
     gpu = bench.load(flavour, [specs["embed"]])
     model: Any = gpu.runner(0)
-    model.models[0].forget_graphs()
+    model.models[0]._graphs.clear()
     for context in bench.libraries[flavour].Engine.opened[0].contexts:
         context.fails = True
     with pytest.raises(EngineFault, match="enqueueV3"):
@@ -310,10 +314,10 @@ def test_compiled_kernels_are_kept_and_read_again(
     assert again.configs[0].cache.known == kept.read_bytes()
     bench.machine.driver = 13010
     bench.load("rtx", [specs["embed"]], files)
-    assert "the kept kernels of embed are of another driver or card: compiling anew" in caplog.text
+    assert "the cached kernels of embed are of another driver or card: compiling anew" in caplog.text
     kept.write_bytes(b"something else")
     bench.load("rtx", [specs["embed"]], files)
-    assert "the kept kernels of embed cannot be read" in caplog.text
+    assert "the cached kernels of embed cannot be read" in caplog.text
 
 
 def prepare_trt(bench: Bench, plans: Sequence[ModelSpec]) -> Backend:

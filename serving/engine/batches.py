@@ -1,0 +1,125 @@
+"""Batches to the rectangular tensors that a graph takes, the check of its answers, and batches run text by text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from serving.records import IDS, MASK, POSITIONS, TYPES, Batch, BatchOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.engine.base import Runner
+    from serving.records import Array, ModelSpec
+
+Tensors = dict[str, "NDArray[np.int32]"]
+
+
+class Padder:
+    """Makes a graph's inputs.
+
+    `input_ids`, `attention_mask` and `token_type_ids` are int32 [texts, longest]; `mask_positions` is int32
+    [texts, masks], the positions of each text's mask tokens, then zeros. A single text, which is the common
+    case, costs no copy: its ids are used where they lie, and the mask and segments are slices of constants.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._inputs = frozenset(model.inputs)
+        self._ones = np.ones((1, model.max_length), np.int32)
+        self._zeros = np.zeros((1, model.max_length), np.int32)
+        self._pad_id = model.special_ids.get("pad", 0)
+        self._mask_id = model.special_ids.get("mask", -1)
+
+    def tensors(self, batch: Batch) -> Tensors:
+        """The batch's tensors, valid until the batch is gone."""
+        tensors = self._rectangles(batch)
+        if TYPES not in self._inputs:
+            del tensors[TYPES]
+        if POSITIONS in self._inputs:
+            tensors[POSITIONS] = _positions(tensors[IDS], self._mask_id)
+        return tensors
+
+    def _rectangles(self, batch: Batch) -> Tensors:
+        if len(batch.texts) == 1:
+            text = batch.texts[0]
+            ids = np.frombuffer(text.ids, np.int32).reshape(1, -1)
+            length = ids.shape[1]
+            types = self._zeros[:, :length]
+            if text.type_ids is not None:
+                types = np.frombuffer(text.type_ids, np.int32).reshape(1, -1)
+            return {IDS: ids, MASK: self._ones[:, :length], TYPES: types}
+        shape = (len(batch.texts), batch.padded_length)
+        ids = np.full(shape, self._pad_id, np.int32)
+        mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for row, text in enumerate(batch.texts):
+            length = len(text.ids)
+            ids[row, :length] = text.ids
+            mask[row, :length] = 1
+            if text.type_ids is not None:
+                types[row, :length] = text.type_ids
+        return {IDS: ids, MASK: mask, TYPES: types}
+
+
+def _positions(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
+    """The positions of a token in each row; at least one column, since no graph takes an empty tensor."""
+    matches = ids == token
+    most = max(1, int(matches.sum(axis=1).max()))
+    # A stable sort of "is not the token" brings its positions to the front, in order.
+    positions = np.argsort(~matches, axis=1, kind="stable")[:, :most].astype(np.int32)
+    positions[~np.take_along_axis(matches, positions, axis=1)] = 0
+    return positions
+
+
+def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
+    """For each text, whether all its numbers in all outputs are finite.
+
+    A sum of squares is finite only if every number is, so one product settles the common case (`vdot`, which
+    unlike `dot` does not warn of what overflows); a sum that does is looked at number by number.
+    """
+    if all(math.isfinite(np.vdot(array, array)) for array in arrays if array.dtype == np.float32):
+        return [True] * texts
+    rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
+    return [bool(row) for row in np.logical_and.reduce(rows)]
+
+
+class OneByOne:
+    """A runner that computes each text alone where its model is not batch-invariant.
+
+    A busy lane is given several short texts at once all the same: one frame, one wake-up and one answer for all of
+    them cost the server and the lane's thread little more than for a single one, since whatever runs between two
+    inferences runs with cold caches.
+    """
+
+    def __init__(self, runner: Runner, models: Sequence[ModelSpec]) -> None:
+        self._runner = runner
+        self._batched = [model.batch_invariant for model in models]
+
+    def run(self, batch: Batch) -> BatchOutput:
+        """Runs a batch, together or one by one.
+
+        Raises:
+            EngineFault: One of its texts failed.
+        """
+        if len(batch.texts) == 1 or self._batched[batch.model]:
+            return self._runner.run(batch)
+        outputs = [self._runner.run(Batch(batch.model, [text])) for text in batch.texts]
+        return BatchOutput(
+            arrays=[_stacked(arrays) for arrays in zip(*[output.arrays for output in outputs], strict=True)],
+            finite=[flag for output in outputs for flag in output.finite],
+            compute_us=sum(output.compute_us for output in outputs),
+        )
+
+
+def _stacked(arrays: Sequence[Array]) -> Array:
+    """Arrays of one text each as one array; an output of a token each is padded to the longest text."""
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return cast("Array", np.concatenate(arrays))
+    longest = max(array.shape[1] for array in arrays)
+    rest = [(0, 0)] * (arrays[0].ndim - 2)
+    padded = [np.pad(array, [(0, 0), (0, longest - array.shape[1]), *rest]) for array in arrays]
+    return cast("Array", np.concatenate(padded))

@@ -1,0 +1,80 @@
+"""What the engines for CPUs share: models on lanes, and a runner over one lane's models."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from serving.engine.base import ANY_BATCH, LaneKind, lanes_for
+from serving.engine.batches import finite_rows
+from serving.errors import EngineFault
+from serving.records import BatchOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.engine.base import Runner
+    from serving.records import Array, Batch, ModelSpec
+
+
+class LaneModel(Protocol):
+    """A model on one lane."""
+
+    def run(self, batch: Batch) -> Sequence[Array]:
+        """The graph's outputs.
+
+        Raises:
+            EngineFault: The library cannot compute them.
+        """
+
+
+class CpuBackend:
+    """Models on one wide lane, and where they are small or not batched on narrow ones too."""
+
+    name: str
+    largest_batch = ANY_BATCH
+    padded_to: Sequence[int] = ()
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        threads: int,
+        load: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]],
+    ) -> None:
+        """Loads every model.
+
+        Args:
+            models: What to load.
+            threads: Cores to use, the caller's included.
+            load: Makes a `LaneModel` for each of some numbers of threads, the wide lane's first.
+
+        Raises:
+            BundleError: An artifact's bytes are not those of its manifest, it does not load, or it takes or
+                gives other tensors than the manifest says.
+        """
+        self._lanes = lanes_for(models, threads)
+        self._models: list[list[LaneModel | None]] = []
+        for model in models:
+            lanes = self._lanes if model.narrow else self._lanes[:1]
+            loaded = load(model, [threads if lane is LaneKind.WIDE else 1 for lane in lanes])
+            self._models.append([*loaded, *[None] * (len(self._lanes) - len(loaded))])
+
+    def lanes(self) -> Sequence[LaneKind]:
+        return self._lanes
+
+    def runner(self, lane: int) -> Runner:
+        return _Runner([lanes[lane] for lanes in self._models])
+
+
+class _Runner:
+    def __init__(self, models: Sequence[LaneModel | None]) -> None:
+        self._models = models
+
+    def run(self, batch: Batch) -> BatchOutput:
+        model = self._models[batch.model]
+        if model is None:
+            raise EngineFault("a model was sent to a lane that does not hold it")
+        started = time.perf_counter()
+        arrays = model.run(batch)
+        finite = finite_rows(arrays, len(batch.texts))
+        return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
