@@ -64,8 +64,6 @@ OTHER_PACKAGES = {
 OLD_ARROWS = {"inference": "telemetry"}
 OLD_CIRCLES = {
     "serving": {"inference", "telemetry"},
-    "serving.grpc": {"calls", "conversation", "guard", "port"},
-    "serving.grpc.h2": {"connection", "sending", "streams"},
 }
 
 
@@ -182,6 +180,13 @@ def test_scheduling_reads_no_clock_and_does_no_io() -> None:
         assert not module.reaches("time", "asyncio", "socket", "threading", "os"), module.name
 
 
+def test_http_2_stands_alone() -> None:
+    """Bytes in, events and bytes out: no socket, no loop, no clock, no settings."""
+    for module in _below("serving.grpc.h2"):
+        assert all(_lies_in(name, "serving.grpc.h2") for name in module.project_imports), module.name
+        assert not module.reaches("time", "asyncio", "socket", "ssl", "threading", "os", "logging"), module.name
+
+
 def test_transport_sees_the_pipeline_alone() -> None:
     """How work is queued and done is not a protocol's business."""
     for module in _below("serving.http", "serving.grpc", "serving.oip", "serving.net"):
@@ -260,7 +265,7 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 
 BROAD_HANDLERS = {
     "serving.http.exchange": "the HTTP boundary",
-    "serving.grpc.guard": "the gRPC boundary",
+    "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",

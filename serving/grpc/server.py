@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from serving.grpc.h2.connection import Http2Connection
-from serving.grpc.port import Port
+from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import CallDispatch
 from serving.grpc.services.health import SERVICE as HEALTH
 from serving.grpc.services.health import HealthService
 from serving.grpc.services.inference import SERVICE, InferenceService
@@ -53,8 +53,8 @@ class GrpcListener:
         methods = InferenceService(v2_service, pipeline).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
-        self._port = Port(methods, settings, record_error, keys, observer)
-        self._acceptor = Acceptor(opened, lambda: Http2Connection(self._port), tls, "h2")
+        self._calls = CallDispatch(methods, settings, record_error, keys, observer)
+        self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2")
         keep_alive(opened)
         self._clock: asyncio.TimerHandle | None = None
         v2_service.lifecycle.subscribe(self._follow)
@@ -67,7 +67,7 @@ class GrpcListener:
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._port.connections)
+        return len(self._calls.connections)
 
     async def start(self) -> None:
         """Accepts connections."""
@@ -84,18 +84,18 @@ class GrpcListener:
         self._acceptor.close()
         loop = asyncio.get_running_loop()
         limit = loop.time() + grace_s
-        for connection in list(self._port.connections):
+        for connection in list(self._calls.connections):
             connection.drain()
-        while self._port.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
+        while self._calls.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
-        for connection in list(self._port.connections):
+        for connection in list(self._calls.connections):
             connection.end()
         if self._clock is not None:
             self._clock.cancel()
 
     def keys_changed(self) -> None:
         """The API keys are others now."""
-        self._port.keys_changed()
+        self._calls.keys_changed()
 
     def _follow(self, state: State) -> None:
         """Shows the server's state in the health service."""
@@ -103,5 +103,5 @@ class GrpcListener:
 
     def _tick(self) -> None:
         self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        for connection in list(self._port.connections):
+        for connection in list(self._calls.connections):
             connection.tick(_TICK_S)

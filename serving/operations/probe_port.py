@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from serving.grpc.h2.connection import Http2Connection
-from serving.grpc.h2.frames import PREFACE
-from serving.grpc.port import OPEN_BYTES, Port
+from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
+from serving.grpc.h2 import PREFACE
 from serving.http.listener import TICK_S, HttpListener
 from serving.net.ports import keep_alive
 
@@ -42,7 +42,7 @@ class ProbeListener(HttpListener):
         """As `HttpListener`; `methods` are the calls that are answered."""
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
         super().__init__(routes, opened, settings, closing=closing, record_error=record_error, keys=keys)
-        self._calls = Port(methods, settings, record_error, keys)
+        self._calls = CallDispatch(methods, settings, record_error, keys)
         keep_alive(opened)
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class ProbeListener(HttpListener):
             connection.end()
 
     def _open(self) -> asyncio.Protocol:
-        return _Undecided(super()._open, lambda: Http2Connection(self._calls), self._calls.settings.header_timeout_s)
+        return _Undecided(super()._open, lambda: GrpcConnection(self._calls), self._calls.settings.header_timeout_s)
 
     def _tick(self) -> None:
         super()._tick()

@@ -1,24 +1,21 @@
-"""HTTP/2 without a network: bytes in, bytes out, however they are cut and whatever they are."""
+"""Calls without a network: bytes in, bytes out, however they are cut."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import string
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
-from hpack import Decoder, Encoder
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import Overloaded
 from serving.grpc.calls import Method
-from serving.grpc.h2.connection import Http2Connection
-from serving.grpc.h2.frames import ConnectionFault
-from serving.grpc.h2.headers import HeaderReader, block, status_field
-from serving.grpc.port import Port
+from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import CallDispatch
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
 from tests.support import http2
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Call
 
 START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
-WINDOW = 65_535
 
 
 class Wire(asyncio.Transport):
@@ -86,8 +82,8 @@ class Peer:
     def __init__(self, settings: Settings | None = None) -> None:
         self.errors: list[BertserveError] = []
         methods = {"/echo": Method(BytesValue, unary=echo), "/talk": Method(BytesValue, duplex=echo)}
-        port = Port(methods, settings or Settings(), lambda error, _: self.errors.append(error))
-        self.connection = Http2Connection(port)
+        calls = CallDispatch(methods, settings or Settings(), lambda error, _: self.errors.append(error))
+        self.connection = GrpcConnection(calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)
 
@@ -148,26 +144,6 @@ def test_calls_however_the_bytes_are_cut(asked: list[bytes], cuts: list[int], hu
     assert all(replies[2 * at + 1].status == 0 for at in range(len(asked)))
 
 
-frames_of_any_kind = st.builds(
-    frame, st.integers(0, 11), st.integers(0, 255), st.sampled_from([0, 1, 3, 5, 7, 2**31 - 1]), st.binary(max_size=40)
-)
-
-
-@given(st.lists(st.one_of(frames_of_any_kind, st.binary(max_size=20)), max_size=12))
-def test_any_frames(parts: list[bytes]) -> None:
-    """Whatever comes is answered with whole frames, or ends the connection; nothing is raised."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        await peer.say(START, call(Encoder(), 1, b"before"))
-        await peer.say(*parts)
-        return peer
-
-    peer = asyncio.run(run())
-    assert peer.replies()[1].status == 0
-    assert len([arrived for arrived in peer.frames() if arrived.kind == http2.GOAWAY]) <= 1
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_at_the_start(data: bytes) -> None:
     """Bytes that are not HTTP/2 close the connection without a word."""
@@ -175,85 +151,6 @@ def test_any_bytes_at_the_start(data: bytes) -> None:
     if not http2.PREFACE.startswith(data[:24]):
         assert peer.wire.closed
         assert peer.wire.written == b""
-
-
-@given(
-    st.integers(0, 200),
-    st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(1, 60_000)), max_size=20),
-    st.integers(0, 150_000),
-)
-def test_flow_control(initial: int, updates: list[tuple[int, int]], size: int) -> None:
-    """Never more data than both windows allow; once they are wide, all of it."""
-    value = b"v" * size
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        message = prefixed(BytesValue(value=value).SerializeToString())
-        await peer.say(START, http2.setting(http2.INITIAL_WINDOW_SIZE, initial))
-        await peer.say(frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/echo"))))
-        pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
-        for piece in pieces:
-            await peer.say(frame(DATA, END_STREAM if piece is pieces[-1] else 0, 1, piece))
-        windows = [WINDOW, initial]
-        for stream, more in updates:
-            windows[stream] += more
-            await peer.say(frame(http2.WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big")))
-            if 1 in peer.replies():
-                assert len(peer.replies()[1].data) == min(*windows, len(message))
-            if peer.replies()[1].ended:
-                break
-        else:
-            for stream in (0, 1):
-                await peer.say(frame(http2.WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
-        return peer
-
-    reply = asyncio.run(run()).replies()[1]
-    assert BytesValue.FromString(reply.message).value == value
-    assert reply.ended
-    assert reply.status == 0
-
-
-names = st.text(string.ascii_lowercase + "-", min_size=1, max_size=10)
-texts = st.text(string.printable.replace("\n", "").replace("\r", ""), max_size=200)
-lists = st.lists(st.tuples(names, texts), max_size=6)
-
-
-@given(st.lists(st.tuples(lists, st.sampled_from(["plain", "never", "resize"])), max_size=12), st.booleans())
-def test_header_blocks_that_come_again(sent: list[tuple[list[tuple[str, str]], str]], huffman: bool) -> None:  # noqa: FBT001
-    """What is kept never differs from what a decoder would say, whatever the table went through."""
-    encoder = Encoder()
-    reader = HeaderReader(list, 16_384)
-    for number, (fields, kind) in enumerate(sent * 3):
-        if kind == "resize":
-            encoder.header_table_size = (0, 100, 4096)[number % 3]
-        marked = [(name, value, kind == "never") for name, value in fields]
-        found = reader.read(encoder.encode(marked, huffman=huffman))
-        assert found == [(name.encode(), value.encode()) for name, value in fields]
-
-
-@given(st.binary(max_size=60))
-def test_header_blocks_of_any_bytes(data: bytes) -> None:
-    """They are fields, or a fault of the client's."""
-    try:
-        assert isinstance(HeaderReader(list, 16_384).read(data), list)
-    except ConnectionFault:
-        return
-
-
-@given(lists, st.integers(100, 599))
-def test_blocks_of_literals(fields: list[tuple[str, str]], status: int) -> None:
-    """What is written by hand reads the same elsewhere and adds nothing to the table."""
-    decoder = Decoder()
-    found = decoder.decode(status_field(status) + block(fields))
-    assert list(found) == [(":status", str(status)), *fields]
-    assert not decoder.header_table.dynamic_entries
-
-
-@pytest.mark.parametrize("size", [0, 126, 127, 128, 254, 255, 16_000])
-def test_literals_of_any_length(size: int) -> None:
-    """Lengths around those at which their integers grow."""
-    assert list(Decoder().decode(block([("x", "y" * size)]))) == [("x", "y" * size)]
 
 
 @pytest.mark.parametrize(
@@ -319,13 +216,13 @@ def test_a_lost_connection_cancels_its_calls() -> None:
 
 
 def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
-    """A conversation with some messages in one frame."""
+    """A bidirectional call with some messages in one frame."""
     fields = encoder.encode(request_fields("/talk"))
     data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
     return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
 
 
-def test_a_conversation_answers_message_by_message() -> None:
+def test_a_bidirectional_call_answers_message_by_message() -> None:
     """Each when it is whole, in their order; the call ends when its client has said all."""
 
     async def run() -> Peer:
@@ -344,7 +241,7 @@ def test_a_conversation_answers_message_by_message() -> None:
     assert reply.ended
 
 
-def test_an_error_ends_a_conversation() -> None:
+def test_an_error_ends_a_bidirectional_call() -> None:
     """What came before it is answered, what comes behind it is not."""
     encoder = Encoder()
     peer = exchange(START, talk(encoder, 1, b"one", b"refuse", b"three", flags=END_STREAM))
@@ -354,7 +251,7 @@ def test_an_error_ends_a_conversation() -> None:
     assert [error.reason for error in peer.errors] == ["overloaded"]
 
 
-def test_a_conversation_that_ends_inside_a_message() -> None:
+def test_a_bidirectional_call_that_ends_inside_a_message() -> None:
     """It is malformed."""
     encoder = Encoder()
     fields = encoder.encode(request_fields("/talk"))
@@ -364,7 +261,7 @@ def test_a_conversation_that_ends_inside_a_message() -> None:
     assert [error.reason for error in peer.errors] == ["malformed_request"]
 
 
-def test_a_quiet_conversation_is_not_taken_for_a_slow_one() -> None:
+def test_a_quiet_bidirectional_call_is_not_taken_for_a_slow_one() -> None:
     """Between messages it may last; inside a message it has as long as a body."""
 
     async def run(rest: bytes) -> list[str]:
@@ -378,7 +275,7 @@ def test_a_quiet_conversation_is_not_taken_for_a_slow_one() -> None:
     assert asyncio.run(run(b"\0\0")) == ["slow_request"]
 
 
-def test_a_drain_ends_quiet_conversations() -> None:
+def test_a_drain_ends_quiet_bidirectional_calls() -> None:
     """Nobody would else: their clients wait for the server, and it for them."""
 
     async def run() -> Peer:
@@ -392,8 +289,8 @@ def test_a_drain_ends_quiet_conversations() -> None:
     assert [error.reason for error in peer.errors] == ["not_ready"]
 
 
-def test_a_connection_too_old_lets_conversations_go_on() -> None:
-    """Its client is told to open another; a conversation that is there ends with its client, or with the server."""
+def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
+    """Its client is told to open another; a call that is there ends with its client, or with the server."""
 
     async def run() -> None:
         peer = Peer()

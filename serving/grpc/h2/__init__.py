@@ -1,1 +1,25 @@
-"""HTTP/2 (RFC 9113) and HPACK on one connection."""
+"""A server's side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
+
+from serving.grpc.h2.connection import H2Connection
+from serving.grpc.h2.events import ConnectionFailed, DataReceived, DataSent, Event, RequestReceived, StreamReset
+from serving.grpc.h2.frames import PREFACE, ErrorCode
+from serving.grpc.h2.headers import Headers, encode_fields, encode_status
+from serving.grpc.h2.limits import Limits
+from serving.grpc.h2.streams import Stream
+
+__all__ = [
+    "PREFACE",
+    "ConnectionFailed",
+    "DataReceived",
+    "DataSent",
+    "ErrorCode",
+    "Event",
+    "H2Connection",
+    "Headers",
+    "Limits",
+    "RequestReceived",
+    "Stream",
+    "StreamReset",
+    "encode_fields",
+    "encode_status",
+]

@@ -1,72 +1,82 @@
-"""HTTP/2 on one connection, as a server that knows from the start that its client speaks it (RFC 9113).
+"""A server's side of one connection of HTTP/2 (RFC 9113): bytes in, events and bytes out.
 
-Frames are parsed where they arrive and answered in one write. What a client can make the server hold or do is
-bounded: header blocks and what they decode to; streams at a time; bytes of requests, because a stream may send
-64 KiB and more only against a grant; replies, by flow control and by pausing reading while they are not taken;
-time, by a tick once a second; and frames that cost work and bring none (pings, settings, resets, empty data),
-by a credit that every answered call and every second renews. Whoever overdraws it gets ENHANCE_YOUR_CALM.
+What a peer can make the connection hold or do is bounded by `Limits`: header blocks and what they decode to; streams
+at a time; bytes of requests, because a stream may send 64 KiB and more only against a grant; replies, by the peer's
+windows; work in one turn of the caller's loop; and frames that cost work and bring none (pings, settings, resets,
+empty data), by a credit. A peer that overdraws it gets ENHANCE_YOUR_CALM. Time is the caller's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections import deque
+from typing import TYPE_CHECKING
 
 from serving.grpc.h2 import frames
+from serving.grpc.h2.events import ConnectionFailed, DataReceived, DataSent, RequestReceived, StreamReset
+from serving.grpc.h2.flow import ReceivingWindow, SendingWindow
 from serving.grpc.h2.frames import (
-    DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
     FRAME,
     FRAME_BYTES,
     LARGEST,
     PREFACE,
-    Code,
     ConnectionFault,
+    ErrorCode,
     Setting,
     StreamFault,
 )
-from serving.grpc.h2.headers import DECODING_FACTOR, HeaderReader
-from serving.grpc.h2.sending import CREDIT, Sender
-from serving.net.ports import lifetime_s
+from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
+from serving.grpc.h2.streams import Stream
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
-    from serving.grpc.h2.streams import Application, Stream
+    from serving.grpc.h2.events import Event
+    from serving.grpc.h2.limits import Limits
 
-MAX_STREAMS = 256
-
-_CREDIT_PER_S = 100
-
-_CONNECTION_WINDOW = 1 << 30
-"""What streams may send is bounded by their own windows; this one is never in the way."""
-
-_FRAME_COST = 256
+_CONTINUATION_COST = 256
 """What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
 
-_PING = b"draining"
+_REQUEST_WORK = 4
+
+_LATE_STREAMS = 64
+"""Streams that ended before their peer did, of which late frames are expected."""
+
+_DRAINING_PING = b"draining"
 
 
-class Http2Connection(Sender):
-    """One connection."""
+class H2Connection:
+    """One connection, whose peer is known to speak HTTP/2 from the start.
 
-    def __init__(self, application: Application) -> None:
-        """Waits for its transport."""
-        super().__init__(application)
-        settings = application.settings
-        self._header_bytes = DECODING_FACTOR * settings.header_limit_bytes
-        self._headers = HeaderReader[Any](application.read_head, settings.header_limit_bytes)
+    Attributes:
+        begun: Whether the peer's preface has come; if not, there is nothing to say to it.
+        greeted: Whether its first SETTINGS have come.
+        pending: Whether the turn's work was done before all bytes were read: call `receive(b"")` on the next turn.
+        progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
+        finished: Whether the connection is over: write `data_to_send`, then close.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.begun = self.greeted = self.pending = self.finished = False
+        self.progress = 0
+        self._limits = limits
+        self._out: list[bytes | memoryview] = []
+        self._pongs: list[bytes] = []
+        self._events: list[Event] = []
+        self._headers = HeaderDecoder(limits)
+        self._sending = SendingWindow(self._out)
+        self._receiving = ReceivingWindow(self._out, limits.granted_bytes)
+        self._streams: dict[int, Stream] = {}
+        self._late: deque[int] = deque(maxlen=_LATE_STREAMS)
         self._last = 0
+        self._final: int | None = None
+        self._draining = self._resize_table = False
+        self._credit = limits.credit
+        self._work = 0
         self._rest = b""
-        self._take: Callable[[bytes], None] = self._take_preface
-        self._greeted = False
         self._block: bytearray | None = None
         self._block_flags = self._block_stream = self._block_cost = 0
-        self._receivable = DEFAULT_WINDOW
-        self._unfinished_s = 0.0
-        self._draining_s: float | None = None
-        self._lifetime_s = lifetime_s(settings)
         self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
             self._on_headers,
@@ -80,154 +90,204 @@ class Http2Connection(Sender):
             self._on_continuation,
         )
 
-    # What the event loop calls.
+    # What the caller's transport calls.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._application.connections.add(self)
-        secured = transport.get_extra_info("ssl_object")
-        if secured is not None and secured.selected_alpn_protocol() != "h2":
-            self._over = True
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        """Cancels the calls under way: their client has gone."""
-        self._application.connections.discard(self)
-        self._abandon()
-
-    def data_received(self, data: bytes) -> None:
-        """Parses, and sends what that makes due."""
-        if self._over:
-            return
+    def receive(self, data: bytes) -> list[Event]:
+        """Reads bytes of the peer's, as far as one turn's work goes (`pending`)."""
+        events = self._events = []
+        if self.finished:
+            return events
+        if self._rest:
+            data = self._rest + data
+        self._work = self._limits.turn_work
+        self.pending = False
         try:
-            if self._rest:
-                data = self._rest + data
-            elif self._greeted and self._block is None:
-                self._unfinished_s = 0.0
-            self._take(data)
+            if self.begun or self._take_preface(data):
+                self._take_frames(data, 0 if self.begun else len(PREFACE))
         except ConnectionFault as fault:
             self._fail(fault)
-        else:
-            self._send_control()
+        return events
 
-    # What the port calls.
+    def data_to_send(self) -> bytes:
+        """Bytes for the peer; call this after any other method and write them."""
+        out = self._out
+        if self._pongs:
+            out += self._pongs
+            self._pongs.clear()
+        data = b"".join(out)
+        out.clear()
+        return data
 
-    def tick(self, seconds: float) -> None:
-        """Renews the credit and ends what has taken too long; called every so many seconds."""
-        settings = self._application.settings
-        self._credit = min(CREDIT, self._credit + round(_CREDIT_PER_S * seconds))
-        self._unfinished_s += seconds
-        self._paused_s += seconds
-        if self._over:
+    def pause(self) -> None:
+        """Holds data back from now on: what was sent is not taken by the network."""
+        self._sending.paused = True
+
+    def resume(self) -> list[Event]:
+        """Ends `pause`."""
+        events = self._events = []
+        self._sending.paused = False
+        self._sent(self._sending.resume())
+        return events
+
+    def renew_credit(self, frames_count: int) -> None:
+        """Lets the peer send so many frames more that bring no work, up to `Limits.credit`."""
+        self._credit = min(self._limits.credit, self._credit + frames_count)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame or header block has begun and not ended."""
+        return bool(self._rest) or self._block is not None
+
+    @property
+    def streams(self) -> list[Stream]:
+        """All that are open."""
+        return list(self._streams.values())
+
+    # Answers.
+
+    def send(self, stream: Stream, headers: bytes | None, data: bytes = b"", trailers: bytes | None = None) -> None:
+        """Sends a reply or a part of it; nothing if the stream is closed.
+
+        Args:
+            stream: The stream.
+            headers: A header block: the first thing to be sent on a stream that does not end at once.
+            data: Data. What the peer's window does not take is held back (`Stream.unsent`); once it has gone out, a
+                `DataSent` says so.
+            trailers: The header block that ends the stream.
+        """
+        if stream.closed:
             return
-        if (self._paused and self._paused_s > settings.body_timeout_s) or (
-            not self._greeted and self._unfinished_s > settings.header_timeout_s
-        ):
-            self._transport.abort()
-            return
-        try:
-            self._age(seconds)
-        except ConnectionFault as fault:
-            self._fail(fault)
-        self._lifetime_s -= seconds
-        if self._lifetime_s <= 0 and self._greeted and not self._over:
-            self._retire()
-        if self._draining_s is not None and not self._over:
-            self._draining_s += seconds
-            if self._draining_s > seconds:
-                self._announce_last()
-        self._send_control()
+        if headers is not None:
+            self._send_block(0, stream.number, headers)
+        if data:
+            self._sending.send(stream, data)
+        if stream.unsent is not None:
+            stream.trailers = trailers
+        elif trailers is not None:
+            self._end(stream, trailers)
 
-    def drain(self) -> None:
-        """The server ends: takes leave of the client, and of calls that would go on as long as it does."""
-        if not self._greeted:
-            self._transport.abort()
-        elif not self._over:
-            for stream in list(self._streams.values()):
-                stream.draining()
-            self._retire()
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Gives a stream up."""
+        if not stream.closed:
+            if not stream.ended:
+                self._late.append(stream.number)
+            self._out.append(frames.rst_stream(stream.number, code))
+            self._close(stream)
 
-    def keys_changed(self) -> None:
-        """Reads all headers anew from now on, and asks the streams that are there."""
+    def expect(self, stream: Stream, total: int) -> None:
+        """Lets the peer send until a body has so many bytes; now, or once other streams have given enough back."""
+        self._receiving.expect(stream, total)
+
+    def consume(self, stream: Stream, total: int) -> None:
+        """Opens a stream's window again, now that the first `total` bytes of its body are done with."""
+        self._receiving.consume(stream, total)
+
+    # The end.
+
+    def begin_shutdown(self) -> None:
+        """Asks the peer to open no more streams here.
+
+        Every stream is still welcome until the peer has heard that (it answers a ping), or until `finish_shutdown`;
+        then the last one is named, so that no request is lost that was on its way. The connection is `finished` when
+        the last stream is closed.
+        """
+        if not self._draining:
+            self._draining = True
+            self._out.append(frames.goaway(LARGEST, ErrorCode.NO_ERROR))
+            self._out.append(frames.frame(frames.PING, 0, 0, _DRAINING_PING))
+
+    def finish_shutdown(self) -> None:
+        """Refuses further streams."""
+        if self._final is None and not self.finished:
+            self._final = self._last
+            self._out.append(frames.goaway(self._final, ErrorCode.NO_ERROR))
+            self.finished = not self._streams
+
+    def terminate(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> list[Event]:
+        """Ends the connection now, with all its streams."""
+        events = self._events = []
+        if not self.finished:
+            self._fail(ConnectionFault(code, reason))
+        return events
+
+    def forget_headers(self) -> None:
+        """Forgets every `Headers.memo`."""
         self._headers.forget()
-        for stream in list(self._streams.values()):
-            stream.keys_changed()
-        self._send_control()
-
-    def end(self) -> None:
-        """Ends the connection now."""
-        if not self._over:
-            self._fail(ConnectionFault(Code.NO_ERROR, "the server ends"))
 
     # Parsing.
 
-    def _take_preface(self, data: bytes) -> None:
+    def _take_preface(self, data: bytes) -> bool:
+        """Whether the preface is there, and with it what the server has to say first."""
         if not data.startswith(PREFACE[: len(data)]):
-            self._over = True
-            self._transport.close()  # another protocol, in which there is nothing to say
-        elif len(data) < len(PREFACE):
+            self.finished = True
+            self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "another protocol"))
+            return False
+        if len(data) < len(PREFACE):
             self._rest = data
-        else:
-            settings = self._application.settings
-            ours = {
-                Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                Setting.MAX_HEADER_LIST_SIZE: settings.header_limit_bytes,
-            }
-            self._receivable = _CONNECTION_WINDOW
-            self._control += (frames.settings(ours), frames.window_update(0, _CONNECTION_WINDOW - DEFAULT_WINDOW))
-            self._take = self._take_frames
-            self._take_frames(data[len(PREFACE) :])
+            return False
+        limits = self._limits
+        ours = {Setting.MAX_CONCURRENT_STREAMS: limits.streams, Setting.MAX_HEADER_LIST_SIZE: limits.header_bytes}
+        self._out.append(frames.settings(ours))
+        self._receiving.open()
+        return True
 
-    def _take_frames(self, data: bytes) -> None:
-        at, end = 0, len(data)
+    def _take_frames(self, data: bytes, at: int) -> None:
+        self.begun = True
+        start, end = at, len(data)
         while end - at >= FRAME.size:
             high, low, kind, flags, number = FRAME.unpack_from(data, at)
             size = high << 8 | low
             if size > FRAME_BYTES:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            start = at + FRAME.size
-            if end - start < size:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            stop = at + FRAME.size + size
+            if stop > end:
                 break
-            at = start + size
+            if self._work <= 0:
+                self.pending = True
+                break
+            self._work -= 1 + (size >> 10)
+            payload = data[at + FRAME.size : stop]
+            at = stop
             number &= LARGEST
-            if not self._greeted and kind != frames.SETTINGS:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            if not self.greeted and kind != frames.SETTINGS:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             if self._block is not None and (kind != frames.CONTINUATION or number != self._block_stream):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "another frame inside a header block")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame inside a header block")
             if kind <= frames.CONTINUATION:
                 try:
-                    self._on_frame[kind](flags, number, data[start:at])
+                    self._on_frame[kind](flags, number, payload)
                 except StreamFault as fault:
-                    self._reset(number, fault.code)
-        if at and self._block is None:
-            self._unfinished_s = 0.0
+                    self._reset_faulty(number, fault.code)
+        if at > start and self._block is None:
+            self.progress += 1
         self._rest = data[at:]
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
-        self._receivable -= size
-        if self._receivable < 0:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "data beyond the connection's window")
-        if self._receivable < _CONNECTION_WINDOW // 2:
-            self._control.append(frames.window_update(0, _CONNECTION_WINDOW - self._receivable))
-            self._receivable = _CONNECTION_WINDOW
+        self._receiving.take(size)
         stream = self._streams.get(number)
         if stream is None or stream.ended:
-            if number not in self._cut:
-                self._check_known(number)
-                raise StreamFault(Code.STREAM_CLOSED)
+            if number not in self._late:
+                self._check_opened(number)
+                raise StreamFault(ErrorCode.STREAM_CLOSED)
             self._spend()
             return
         stream.receivable -= size
         if stream.receivable < 0:
-            raise StreamFault(Code.FLOW_CONTROL_ERROR)
+            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & frames.PADDED:
             payload = frames.unpadded(payload, frames.PADDED)
-        stream.ended = bool(flags & END_STREAM)
-        if not payload and not stream.ended:
+        stream.delivered += len(payload)
+        if flags & END_STREAM:
+            self._on_end(stream)
+        elif not payload:
             self._spend()
-        stream.received(payload)
+        self._events.append(DataReceived(stream, payload, stream.ended))
+
+    def _on_end(self, stream: Stream) -> None:
+        if stream.content_length is not None and stream.content_length != stream.delivered:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
+        stream.ended = True
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (frames.PADDED | frames.PRIORITISED):
@@ -240,171 +300,171 @@ class Http2Connection(Sender):
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self._block += payload
-        self._block_cost += len(payload) + _FRAME_COST
-        if self._block_cost > self._header_bytes + _FRAME_COST:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers far beyond the limit")
+        self._block_cost += len(payload) + _CONTINUATION_COST
+        if self._block_cost > self._limits.decoded_header_bytes + _CONTINUATION_COST:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
         if flags & END_HEADERS:
             block, self._block = bytes(self._block), None
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
+        before = self._headers.decoded_fields
         stream = self._streams.get(number)
-        if stream is not None or number in self._cut:
-            self._headers.skip(block)  # trailers, which say nothing to a server of gRPC
-            self._on_trailers(stream, flags)
-            return
-        if number <= self._last or not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a stream's number that is not a new one of the client's")
-        self._last = number
-        head = self._headers.read(block)
-        if self._final is not None or len(self._streams) >= MAX_STREAMS:
-            raise StreamFault(Code.REFUSED_STREAM)
-        stream = self._application.open(self, number, head)
-        stream.window = self._stream_window
-        stream.ended = bool(flags & END_STREAM)
-        self._streams[number] = stream
-        stream.opened()
-        if stream.ended and number in self._streams:
-            stream.received(b"")
+        if stream is not None or number in self._late:
+            self._on_trailers(stream, flags, well_formed=self._headers.trailers(block))
+        else:
+            self._on_request(flags, number, block)
+        self._work -= self._headers.decoded_fields - before
 
-    def _on_trailers(self, stream: Stream | None, flags: int) -> None:
+    def _on_request(self, flags: int, number: int, block: bytes) -> None:
+        if number <= self._last or not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream's number that is not a new one of the client's")
+        self._last = number
+        headers = self._headers.request(block)
+        if headers is None:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
+        if self._final is not None or len(self._streams) >= self._limits.streams:
+            raise StreamFault(ErrorCode.REFUSED_STREAM)
+        self._work -= _REQUEST_WORK
+        stream = Stream(number, headers, self._sending.stream_size)
+        if flags & END_STREAM:
+            self._on_end(stream)
+        self._streams[number] = stream
+        self._events.append(RequestReceived(stream, headers, stream.ended))
+
+    def _on_trailers(self, stream: Stream | None, flags: int, *, well_formed: bool) -> None:
         if stream is None:
             self._spend()
         elif stream.ended:
-            raise StreamFault(Code.STREAM_CLOSED)
-        elif not flags & END_STREAM:
-            raise StreamFault(Code.PROTOCOL_ERROR)
+            raise StreamFault(ErrorCode.STREAM_CLOSED)
+        elif not well_formed or not flags & END_STREAM:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
         else:
-            stream.ended = True
-            stream.received(b"")
+            self._on_end(stream)
+            self._events.append(DataReceived(stream, b"", ended=True))
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         if not number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of the connection")
-        if len(payload) != 5:  # noqa: PLR2004  and says nothing any more (section 5.3.2)
-            raise StreamFault(Code.FRAME_SIZE_ERROR)
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+        if len(payload) != frames.PRIORITY_BYTES:  # and says nothing any more (section 5.3.2)
+            raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
-        frames.number(payload)
-        self._check_known(number)
+        code = frames.read_number(payload)
+        self._check_opened(number)
         self._spend()
         stream = self._streams.get(number)
         if stream is not None:
-            self._forget(stream)
-            stream.lost()
+            self._close(stream)
+            self._events.append(StreamReset(stream, code))
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
             return
         values = frames.read_settings(payload)
-        if values.get(Setting.ENABLE_PUSH, 0) > 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
-        if not FRAME_BYTES <= values.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES) < 1 << 24:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
-        self._set_stream_window(values.get(Setting.INITIAL_WINDOW_SIZE, self._stream_window))
-        self._control.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        if self._greeted:
+        window = values.get(Setting.INITIAL_WINDOW_SIZE)
+        if values.get(Setting.HEADER_TABLE_SIZE, DEFAULT_TABLE_BYTES) < DEFAULT_TABLE_BYTES:
+            self._resize_table = True
+        if window is not None:
+            self._sent(self._sending.resize_streams(window, self.streams))
+        self._out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        if self.greeted:
             self._spend()
-        self._greeted = True
+        self.greeted = True
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING of a stream")
-        if len(payload) != len(_PING):
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != frames.PING_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
         self._spend()
         if not flags & frames.ACK:
-            self._control.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif self._draining_s is not None and payload == _PING:
-            self._announce_last()
+            # Behind what the caller answers to the frames before it: clients take a ping's answer for that of all.
+            self._pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif self._draining and payload == _DRAINING_PING:
+            self.finish_shutdown()
 
     def _on_goaway(self, _: int, number: int, __: bytes) -> None:
-        """The client will close when its calls are answered."""
+        """The peer will close when its requests are answered."""
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         self._spend()
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
-        size = frames.number(payload) & LARGEST
+        size = frames.read_number(payload) & LARGEST
         if not number:
-            self._window += size
-            if not size or self._window > LARGEST:
-                raise ConnectionFault(_window_code(size), "a WINDOW_UPDATE out of range")
-        else:
-            self._check_known(number)
-            stream = self._streams.get(number)
-            if stream is None:
-                return
-            stream.window += size
-            if not size or stream.window > LARGEST:
-                raise StreamFault(_window_code(size))
-        if self._blocked:
-            self._send_blocked()
+            self._sent(self._sending.grow(size))
+            return
+        self._check_opened(number)
+        stream = self._streams.get(number)
+        if stream is not None and self._sending.grow_stream(stream, size):
+            self._sent([stream])
 
     # Streams.
 
-    def _check_known(self, number: int) -> None:
+    def _check_opened(self, number: int) -> None:
         if not number or number > self._last or not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that was never opened")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
-    def _age(self, seconds: float) -> None:
-        limit_s = self._application.settings.body_timeout_s
-        if (self._rest or self._block is not None) and self._unfinished_s > limit_s:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame or header block that does not end")
-        for stream in list(self._streams.values()):
-            if stream.unsent is None and (stream.ended or stream.wanted or stream.idle):
-                continue  # it waits for its answer or a grant, not for its client, or for nothing
-            stream.waited_s += seconds
-            if stream.waited_s <= limit_s:
-                continue
-            if stream.unsent is None:
-                stream.too_slow()
-            else:
-                self._reset(stream.number, Code.CANCEL)
+    def _spend(self) -> None:
+        self._credit -= 1
+        if self._credit < 0:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings or other frames without work")
 
-    def _abandon(self) -> None:
-        self._over = True
-        streams = list(self._streams.values())
-        self._streams.clear()
-        self._blocked.clear()
+    def _sent(self, streams: list[Stream]) -> None:
+        """Goes on with streams of which nothing is held back any more."""
         for stream in streams:
-            stream.lost()
+            if stream.trailers is not None:
+                self._end(stream, stream.trailers)
+            else:
+                self._events.append(DataSent(stream))
 
-    # The end.
+    def _send_block(self, flags: int, number: int, block: bytes) -> None:
+        if self._resize_table:
+            block, self._resize_table = RESIZED_TABLE + block, False
+        self._out.append(frames.header_frames(flags, number, block))
 
-    def _retire(self) -> None:
-        """Asks the client to start no more calls here; ends the connection after the last one.
+    def _end(self, stream: Stream, trailers: bytes) -> None:
+        self._send_block(END_STREAM, stream.number, trailers)
+        if not stream.ended:
+            self._late.append(stream.number)
+            self._out.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
+        if self._credit < self._limits.credit:
+            self._credit += 1
+        self._close(stream)
 
-        First every stream is still welcome; which was the last is said once the client has heard that, so that
-        no call is lost that was on its way.
-        """
-        if self._draining_s is None:
-            self._draining_s = 0.0
-            self._control += (frames.goaway(LARGEST, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _PING))
-        self._send_control()
+    def _reset_faulty(self, number: int, code: ErrorCode) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            self._late.append(number)
+            self._out.append(frames.rst_stream(number, code))
+        else:
+            self.reset(stream, code)
+            self._events.append(StreamReset(stream, code))
+        self._spend()
 
-    def _announce_last(self) -> None:
-        if self._final is None:
-            self._final = self._last
-            self._control.append(frames.goaway(self._final, Code.NO_ERROR))
-            if not self._streams:
-                self._finish()
+    def _close(self, stream: Stream) -> None:
+        del self._streams[stream.number]
+        stream.closed = True
+        self._sending.forget(stream)
+        self._receiving.forget(stream)
+        if self._final is not None and not self._streams:
+            self.finished = True
 
     def _fail(self, fault: ConnectionFault) -> None:
-        self._abandon()
         last = self._last if self._final is None else self._final
-        self._control.append(frames.goaway(last, fault.code, fault.words))
-        self._finish()
-
-
-def _window_code(size: int) -> Code:
-    return Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+        for stream in self.streams:
+            self._close(stream)
+            self._events.append(StreamReset(stream, fault.code))
+        self._out.append(frames.goaway(last, fault.code, fault.reason))
+        self._events.append(ConnectionFailed(fault.code, fault.reason))
+        self.finished = True

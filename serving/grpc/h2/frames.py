@@ -1,4 +1,4 @@
-"""HTTP/2 on the wire (RFC 9113): frame types, error codes, and frames as bytes."""
+"""Frames on the wire (RFC 9113, sections 4, 6 and 7): types, flags, error codes, and frames as bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ FRAME = struct.Struct(">HBBBI")
 """A frame's header: length as 16 + 8 bits, type, flags, stream."""
 
 FRAME_BYTES = 16_384
-"""The largest payload of a frame, both ways: what every peer takes unless it asks for more."""
+"""The largest payload of a frame, both ways: every peer accepts it, and larger ones are never asked for."""
 
 LARGEST = 2**31 - 1
 """Of windows and of stream numbers."""
 
 DEFAULT_WINDOW = 65_535
+PING_BYTES = 8
+PRIORITY_BYTES = 5
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -29,23 +31,29 @@ _NUMBER = struct.Struct(">I")
 _TWO_NUMBERS = struct.Struct(">II")
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Why a stream or a connection ends (section 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
     FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
     STREAM_CLOSED = 0x5
     FRAME_SIZE_ERROR = 0x6
     REFUSED_STREAM = 0x7
     CANCEL = 0x8
     COMPRESSION_ERROR = 0x9
+    CONNECT_ERROR = 0xA
     ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
+    HTTP_1_1_REQUIRED = 0xD
 
 
 class Setting(IntEnum):
-    """What an endpoint tells of itself (section 6.5.2)."""
+    """The settings that are sent or read (section 6.5.2)."""
 
+    HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2
     MAX_CONCURRENT_STREAMS = 0x3
     INITIAL_WINDOW_SIZE = 0x4
@@ -54,34 +62,45 @@ class Setting(IntEnum):
 
 
 class StreamFault(Exception):
-    """The client broke a rule on one stream, which is reset; the connection lives on."""
+    """The peer broke a rule on one stream, which is reset; the connection lives on."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
         self.code = code
 
 
 class ConnectionFault(Exception):
-    """The client broke a rule that the connection does not survive."""
+    """The peer broke a rule that the connection does not survive."""
 
-    def __init__(self, code: Code, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
-        self.words = words
+        self.reason = reason
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:
-    """A whole frame."""
-    return head(kind, flags, stream, len(payload)) + payload
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return frame_header(kind, flags, stream, len(payload)) + payload
 
 
-def head(kind: int, flags: int, stream: int, size: int) -> bytes:
-    """What stands before a payload of that size."""
+def frame_header(kind: int, flags: int, stream: int, size: int) -> bytes:
     return FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream)
 
 
+def header_frames(flags: int, stream: int, block: bytes) -> bytes:
+    """A header block as HEADERS, followed by CONTINUATION where it is larger than a frame."""
+    if len(block) <= FRAME_BYTES:
+        return frame_header(HEADERS, flags | END_HEADERS, stream, len(block)) + block
+    pieces = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
+    return b"".join(
+        [
+            frame(HEADERS, flags, stream, pieces[0]),
+            *[frame(CONTINUATION, 0, stream, piece) for piece in pieces[1:-1]],
+            frame(CONTINUATION, END_HEADERS, stream, pieces[-1]),
+        ]
+    )
+
+
 def settings(values: dict[Setting, int]) -> bytes:
-    """SETTINGS."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items()))
 
 
@@ -89,38 +108,39 @@ def read_settings(payload: bytes) -> dict[int, int]:
     """The values of SETTINGS; of a setting that comes twice, the last.
 
     Raises:
-        ConnectionFault: The payload is no list of settings.
+        ConnectionFault: The payload is no list of settings, or a value is out of its range.
     """
     if len(payload) % _SETTING.size:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
-    return dict(_SETTING.iter_unpack(payload))
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
+    values = dict(_SETTING.iter_unpack(payload))
+    if values.get(Setting.ENABLE_PUSH, 0) > 1:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
+    if not FRAME_BYTES <= values.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES) < 1 << 24:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+    return values
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """WINDOW_UPDATE."""
     return frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(size))
 
 
-def rst_stream(stream: int, code: Code) -> bytes:
-    """RST_STREAM."""
+def rst_stream(stream: int, code: ErrorCode) -> bytes:
     return frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
-def goaway(last_stream: int, code: Code, words: str = "") -> bytes:
-    """GOAWAY."""
-    return frame(GOAWAY, 0, 0, _TWO_NUMBERS.pack(last_stream, code) + words.encode())
+def goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, _TWO_NUMBERS.pack(last_stream, code) + reason.encode())
 
 
-def number(payload: bytes) -> int:
+def read_number(payload: bytes) -> int:
     """The payload of WINDOW_UPDATE or RST_STREAM.
 
     Raises:
         ConnectionFault: It is not 32 bits.
     """
     if len(payload) != _NUMBER.size:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a broken size")
-    value: int = _NUMBER.unpack(payload)[0]
-    return value
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of a broken size")
+    return int.from_bytes(payload, "big")
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:
@@ -133,7 +153,7 @@ def unpadded(payload: bytes, flags: int) -> bytes:
     if flags & PADDED:
         start, stop = 1, stop - payload[0] if payload else -1
     if flags & PRIORITISED:
-        start += 5
+        start += PRIORITY_BYTES
     if start > stop:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding longer than its frame")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
     return payload[start:stop]

@@ -1,116 +1,239 @@
-"""Header blocks (HPACK, RFC 7541): decoded behind a cache, written as literals.
+"""Header blocks (HPACK, RFC 7541): decoded within limits and behind a cache, written as literals.
 
-A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as
-long as the table is the same, so what was made of it is kept, and only a new block is decoded. Replies use no
-dynamic table at all: their blocks are constants, and no state is kept for a connection.
+The tables and Huffman's code are the `hpack` library's. The loop over a block is ours, because limits have to count
+while a block is decoded: a field beyond them is decoded for what it does to the dynamic table, and not kept.
+
+A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as long
+as the table is the same, so what was read from it is kept, and only new blocks are decoded. Replies use no dynamic
+table: their blocks are constants, and no state is kept for a connection.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from hpack import Decoder, HPACKError, OversizedHeaderListError
+import msgspec
+from hpack import HPACKDecodingError, HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
 
-from serving.grpc.h2.frames import Code, ConnectionFault
+from serving.grpc.h2.frames import ConnectionFault, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-H = TypeVar("H")
-Fields = list[tuple[bytes, bytes]]
+    from serving.grpc.h2.limits import Limits
 
-DECODING_FACTOR = 4
-"""A list so many times larger than the limit is not even decoded to be refused: the connection ends."""
+FIELD_OVERHEAD = 32
+"""What a field counts beside its name and value (RFC 9113, 6.5.2)."""
 
-_KEPT_BLOCKS = 32
-_KEPT_BYTES = 2048
+DEFAULT_TABLE_BYTES = 4096
+"""Of the dynamic table, both ways, unless a peer wants another size."""
+
+RESIZED_TABLE = b"\x20"
+"""Begins the first header block behind a wish for a smaller table (RFC 7541, 4.2): none at all is used."""
+
+_CACHED_BLOCKS = 32
+_CACHED_BLOCK_BYTES = 2048
+_MAX_TABLE_RESIZES = 8
+_MAX_INTEGER_SHIFT = 28
 
 _ONE_BYTE_LENGTH = 127
 _STATUS = b"\x08"  # a literal without indexing, named by the static table's entry 8
 
+_REQUIRED = {b":method", b":scheme", b":path"}
+_PSEUDO = _REQUIRED | {b":authority"}
+_CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_NAME = re.compile(rb":?[!-9;-@[-~]+")  # no capitals
+_BAD_VALUE = re.compile(rb"[\0\r\n]")
 
-class HeaderReader(Generic[H]):
-    """The decoder of one connection."""
 
-    def __init__(self, interpret: Callable[[Fields], H], limit_bytes: int) -> None:
-        """Starts with an empty dynamic table.
+class Headers(msgspec.Struct, eq=False):
+    """The fields of a request.
 
-        Args:
-            interpret: What a list of fields becomes; must depend on nothing else, unless `forget` is told.
-            limit_bytes: Of a list, as RFC 9113 counts it.
-        """
-        self._interpret = interpret
-        self._decoder = Decoder(DECODING_FACTOR * limit_bytes)
-        self._kept: dict[bytes, H] = {}
+    Attributes:
+        fields: In their order; cut off where a limit was exceeded.
+        size: Of the whole list, as RFC 9113 counts it.
+        count: Of the whole list.
+        content_length: What the field of that name says.
+        memo: For the caller: whatever it made of the fields. When the same block comes again on the same connection,
+            the same object is handed out, unless `H2Connection.forget_headers` was called in between.
+    """
 
-    def read(self, block: bytes) -> H:
-        """What the block's fields become.
+    fields: list[tuple[bytes, bytes]]
+    size: int
+    count: int
+    content_length: int | None = None
+    memo: Any = None
+
+
+class HeaderDecoder:
+    """The decoder of one connection.
+
+    Attributes:
+        decoded_fields: How many fields it has decoded so far; those that the cache knew are not counted.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.decoded_fields = 0
+        self._limits = limits
+        self._table = HeaderTable()
+        self._cache: dict[bytes, Headers | None] = {}
+
+    def request(self, block: bytes) -> Headers | None:
+        """The fields of a request; None where they are malformed (RFC 9113, 8.2 and 8.3).
 
         Raises:
             ConnectionFault: The block cannot be decoded, so that none after it can be.
         """
-        known = self._kept.get(block)
-        if known is not None:
-            return known
-        table = self._decoder.header_table
-        entries = table.dynamic_entries
-        size, count, first = table.maxsize, len(entries), entries[0] if entries else None
-        fields = self._decode(block)
-        # An entry that is added comes first, and is another object than the one that was first.
-        same = (table.maxsize, len(entries)) == (size, count) and (entries[0] if entries else None) is first
-        if not same or len(self._kept) >= _KEPT_BLOCKS:
-            self._kept.clear()
-        found = self._interpret(fields)
-        if same and len(block) <= _KEPT_BYTES:
-            self._kept[block] = found
-        return found
+        try:
+            return self._cache[block]
+        except KeyError:
+            pass
+        headers, table_changed = self._decode(block)
+        result = headers if self._exceeds_limits(headers) or _well_formed(headers) else None
+        if table_changed or len(self._cache) >= _CACHED_BLOCKS:
+            self._cache.clear()
+        if not table_changed and len(block) <= _CACHED_BLOCK_BYTES:
+            self._cache[block] = result
+        return result
 
-    def forget(self) -> None:
-        """Interprets every block anew: what it becomes has changed."""
-        self._kept.clear()
-
-    def skip(self, block: bytes) -> None:
-        """Decodes a block for what it does to the table alone.
+    def trailers(self, block: bytes) -> bool:
+        """Whether a block is well-formed as trailers; their fields are thrown away.
 
         Raises:
-            ConnectionFault: As `read`.
+            ConnectionFault: The block cannot be decoded, so that none after it can be.
         """
-        self._kept.clear()
-        self._decode(block)
+        headers, table_changed = self._decode(block)
+        if table_changed:
+            self._cache.clear()
+        return not any(name.startswith(b":") for name, _ in headers.fields)
 
-    def _decode(self, block: bytes) -> Fields:
+    def forget(self) -> None:
+        """Empties the cache."""
+        self._cache.clear()
+
+    def _exceeds_limits(self, headers: Headers) -> bool:
+        return headers.size > self._limits.header_bytes or headers.count > self._limits.header_fields
+
+    def _decode(self, block: bytes) -> tuple[Headers, bool]:
+        """The fields of a block, and whether it changed the dynamic table."""
         try:
-            return [(field[0], field[1]) for field in self._decoder.decode(block, raw=True)]
-        except OversizedHeaderListError:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers far beyond the limit") from None
-        except HPACKError:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+            return self._decode_fields(block)
+        except (HPACKError, IndexError):
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+
+    def _decode_fields(self, block: bytes) -> tuple[Headers, bool]:
+        table, limits = self._table, self._limits
+        fields: list[tuple[bytes, bytes]] = []
+        at = size = count = resizes = 0
+        table_changed = False
+        while at < len(block):
+            first = block[at]
+            if first & 0x80:
+                index, at = _integer(block, at, 0x7F)
+                field = table.get_by_index(index)
+            elif first & 0xE0 == 0x20:  # noqa: PLR2004  001: a new size of the table
+                table.maxsize, at = _integer(block, at, 0x1F)
+                resizes += 1
+                if count or resizes > _MAX_TABLE_RESIZES or table.maxsize > DEFAULT_TABLE_BYTES:
+                    raise HPACKDecodingError("a change of the table's size that is not allowed")
+                table_changed = True
+                continue
+            else:
+                indexed = first & 0x40
+                index, at = _integer(block, at, 0x3F if indexed else 0x0F)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, at = _string(block, at)
+                value, at = _string(block, at)
+                field = (name, value)
+                if indexed:
+                    table.add(name, value)
+                    table_changed = True
+            count += 1
+            size += FIELD_OVERHEAD + len(field[0]) + len(field[1])
+            if size > limits.decoded_header_bytes:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
+            if size <= limits.header_bytes and count <= limits.header_fields:
+                fields.append(field)
+        self.decoded_fields += count
+        return Headers(fields, size, count), table_changed
 
 
-def size_of(fields: Fields) -> int:
-    """The size of a list of fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
-    return sum(len(name) + len(value) + 32 for name, value in fields)
+def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
+    """An integer whose first bits lie under `mask`, and where it ends (RFC 7541, 5.1)."""
+    number = data[at] & mask
+    at += 1
+    if number < mask:
+        return number, at
+    shift = 0
+    while True:
+        octet = data[at]
+        at += 1
+        number += (octet & 0x7F) << shift
+        if octet < 0x80:  # noqa: PLR2004  seven bits a byte
+            return number, at
+        shift += 7
+        if shift > _MAX_INTEGER_SHIFT:
+            raise HPACKDecodingError("an integer beyond 32 bits")
 
 
-def status_field(status: int) -> bytes:
-    """`:status` as a literal."""
-    return _STATUS + literal(b"%d" % status)
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    """A string, and where it ends (RFC 7541, 5.2)."""
+    huffman = data[at] & 0x80
+    size, at = _integer(data, at, 0x7F)
+    end = at + size
+    if end > len(data):
+        raise HPACKDecodingError("a string beyond its block")
+    value = data[at:end]
+    return bytes(decode_huffman(value)) if huffman else value, end
 
 
-def block(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Fields as literals that nobody indexes."""
-    return b"".join([_named(name) + literal(value.encode()) for name, value in fields])
+def _well_formed(headers: Headers) -> bool:
+    """Checks the fields of a request (RFC 9113, 8.2 and 8.3), and reads how long its body is said to be."""
+    fields = headers.fields
+    values = dict(fields)
+    pseudo = [name for name, _ in fields if name.startswith(b":")]
+    length = values.get(b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            return False
+        headers.content_length = int(length)
+    return (
+        len(set(pseudo)) == len(pseudo)
+        and _PSEUDO.issuperset(pseudo)
+        and values.keys() >= _REQUIRED
+        and values[b":path"] != b""
+        and all(name.startswith(b":") for name, _ in fields[: len(pseudo)])
+        and _CONNECTION_FIELDS.isdisjoint(values)
+        and values.get(b"te", b"trailers") == b"trailers"
+        and all(_NAME.fullmatch(name) for name, _ in fields)
+        and not any(_BAD_VALUE.search(value) for _, value in fields)
+    )
+
+
+def encode_status(status: int) -> bytes:
+    """`:status`, with which the header block of a reply begins."""
+    return _STATUS + _literal(b"%d" % status)
+
+
+def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
+    """Fields as a header block, or as its continuation: any such blocks can be put together."""
+    return b"".join([_field_name(name) + _literal(value.encode()) for name, value in fields])
 
 
 @cache
-def _named(name: str) -> bytes:
-    """The beginning of a literal that nobody indexes; the names are the server's own, so they are few."""
-    return b"\x00" + literal(name.encode())
+def _field_name(name: str) -> bytes:
+    """The beginning of a literal without indexing; the names are the server's own, so they are few."""
+    return b"\x00" + _literal(name.encode())
 
 
-def literal(value: bytes) -> bytes:
-    """A string: its length as an integer with a 7-bit prefix, and its bytes without Huffman's code."""
+def _literal(value: bytes) -> bytes:
+    """A string without Huffman's code."""
     size = len(value)
     if size < _ONE_BYTE_LENGTH:
         return b"%c%b" % (size, value)

@@ -1,89 +1,46 @@
-"""What a connection of HTTP/2 and the protocol spoken on its streams know of one another."""
+"""One stream, as a connection and its caller see it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serving.grpc.h2.frames import DEFAULT_WINDOW
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from serving.grpc.h2.connection import Http2Connection
-    from serving.grpc.h2.headers import Fields
-    from serving.settings import Settings
-
-
-class Application(Protocol):
-    """What is spoken on the streams of a port's connections."""
-
-    settings: Settings
-    connections: set[Http2Connection]
-
-    def read_head(self, fields: Fields) -> Any:  # noqa: ANN401  the connection only hands it back
-        """What a request's fields become; depends on nothing else. Raises StreamFault where they are malformed."""
-
-    def open(self, connection: Http2Connection, number: int, head: Any) -> Stream:  # noqa: ANN401  as above
-        """A new stream."""
+    from serving.grpc.h2.headers import Headers
 
 
 class Stream:
-    """One stream, from its headers to the last byte of its reply.
+    """One stream. Its caller only reads it, but for `context`.
 
     Attributes:
         number: Its number.
-        ended: Whether the client has said all it will say.
-        receivable: Bytes that the client may still send.
-        wanted: Bytes for which it waits to be granted.
+        context: For the caller: whatever handles this stream.
+        content_length: How long the peer said that the body would be.
+        ended: Whether the peer has sent all it will send.
+        closed: Whether it is over: answered to the end, or reset.
+        delivered: Bytes of the body so far.
+        receivable: Bytes that the peer may still send.
+        wanted: Bytes that wait to be granted.
         granted: Bytes granted beyond the first window.
-        window: Bytes that the client takes.
-        unsent: What waits for that.
-        trailers: The header block that ends the reply, once it is known.
-        waited_s: How long the client has kept the server waiting for its request, or for its window.
-        idle: Whether it need not send anything now: it is between two messages.
+        window: Bytes that the peer accepts.
+        unsent: Data that waits for the peer's window; None if there is none.
+        trailers: The header block that follows it, if that ends the stream.
     """
 
     __slots__ = (
-        *(
-            "ended",
-            "granted",
-            "idle",
-            "number",
-            "receivable",
-            "taken",
-            "trailers",
-            "unsent",
-            "waited_s",
-            "wanted",
-            "window",
-        ),
+        *("closed", "content_length", "context", "delivered", "ended", "granted", "number", "receivable"),
+        *("trailers", "unsent", "wanted", "window"),
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, headers: Headers, window: int) -> None:
         self.number = number
-        self.ended = self.idle = False
+        self.context: Any = None
+        self.content_length = headers.content_length
+        self.ended = self.closed = False
+        self.delivered = 0
         self.receivable = DEFAULT_WINDOW
         self.wanted = self.granted = 0
-        self.window = 0
+        self.window = window
         self.unsent: memoryview | None = None
         self.trailers: bytes | None = None
-        self.taken: asyncio.Future[None] | None = None
-        self.waited_s = 0.0
-
-    def opened(self) -> None:
-        """The stream is registered: it can be answered."""
-
-    def received(self, data: bytes) -> None:
-        """The client sent data, or its end."""
-
-    def lost(self) -> None:
-        """Nobody waits for this stream any more."""
-
-    def draining(self) -> None:
-        """The server ends: what waits for nothing but its client must end too."""
-
-    def keys_changed(self) -> None:
-        """The API keys are others now."""
-
-    def too_slow(self) -> None:
-        """The client did not finish its request in time."""

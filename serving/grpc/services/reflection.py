@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from serving.grpc.calls import STATUS, Method
+from serving.grpc.calls import Method
 from serving.grpc.services import reflection_pb2 as pb
+from serving.grpc.status import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.grpc.details import retry_details
+from serving.grpc.status import retry_details
 from tests.support.status_details import read
 
 
 @given(st.integers(0, 16), st.text(max_size=300), st.integers(0, 10**9))
-def test_what_is_written_is_read_by_the_definitions(code: int, message: str, after_ms: int) -> None:
+def test_clients_read_what_is_written(code: int, message: str, after_ms: int) -> None:
     """Whatever the message, and from a millisecond to eleven days."""
-    found_code, found_message, delay_s = read(retry_details(code, message, after_ms))
-    assert (found_code, found_message) == (code, message)
+    read_code, read_message, delay_s = read(retry_details(code, message, after_ms))
+    assert (read_code, read_message) == (code, message)
     assert delay_s == pytest.approx(after_ms / 1e3)
 
 

@@ -1,0 +1,129 @@
+"""A call that takes several messages and answers each with one, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from serving.errors import BertserveError, ClientGone, MalformedRequest, NotReady
+from serving.grpc.boundary import answer_one
+from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
+from serving.security.keys import refusal
+
+if TYPE_CHECKING:
+    from serving.grpc.calls import CallEnvironment, CallHead, Metadata
+    from serving.grpc.connection import GrpcConnection
+    from serving.grpc.h2 import Stream
+
+_MAX_ANSWERS = 64
+"""Messages of one call that are worked on at a time; further ones wait where flow control holds them."""
+
+
+class BidirectionalCall(Call):
+    """Its messages are worked on side by side."""
+
+    __slots__ = ("_answers", "_buffer", "_consumed", "_draining", "_ended", "_over")
+
+    def __init__(
+        self, connection: GrpcConnection, stream: Stream, head: CallHead, environment: CallEnvironment
+    ) -> None:
+        super().__init__(connection, stream, head, environment)
+        self._buffer = bytearray()
+        self._answers: deque[asyncio.Task[bytes | BertserveError]] = deque()
+        self._consumed = 0
+        self._draining = self._ended = self._over = False
+        self.idle = True
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Does nothing: what belongs to one message cannot go behind all of them."""
+
+    def received(self, data: bytes, *, ended: bool) -> None:
+        """Starts the messages that are there."""
+        self._buffer += data
+        self._ended = ended
+        self._advance()
+
+    def sent(self) -> None:
+        self._advance()
+
+    def draining(self) -> None:
+        """Ends once what has been started is answered."""
+        self._draining = True
+        self._advance()
+
+    def keys_changed(self) -> None:
+        """Ends where the key that it was opened with is none any more: it could go on for ever."""
+        keys, authorization = self.environment.keys, self.metadata(b"authorization")
+        if keys is not None and not self.head.method.open and not keys.allow(authorization):
+            self.refuse(refusal(authorization))
+
+    def lost(self) -> None:
+        """Ends what has been started."""
+        if self._answers:
+            self.record(ClientGone("the client cancelled the call"))
+        self._stop()
+
+    def refuse(self, error: BertserveError, request_id: str = "") -> None:
+        self._stop()
+        super().refuse(error, request_id)
+
+    def _stop(self) -> None:
+        self._over = True
+        for task in self._answers:
+            task.cancel()
+        self._answers.clear()
+        self._buffer.clear()
+
+    def _advance(self, _: object = None) -> None:
+        """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
+        if self._over:
+            return
+        try:
+            self._send_answers()
+            while not self._draining and len(self._answers) < _MAX_ANSWERS and (message := self._next_message()):
+                self._start(*message)
+        except BertserveError as error:
+            self.refuse(error)
+            return
+        self.idle = not self._buffer or len(self._answers) >= _MAX_ANSWERS
+        if self._answers or self.stream.unsent is not None:
+            return
+        if self._draining:
+            self.refuse(NotReady("the server ends"))
+        elif self._ended and self._buffer:
+            self.refuse(MalformedRequest("the call ends before its message does"))
+        elif self._ended:
+            self._over = True
+            self.finish()
+
+    def _send_answers(self) -> None:
+        """Sends what is next, until the client takes no more; `sent` goes on."""
+        while self._answers and self._answers[0].done() and self.stream.unsent is None:
+            result = self._answers.popleft().result()
+            if isinstance(result, BertserveError):
+                raise result
+            self.reply(result)
+
+    def _next_message(self) -> tuple[bytes, int] | None:
+        """The next message, if it is whole, and whether it is compressed."""
+        prefix = read_prefix(self._buffer, self.head.body_limit)
+        if prefix is None:
+            return None
+        compressed, end = prefix
+        h2 = self.connection.h2
+        if len(self._buffer) < end:
+            h2.expect(self.stream, self._consumed + end)
+            return None
+        data = bytes(self._buffer[PREFIX_BYTES:end])
+        del self._buffer[:end]
+        self._consumed += end
+        self.waited_s = 0.0
+        h2.consume(self.stream, self._consumed)
+        self.connection.flush()
+        return data, compressed
+
+    def _start(self, data: bytes, compressed: int) -> None:
+        task = asyncio.get_running_loop().create_task(answer_one(self, data, compressed))
+        task.add_done_callback(self._advance)
+        self._answers.append(task)

@@ -1,0 +1,262 @@
+"""One connection of a gRPC port: HTTP/2 over an asyncio transport, and the timers that end what takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
+from serving.net.ports import lifetime_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from serving.grpc.h2 import Event, Headers, Limits, Stream
+    from serving.settings import Settings
+
+_CREDIT_PER_S = 100
+
+_LINGER_S = 1.0
+"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+
+
+class Application(Protocol):
+    """What the connections of one port share, and what answers their streams."""
+
+    settings: Settings
+    limits: Limits
+    connections: set[GrpcConnection]
+
+    def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> StreamHandler | None:
+        """What handles a new stream; None if it has been answered."""
+
+
+class StreamHandler:
+    """What handles one stream.
+
+    Attributes:
+        stream: The stream.
+        connection: Its connection.
+        idle: Whether the client need not send anything now: it is between two messages.
+        waited_s: How long the client has kept the server waiting, for its request or for its window.
+    """
+
+    __slots__ = ("connection", "idle", "stream", "waited_s")
+
+    def __init__(self, connection: GrpcConnection, stream: Stream) -> None:
+        self.connection = connection
+        self.stream = stream
+        self.idle = False
+        self.waited_s = 0.0
+
+    def received(self, data: bytes, *, ended: bool) -> None:
+        """The client sent data, or its end."""
+
+    def sent(self) -> None:
+        """The client has taken what was held back."""
+
+    def lost(self) -> None:
+        """Nobody waits for this stream any more."""
+
+    def draining(self) -> None:
+        """The server ends: what waits for nothing but its client must end too."""
+
+    def keys_changed(self) -> None:
+        """The API keys are others now."""
+
+    def too_slow(self) -> None:
+        """The client did not finish its request in time."""
+
+    def send(self, headers: bytes | None, data: bytes, trailers: bytes | None) -> None:
+        """Sends a part of the reply, as `H2Connection.send`; in one write where flow control does not hold it up."""
+        self.connection.h2.send(self.stream, headers, data, trailers)
+        if self.stream.unsent is not None:
+            self.waited_s = 0.0
+        self.connection.flush()
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One connection.
+
+    Attributes:
+        h2: Its state of HTTP/2; `flush` sends what its methods leave to be sent.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(self, application: Application) -> None:
+        self.h2 = H2Connection(application.limits)
+        self._application = application
+        self._loop = asyncio.get_running_loop()
+        self._paused = self._closing = False
+        self._paused_s = self._stalled_s = 0.0
+        self._progress = 0
+        self._draining_s: float | None = None
+        self._lifetime_s = lifetime_s(application.settings)
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._application.connections.add(self)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None and secured.selected_alpn_protocol() != "h2":
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        """Cancels the calls under way: their client has gone."""
+        self._closing = True
+        self._application.connections.discard(self)
+        self._handle(self.h2.terminate())
+
+    def data_received(self, data: bytes) -> None:
+        self._take(data)
+        if self.h2.pending:
+            # The rest is for the next turns of the loop; nothing more is read until it is done.
+            self._transport.pause_reading()
+            self._loop.call_soon(self._take_rest)
+
+    def pause_writing(self) -> None:
+        """The client does not read: it is not read either, until it does or the tick ends it."""
+        self._paused, self._paused_s = True, 0.0
+        self.h2.pause()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._handle(self.h2.resume())
+        self.flush()
+        if self.h2.pending:
+            self._loop.call_soon(self._take_rest)
+        else:
+            self._transport.resume_reading()
+
+    def _take_rest(self) -> None:
+        if self._paused or not self.h2.pending or self._transport.is_closing():
+            return
+        self._take(b"")
+        if self.h2.pending:
+            self._loop.call_soon(self._take_rest)
+        elif not self._closing:
+            self._transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
+        self._handle(self.h2.receive(data))
+        self.flush()
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            # An event may be of a stream that was answered since it happened.
+            if isinstance(event, DataReceived):
+                if not event.stream.closed:
+                    event.stream.context.received(event.data, ended=event.ended)
+            elif isinstance(event, RequestReceived):
+                self._open(event)
+            elif isinstance(event, StreamReset):
+                if event.stream.context is not None:
+                    event.stream.context.lost()
+            elif isinstance(event, DataSent) and not event.stream.closed:
+                event.stream.context.sent()
+
+    def _open(self, event: RequestReceived) -> None:
+        handler = self._application.open(self, event.stream, event.headers)
+        event.stream.context = handler
+        if handler is not None and event.ended:
+            handler.received(b"", ended=True)
+
+    # What the port and the handlers of streams call.
+
+    def flush(self) -> None:
+        """Writes what is due."""
+        if self._closing:
+            return
+        data = self.h2.data_to_send()
+        if data:
+            self._transport.write(data)
+        if self.h2.finished:
+            self._close()
+
+    def tick(self, seconds: float) -> None:
+        """Renews the credit and ends what has taken too long; called every so many seconds."""
+        h2, settings = self.h2, self._application.settings
+        h2.renew_credit(round(_CREDIT_PER_S * seconds))
+        self._paused_s += seconds
+        if h2.progress != self._progress or (h2.greeted and not h2.partial):
+            self._progress, self._stalled_s = h2.progress, 0.0
+        self._stalled_s += seconds
+        if h2.finished:
+            return
+        if (self._paused and self._paused_s > settings.body_timeout_s) or (
+            not h2.greeted and self._stalled_s > settings.header_timeout_s
+        ):
+            self._transport.abort()
+            return
+        if h2.partial and self._stalled_s > settings.body_timeout_s:
+            self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
+        for handler in self._handlers():
+            self._check_pace(handler, seconds)
+        self._lifetime_s -= seconds
+        if self._draining_s is not None:
+            self._draining_s += seconds
+            if self._draining_s > seconds:
+                h2.finish_shutdown()
+        elif self._lifetime_s <= 0 and h2.greeted:
+            self._begin_shutdown()
+        self.flush()
+
+    def drain(self) -> None:
+        """The server ends: takes leave of the client, and of calls that would go on as long as it does."""
+        if not self.h2.greeted:
+            self._transport.abort()
+        elif not self.h2.finished:
+            for handler in self._handlers():
+                handler.draining()
+            self._begin_shutdown()
+            self.flush()
+
+    def keys_changed(self) -> None:
+        """Reads all headers anew from now on, and asks the calls that are there."""
+        self.h2.forget_headers()
+        for handler in self._handlers():
+            handler.keys_changed()
+
+    def end(self) -> None:
+        """Ends the connection now."""
+        self._handle(self.h2.terminate(reason="the server ends"))
+        self.flush()
+
+    def _begin_shutdown(self) -> None:
+        if self._draining_s is None:
+            self._draining_s = 0.0
+            self.h2.begin_shutdown()
+
+    def _handlers(self) -> list[StreamHandler]:
+        return [stream.context for stream in self.h2.streams if stream.context is not None]
+
+    def _check_pace(self, handler: StreamHandler, seconds: float) -> None:
+        """Ends a stream whose client has kept the server waiting for too long."""
+        stream = handler.stream
+        if stream.closed or (stream.unsent is None and (stream.ended or stream.wanted or handler.idle)):
+            return  # it waits for its answer or a grant, not for its client, or for nothing
+        handler.waited_s += seconds
+        if handler.waited_s <= self._application.settings.body_timeout_s:
+            return
+        if stream.unsent is None:
+            handler.too_slow()
+        else:
+            self.h2.reset(stream, ErrorCode.CANCEL)
+            handler.lost()
+
+    def _close(self) -> None:
+        """Says no more, and listens a moment longer, so that what was said is read."""
+        self._closing = True
+        if self._transport.is_closing():
+            return
+        if self.h2.begun and self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            self._loop.call_later(_LINGER_S, self._transport.abort)
+        else:
+            # There is nothing to say in another protocol. TLS says so itself, and throws away what still comes.
+            self._transport.close()

@@ -1,0 +1,148 @@
+"""From the headers of a stream to its call, or to the error with which it is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from serving.errors import (
+    BertserveError,
+    HeadersTooLarge,
+    MalformedRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from serving.grpc.bidirectional import BidirectionalCall
+from serving.grpc.calls import CallEnvironment, CallHead, Method
+from serving.grpc.h2 import Limits
+from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
+from serving.grpc.unary import UnaryCall
+from serving.net.requests import request_id
+from serving.security.keys import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.grpc.calls import Call
+    from serving.grpc.connection import GrpcConnection
+    from serving.grpc.h2 import Headers, Stream
+    from serving.net.observer import RequestObserver
+    from serving.net.requests import RecordError
+    from serving.security.keys import ApiKeys
+    from serving.settings import Settings
+
+OPEN_BYTES = 4096
+"""Of a message of a caller without a key: there is nothing of that size to ask."""
+
+_GRANTED_MESSAGES = 4
+"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
+
+_CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?( *;.*)?")
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class CallDispatch:
+    """The calls of one port.
+
+    Attributes:
+        settings: Limits.
+        limits: Those of each connection.
+        connections: All that are open.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method | BertserveError],
+        settings: Settings,
+        record_error: RecordError,
+        keys: ApiKeys | None = None,
+        observer: RequestObserver | None = None,
+    ) -> None:
+        """Names what can be called.
+
+        Args:
+            methods: By path; an error in place of a method that is not offered.
+            settings: Limits.
+            record_error: Counts and logs an error.
+            keys: What all but the open methods need one of.
+            observer: Traces requests; None where nothing reads the traces.
+        """
+        self.settings = settings
+        self.limits = Limits(
+            header_bytes=settings.header_limit_bytes,
+            header_fields=settings.header_limit_count,
+            granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
+        )
+        self.connections: set[GrpcConnection] = set()
+        self._methods = methods
+        self._environment = CallEnvironment(settings, record_error, keys, observer)
+
+    def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> Call | None:
+        """The call on a new stream; None if its headers are enough to refuse it."""
+        head = headers.memo
+        if head is None:
+            head = headers.memo = self._read_head(headers)
+        if isinstance(head, CallHead):
+            kind = UnaryCall if head.method.duplex is None else BidirectionalCall
+            return kind(connection, stream, head, self._environment)
+        self._refuse(connection, stream, head)
+        return None
+
+    def keys_changed(self) -> None:
+        """Reads what connections remember of the keys anew."""
+        for connection in list(self.connections):
+            connection.keys_changed()
+
+    def _refuse(self, connection: GrpcConnection, stream: Stream, error: BertserveError) -> None:
+        """Refuses a call; what is no call of gRPC at all also gets HTTP's status."""
+        identity = request_id(None)
+        self._environment.record_error(error, identity)
+        no_call = isinstance(error, UnsupportedMediaType | MethodNotAllowed)
+        reply = reply_headers(error.http_status) if no_call else REPLY_HEADERS
+        connection.h2.send(stream, None, b"", reply + error_trailers(error, identity))
+
+    def _read_head(self, headers: Headers) -> CallHead | BertserveError:
+        """What the headers of a call say, or why nothing is called."""
+        try:
+            return self._head(headers)
+        except (
+            *(HeadersTooLarge, MalformedRequest, MethodNotAllowed, RouteNotFound),
+            *(Unauthenticated, UnsupportedMediaType),
+        ) as error:
+            return error.with_traceback(None)
+
+    def _head(self, headers: Headers) -> CallHead | BertserveError:
+        settings, keys = self.settings, self._environment.keys
+        if headers.size > settings.header_limit_bytes:
+            raise HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
+        if headers.count > settings.header_limit_count:
+            raise HeadersTooLarge(f"more than {settings.header_limit_count} headers")
+        values = dict(reversed(headers.fields))  # of fields that come twice, the first
+        method = self._methods.get(values[b":path"].decode("latin-1"))
+        body_limit = settings.body_limit_bytes
+        if keys is not None and not keys.allow(values.get(b"authorization")):
+            # Before anything that would tell what there is.
+            if not isinstance(method, Method) or not method.open:
+                raise refusal(values.get(b"authorization"))
+            body_limit = min(body_limit, OPEN_BYTES)
+        if not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):
+            raise UnsupportedMediaType("the content-type must be application/grpc")
+        if values[b":method"] != b"POST":
+            raise MethodNotAllowed("calls are made with POST", allowed="POST")
+        if method is None:
+            raise RouteNotFound("no such method")
+        if isinstance(method, BertserveError):
+            return method
+        return CallHead(method, body_limit, _timeout_s(values.get(b"grpc-timeout")), values)
+
+
+def _timeout_s(value: bytes | None) -> float | None:
+    if value is None:
+        return None
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
+        raise MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+    return int(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,59 @@
+"""A call that takes one message, and answers with one or several."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from serving.errors import BertserveError, ClientGone, MalformedRequest
+from serving.grpc.boundary import answer
+from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
+
+if TYPE_CHECKING:
+    from serving.grpc.calls import CallEnvironment, CallHead
+    from serving.grpc.connection import GrpcConnection
+    from serving.grpc.h2 import Stream
+
+
+class UnaryCall(Call):
+    """It is handed to its method once the message and the end of the client's half have arrived."""
+
+    __slots__ = ("_body", "_task")
+
+    def __init__(
+        self, connection: GrpcConnection, stream: Stream, head: CallHead, environment: CallEnvironment
+    ) -> None:
+        super().__init__(connection, stream, head, environment)
+        self._body: bytearray | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def received(self, data: bytes, *, ended: bool) -> None:
+        """Collects the message; starts its method once all is there."""
+        body: bytes | bytearray = data
+        if self._body is not None:
+            body = self._body
+            body += data
+        try:
+            prefix = read_prefix(body, self.head.body_limit)
+            if prefix is not None and len(body) > prefix[1]:
+                raise MalformedRequest("more than one message")
+            if ended and (prefix is None or len(body) < prefix[1]):
+                raise MalformedRequest("the call ends before its message does")
+        except BertserveError as error:
+            self.refuse(error)
+            return
+        if prefix is not None and ended:
+            self._body = None
+            work = answer(self, bytes(body[PREFIX_BYTES:]), prefix[0])
+            self._task = asyncio.get_running_loop().create_task(work)
+            return
+        if self._body is None:
+            self._body = bytearray(data)
+        if prefix is not None:
+            self.connection.h2.expect(self.stream, prefix[1])
+
+    def lost(self) -> None:
+        """Ends the method."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            self.record(ClientGone("the client cancelled the call"), trace=self.trace)

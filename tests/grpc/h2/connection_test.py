@@ -1,0 +1,529 @@
+"""Frame by frame: what a peer may do, what it must not, and how much of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.grpc.h2 import (
+    ConnectionFailed,
+    DataReceived,
+    DataSent,
+    ErrorCode,
+    H2Connection,
+    Limits,
+    RequestReceived,
+    StreamReset,
+    encode_fields,
+    encode_status,
+)
+from tests.grpc.h2 import wire
+from tests.grpc.h2.wire import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    START,
+    WINDOW_UPDATE,
+    frame,
+    request,
+    setting,
+    window_update,
+)
+
+if TYPE_CHECKING:
+    from serving.grpc.h2 import Event, Stream
+    from tests.grpc.h2.wire import Frame
+
+OK = encode_status(200)
+END = encode_fields([("x-end", "yes")])
+WINDOW = 65_535
+
+
+class Server:
+    """A connection that has begun, with all its events and all the frames that it sent."""
+
+    def __init__(self, limits: Limits | None = None, start: bytes = START) -> None:
+        self.h2 = H2Connection(limits or Limits())
+        self.events: list[Event] = []
+        self.say(start)
+
+    def say(self, *parts: bytes) -> list[Event]:
+        """What some bytes of the peer's bring about; every turn of the loop that they need is taken."""
+        events = []
+        for part in parts:
+            events += self.h2.receive(part)
+            while self.h2.pending:
+                events += self.h2.receive(b"")
+        self.events += events
+        return events
+
+    def open(self, data: bytes) -> Stream:
+        """The stream that a request opens."""
+        (event,) = [event for event in self.say(data) if isinstance(event, RequestReceived)]
+        return event.stream
+
+    def said(self) -> list[Frame]:
+        """The frames sent since the last time."""
+        return wire.split(self.h2.data_to_send())
+
+    def goaway(self) -> int:
+        """The code with which the connection ended."""
+        (code,) = [said.number for said in self.said() if said.kind == GOAWAY]
+        assert self.h2.finished
+        assert isinstance(self.events[-1], ConnectionFailed)
+        assert self.events[-1].code == code
+        return code
+
+
+def test_a_request_and_its_reply() -> None:
+    """Headers, body, end; headers, data, trailers."""
+    server = Server()
+    head, body = server.say(request(Encoder(), 1, 0) + frame(DATA, END_STREAM, 1, b"hello"))
+    assert isinstance(head, RequestReceived)
+    assert isinstance(body, DataReceived)
+    assert (b":path", b"/") in head.headers.fields
+    assert (head.ended, body.data, body.ended) == (False, b"hello", True)
+    server.said()
+    server.h2.send(head.stream, OK, b"world", END)
+    assert [(said.kind, said.flags, said.payload) for said in server.said()] == [
+        (HEADERS, END_HEADERS, OK),
+        (DATA, 0, b"world"),
+        (HEADERS, END_HEADERS | END_STREAM, END),
+    ]
+    assert head.stream.closed
+    assert server.h2.streams == []
+
+
+def test_what_the_server_says_first() -> None:
+    """SETTINGS with its limits, a wide window, and the acknowledgement of the peer's SETTINGS."""
+    first, window, acknowledged = Server(Limits(streams=7, header_bytes=1000)).said()
+    assert first.payload == b"\0\3\0\0\0\7" + b"\0\6\0\0\3\xe8"
+    assert (window.kind, window.stream, window.number) == (WINDOW_UPDATE, 0, 2**30 - WINDOW)
+    assert (acknowledged.kind, acknowledged.flags) == (SETTINGS, wire.ACK)
+
+
+def test_trailers_end_a_request() -> None:
+    """Headers behind the body are its end."""
+    server, encoder = Server(), Encoder()
+    server.say(request(encoder, 1, 0))
+    trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, encoder.encode([("x-late", "yes")]))
+    (event,) = server.say(trailers)
+    assert isinstance(event, DataReceived)
+    assert (event.data, event.ended) == (b"", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"), [([("x-late", "")], 0), ([(":path", "/")], END_STREAM)], ids=["no end", "pseudo-field"]
+)
+def test_trailers_that_are_none(fields: list[tuple[str, str]], flags: int) -> None:
+    """They reset the stream."""
+    server, encoder = Server(), Encoder()
+    server.say(request(encoder, 1, 0))
+    (event,) = server.say(frame(HEADERS, END_HEADERS | flags, 1, encoder.encode(fields)))
+    assert isinstance(event, StreamReset)
+    assert event.code is ErrorCode.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(("length", "kind"), [("5", DataReceived), ("4", StreamReset), ("6", StreamReset)])
+def test_a_body_of_another_length_than_was_said(length: str, kind: type[Event]) -> None:
+    """It is malformed (RFC 9113, 8.1.1)."""
+    server = Server()
+    server.say(request(Encoder(), 1, 0, ("content-length", length)))
+    server.say(frame(DATA, 0, 1, b"hel"))
+    assert type(server.say(frame(DATA, END_STREAM, 1, b"lo"))[-1]) is kind
+
+
+def test_no_body_where_one_was_said() -> None:
+    """The request is never seen."""
+    server = Server()
+    assert server.say(request(Encoder(), 1, END_STREAM, ("content-length", "1"))) == []
+    assert server.said()[-1].number == ErrorCode.PROTOCOL_ERROR
+
+
+# Rules.
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (frame(DATA, 0, 1, b"early"), ErrorCode.PROTOCOL_ERROR),
+        (frame(DATA, 0, 0, b"none"), ErrorCode.PROTOCOL_ERROR),
+        (frame(DATA, 0, 1, b"x" * 16_385), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(RST_STREAM, 0, 1, b"\0\0\0\x08"), ErrorCode.PROTOCOL_ERROR),
+        (frame(RST_STREAM, 0, 1, b"\0"), ErrorCode.FRAME_SIZE_ERROR),
+        (window_update(1, 8), ErrorCode.PROTOCOL_ERROR),
+        (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+        (window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(PING, 0, 0, b"short"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(PING, 0, 1, b"12345678"), ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, b"12345"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(SETTINGS, wire.ACK, 0, b"123456"), ErrorCode.FRAME_SIZE_ERROR),
+        (setting(wire.INITIAL_WINDOW_SIZE, 2**31), ErrorCode.FLOW_CONTROL_ERROR),
+        (setting(2, 2), ErrorCode.PROTOCOL_ERROR),
+        (setting(5, 100), ErrorCode.PROTOCOL_ERROR),
+        (frame(wire.PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\x02"), ErrorCode.PROTOCOL_ERROR),
+        (frame(wire.PRIORITY, 0, 0, b"12345"), ErrorCode.PROTOCOL_ERROR),
+        (frame(GOAWAY, 0, 1, b"\0" * 8), ErrorCode.PROTOCOL_ERROR),
+        (frame(CONTINUATION, END_HEADERS, 1), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, 0, 1) + frame(PING, 0, 0, b"12345678"), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 3), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 2), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 0), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS | PADDED, 1, b"\x09abc"), ErrorCode.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, b"\xff" * 7), ErrorCode.COMPRESSION_ERROR),
+    ],
+)
+def test_what_ends_the_connection(data: bytes, code: ErrorCode) -> None:
+    """Each with GOAWAY and the code that RFC 9113 gives it; nothing is read after it."""
+    server = Server()
+    server.said()
+    server.say(data)
+    assert server.goaway() == code
+    assert server.say(request(Encoder(), 9)) == []
+
+
+def test_a_connection_that_fails_takes_its_streams_along() -> None:
+    """Each is reset, then the connection says that it has failed."""
+    server, encoder = Server(), Encoder()
+    streams = [server.open(request(encoder, number, 0)) for number in (1, 3)]
+    *resets, failed = server.say(frame(PING, 0, 0, b"short"))
+    assert [event.stream for event in resets if isinstance(event, StreamReset)] == streams
+    assert isinstance(failed, ConnectionFailed)
+    assert all(stream.closed for stream in streams)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (frame(wire.PRIORITY, 0, 1, b"1234"), ErrorCode.FRAME_SIZE_ERROR),
+        (window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
+        (window_update(1, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(DATA, PADDED, 1, b"\xff" + b"\0" * 255) * 300, ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(RST_STREAM, 0, 1, b"\0\0\0\x08"), ErrorCode.CANCEL),
+    ],
+)
+def test_what_ends_a_stream(data: bytes, code: ErrorCode) -> None:
+    """The stream alone: the next one is answered."""
+    server, encoder = Server(), Encoder()
+    stream = server.open(request(encoder, 1, 0))
+    resets = [event for event in server.say(data) if isinstance(event, StreamReset)]
+    assert [(event.stream, event.code) for event in resets] == [(stream, code)]
+    assert server.open(request(encoder, 3)).number == 3
+
+
+def test_a_first_frame_that_is_not_settings() -> None:
+    """The preface is followed by SETTINGS or by the end."""
+    server = Server(start=wire.PREFACE)
+    server.said()
+    server.say(frame(PING, 0, 0, b"12345678"))
+    assert server.goaway() == ErrorCode.PROTOCOL_ERROR
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_at_the_start(data: bytes) -> None:
+    """What is not HTTP/2 ends the connection without a word."""
+    server = Server(start=data)
+    if not wire.PREFACE.startswith(data[:24]):
+        assert server.h2.finished
+        assert not server.h2.begun
+        assert server.said() == []
+
+
+frames_of_any_kind = st.builds(
+    frame, st.integers(0, 11), st.integers(0, 255), st.sampled_from([0, 1, 3, 5, 7, 2**31 - 1]), st.binary(max_size=40)
+)
+
+
+@given(st.lists(st.one_of(frames_of_any_kind, st.binary(max_size=20)), max_size=12))
+def test_any_frames(parts: list[bytes]) -> None:
+    """Whatever comes is answered with whole frames, or ends the connection; nothing is raised."""
+    server = Server()
+    server.say(request(Encoder(), 1), *parts)
+    goaways = [said for said in server.said() if said.kind == GOAWAY]
+    assert len(goaways) == server.h2.finished
+
+
+# Flow control.
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(1, 60_000)), max_size=20),
+    st.binary(max_size=10).map(lambda piece: piece * 15_000),
+)
+def test_data_within_both_windows(initial: int, updates: list[tuple[int, int]], data: bytes) -> None:
+    """Never more than both allow; once they are wide, all of it, and then the trailers."""
+    server = Server()
+    server.say(setting(wire.INITIAL_WINDOW_SIZE, initial))
+    stream = server.open(request(Encoder(), 1))
+    server.said()
+    server.h2.send(stream, OK, data, END)
+    windows, frames = [WINDOW, initial], server.said()
+    wide = 1 << 20
+    for number, more in [*updates, (0, wide), (1, wide)]:
+        sent = b"".join(said.payload for said in frames if said.kind == DATA)
+        assert sent == data[: min(windows)]
+        assert stream.closed == (sent == data)
+        windows[number] += more
+        server.say(window_update(number, more))
+        frames += server.said()
+    assert [said.kind for said in frames if said.kind != DATA] == [HEADERS, HEADERS]
+    assert all(len(said.payload) <= 16_384 for said in frames)
+    assert stream.closed
+
+
+def test_data_that_was_held_back_is_reported() -> None:
+    """The caller hears when it may go on; data of other streams is not in the way."""
+    server, encoder = Server(), Encoder()
+    server.say(setting(wire.INITIAL_WINDOW_SIZE, 3))
+    one, other = server.open(request(encoder, 1)), server.open(request(encoder, 3))
+    server.h2.send(one, OK, b"hello")
+    server.h2.send(other, OK, b"abc", END)
+    assert bytes(one.unsent or b"") == b"lo"
+    assert other.closed
+    assert server.say(window_update(1, 1)) == []
+    (event,) = server.say(window_update(1, 1))
+    assert isinstance(event, DataSent)
+    assert event.stream is one
+    assert one.unsent is None
+
+
+def test_a_transport_that_is_full_holds_data_back() -> None:
+    """Headers go out, data waits for `resume`."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1))
+    server.said()
+    server.h2.pause()
+    server.h2.send(stream, OK, b"hello", END)
+    assert [said.kind for said in server.said()] == [HEADERS]
+    assert server.h2.resume() == []
+    assert [said.kind for said in server.said()] == [DATA, HEADERS]
+
+
+def test_a_body_beyond_the_first_window_is_granted_what_it_lacks() -> None:
+    """Padding counts in the window, not in the body."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1, 0))
+    server.say(frame(DATA, PADDED, 1, b"\x09" + b"x" * 1000 + b"\0" * 9))
+    server.said()
+    server.h2.expect(stream, 100_000)
+    server.h2.expect(stream, 100_000)
+    (grant,) = server.said()
+    assert (grant.kind, grant.stream, grant.number) == (WINDOW_UPDATE, 1, 100_000 - 1000 - (WINDOW - 1010))
+
+
+def test_grants_of_all_streams_are_bounded() -> None:
+    """A stream that asks for more than is left waits until another has ended."""
+    server, encoder = Server(Limits(granted_bytes=100_000)), Encoder()
+    one, other = server.open(request(encoder, 1, 0)), server.open(request(encoder, 3, 0))
+    server.said()
+    for stream in (one, other):
+        server.h2.expect(stream, 150_000)
+    assert [said.stream for said in server.said()] == [1]
+    assert other.wanted == 150_000 - WINDOW
+    server.h2.reset(one, ErrorCode.CANCEL)
+    assert [(said.kind, said.stream) for said in server.said()] == [(RST_STREAM, 1), (WINDOW_UPDATE, 3)]
+
+
+def test_a_window_opens_again_with_what_is_consumed() -> None:
+    """A stream of messages goes on for ever, and never has more than a window unread."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1, 0))
+    for _ in range(20):
+        server.say(frame(DATA, 0, 1, b"x" * 16_384) * 3)
+        server.h2.consume(stream, stream.delivered)
+    assert stream.delivered == 20 * 3 * 16_384
+    assert not stream.closed
+
+
+# Floods.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(PING, 0, 0, b"12345678"),
+        setting(wire.INITIAL_WINDOW_SIZE, WINDOW),
+        frame(GOAWAY, 0, 0, b"\0" * 8),
+        frame(DATA, 0, 1),
+        frame(DATA, 0, 99),
+    ],
+    ids=["ping", "settings", "goaway", "empty data", "late data"],
+)
+def test_floods(data: bytes) -> None:
+    """Frames that ask for work and bring none end the connection."""
+    server, encoder = Server(Limits(credit=20)), Encoder()
+    server.h2.reset(server.open(request(encoder, 99, 0)), ErrorCode.CANCEL)
+    server.say(request(encoder, 101, 0))
+    data = data if data[8] != 1 else frame(DATA, 0, 101)
+    server.say(data * 20)
+    assert not server.h2.finished
+    server.said()
+    server.say(data)
+    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_rapid_reset() -> None:
+    """Requests that are given up as soon as they are made end the connection."""
+    server, encoder = Server(Limits(credit=20)), Encoder()
+    for number in range(1, 43, 2):
+        server.say(request(encoder, number) + frame(RST_STREAM, 0, number, b"\0\0\0\x08"))
+    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_replies_and_time_renew_the_credit() -> None:
+    """A ping beside each request is no flood; nor are pings that come slowly."""
+    server, encoder = Server(Limits(credit=20)), Encoder()
+    for number in range(1, 201, 2):
+        server.say(frame(PING, 0, 0, b"12345678"))
+        server.h2.send(server.open(request(encoder, number)), None, b"", OK)
+    for _ in range(100):
+        server.say(frame(PING, 0, 0, b"12345678"))
+        server.h2.renew_credit(1)
+    assert not server.h2.finished
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_000], ids=["empty", "single bytes", "full"])
+def test_continuation_flood(size: int) -> None:
+    """A header block that goes on and on is cut off, not collected."""
+    server = Server()
+    server.said()
+    server.say(frame(HEADERS, 0, 1), frame(CONTINUATION, 0, 1, b"\0" * size) * 1000)
+    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_streams_at_a_time() -> None:
+    """A further one is refused, so that it can be tried elsewhere; a place is free once one has ended."""
+    server, encoder = Server(Limits(streams=2)), Encoder()
+    first = server.open(request(encoder, 1))
+    server.say(request(encoder, 3), request(encoder, 5))
+    assert server.said()[-1].number == ErrorCode.REFUSED_STREAM
+    server.h2.send(first, None, b"", OK)
+    assert server.open(request(encoder, 7)).number == 7
+
+
+# Work in one turn.
+
+
+def turns(h2: H2Connection, data: bytes) -> list[list[Event]]:
+    """The events of each turn that some bytes need."""
+    events = [h2.receive(data)]
+    while h2.pending:
+        events.append(h2.receive(b""))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("data", "least"),
+    [
+        (frame(PING, 0, 0, b"12345678") * 100, 10),
+        (frame(wire.PRIORITY, 0, 1, b"12345") * 100, 10),
+        (frame(DATA, 0, 1, b"x" * 9000) * 7, 4),
+        (b"".join(request(Encoder(), number) for number in range(3, 43, 2)), 10),
+    ],
+    ids=["frames", "frames without a cost", "bytes", "requests"],
+)
+def test_a_turn_has_so_much_work(data: bytes, least: int) -> None:
+    """The rest waits for the next turn, and comes to the same as in one."""
+    opened = START + request(Encoder(), 1, 0)
+    pieces, whole = (H2Connection(Limits(turn_work=work)) for work in (10, 1 << 30))
+    for h2 in (pieces, whole):
+        turns(h2, opened)
+    events = turns(pieces, data)
+    assert len(events) >= least
+    assert all(len(each) <= 10 for each in events)
+    (at_once,) = turns(whole, data)
+    assert [type(event) for each in events for event in each] == [type(event) for event in at_once]
+    assert pieces.data_to_send() == whole.data_to_send()
+
+
+def test_headers_that_are_decoded_are_work() -> None:
+    """The frame behind a large header block waits; behind the same block again, which is not decoded, it does not."""
+    h2, encoder = H2Connection(Limits(turn_work=20)), Encoder()
+    fields = [(f"x-{number}", "") for number in range(30)]
+    turns(h2, START + request(encoder, 1, END_STREAM, *fields))
+    block = encoder.encode([*wire.REQUEST, *fields])
+    requests = [frame(HEADERS, END_HEADERS | END_STREAM, number, block) for number in (3, 5)]
+    ping = frame(PING, 0, 0, b"12345678")
+    assert [len(turns(h2, data + ping)) for data in requests] == [2, 1]
+
+
+def test_more_bytes_may_come_before_the_next_turn() -> None:
+    """They are read behind those that wait."""
+    h2 = H2Connection(Limits(turn_work=1))
+    h2.receive(START + frame(PING, 0, 0, b"first..."))
+    h2.receive(frame(PING, 0, 0, b"second.."))
+    while h2.pending:
+        h2.receive(b"")
+    pongs = [said.payload for said in wire.split(h2.data_to_send()) if said.kind == PING]
+    assert pongs == [b"first...", b"second.."]
+
+
+def test_what_timers_need() -> None:
+    """Whether something has begun and not ended, and whether anything has ended since."""
+    h2 = H2Connection(Limits())
+    assert not h2.partial
+    h2.receive(START[:30])
+    assert (h2.partial, h2.begun, h2.greeted, h2.progress) == (True, True, False, 0)
+    h2.receive(START[30:])
+    assert (h2.partial, h2.greeted, h2.progress) == (False, True, 1)
+    h2.receive(frame(HEADERS, 0, 1))
+    h2.receive(frame(CONTINUATION, 0, 1, b"\x82"))
+    assert (h2.partial, h2.progress) == (True, 1)
+
+
+# The end.
+
+
+def test_a_shutdown_in_two_steps() -> None:
+    """First all streams are welcome; once the peer has heard, the last is named, and it is still answered."""
+    server, encoder = Server(), Encoder()
+    stream = server.open(request(encoder, 1))
+    server.said()
+    server.h2.begin_shutdown()
+    first, ping = server.said()
+    assert first.payload == (2**31 - 1).to_bytes(4, "big") + bytes(4)
+    other = server.open(request(encoder, 3))
+    server.say(frame(PING, wire.ACK, 0, ping.payload))
+    (second,) = server.said()
+    assert second.payload == (3).to_bytes(4, "big") + bytes(4)
+    assert server.say(request(encoder, 5)) == []
+    assert server.said()[-1].number == ErrorCode.REFUSED_STREAM
+    for open_stream in (stream, other):
+        assert not server.h2.finished
+        server.h2.send(open_stream, None, b"", OK)
+    assert server.h2.finished
+
+
+def test_a_shutdown_of_a_peer_that_does_not_answer() -> None:
+    """The second step can be taken without it."""
+    server = Server()
+    server.h2.begin_shutdown()
+    server.h2.finish_shutdown()
+    assert server.h2.finished
+    assert [said.kind for said in server.said()].count(GOAWAY) == 2
+
+
+def test_an_end_at_once() -> None:
+    """Its streams are given up, and nothing more is sent on them."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1, 0))
+    reset, failed = server.h2.terminate(reason="the server ends")
+    assert isinstance(reset, StreamReset)
+    assert isinstance(failed, ConnectionFailed)
+    assert (failed.code, failed.reason) == (ErrorCode.NO_ERROR, "the server ends")
+    server.said()
+    server.h2.send(stream, OK, b"late", END)
+    assert server.said() == []
