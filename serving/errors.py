@@ -256,6 +256,18 @@ class BundleError(Exception):
     """A bundle that must not or cannot be served; the message names it and says why."""
 
 
+class EngineFailed(Exception):
+    """An engine refused what it was to load; starting it again would not help.
+
+    Attributes:
+        passing: Whether it would another time: what it lacked was memory.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
+
+
 class StartupError(Exception):
     """The server cannot start; the message is the one line that the operator reads.
 

@@ -60,7 +60,7 @@ from serving.telemetry.tracing import Sampler, SpanCounts
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.remote_engine import EngineLife
     from serving.inference.served_models import Repository
     from serving.logs import LogWriter
     from serving.net.ports import Ports

@@ -10,7 +10,7 @@ from serving.logs import fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.remote_engine import EngineLife
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Artifact, Task

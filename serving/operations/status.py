@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from serving.engine.process.__main__ import PR_SET_PDEATHSIG
-from serving.engine.process.supervisor import EngineFailed
+from serving.errors import EngineFailed
 
 log = logging.getLogger("bertserve.build")
 

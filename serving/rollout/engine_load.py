@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.process.supervisor import EngineFailed
 from serving.engine.process.wire import Load
+from serving.errors import EngineFailed
 from serving.host import available_cpus
 from serving.models.cost_cache import CostCache
 from serving.models.kernel_cache import KernelCache

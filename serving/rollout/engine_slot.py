@@ -49,7 +49,7 @@ from serving.scheduling.cost import ModelCosts
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
-    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.remote_engine import EngineLife
     from serving.engine.process.wire import Load
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.pipeline import Pipeline

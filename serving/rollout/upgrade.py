@@ -13,8 +13,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from serving.engine.process.supervisor import EngineFailed
-from serving.errors import BundleError, EngineLost, StartupError
+from serving.errors import BundleError, EngineFailed, EngineLost, StartupError
 from serving.rollout.engine_choice import BUILT
 from serving.rollout.engine_slot import EngineGeneration
 from serving.rollout.versions import reason_of

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.engine.process.supervisor import EngineFailed
-from serving.errors import BundleError, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
+from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.models import verified_dir

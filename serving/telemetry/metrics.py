@@ -18,7 +18,7 @@ from serving.telemetry.triton import TritonMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.process.supervisor import EngineLife
+    from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.models.statistics import ModelStatistics

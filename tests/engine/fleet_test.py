@@ -8,8 +8,9 @@ import subprocess
 import pytest
 
 from serving.engine.process.fleet import RemoteFleet, on_card
-from serving.engine.process.supervisor import EngineFailed, Supervisor
+from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import Load
+from serving.errors import EngineFailed
 from serving.records import KernelFiles
 from serving.scheduling.cost import CostPoint
 

@@ -5,72 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from array import array
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
 
 from serving.engine.base import LaneKind
-from serving.engine.fake import fake_vector
 from serving.engine.process import supervisor
-from serving.engine.process.supervisor import EngineFailed, RemoteEngine, Supervisor
+from serving.engine.process.remote_engine import RemoteEngine
+from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import Load, pack_result
-from serving.errors import BertserveError, EngineFault, EngineLost
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
+from serving.records import BatchOutput
+from tests.support.engine_processes import (
+    BATCHED,
+    EXIT,
+    FAULTS,
+    HANG,
+    LIMIT_S,
+    LOAD,
+    NAN,
+    RAISE,
+    SIZE,
+    TEXT_BY_TEXT,
+    Slot,
+    asynchronous,
+    batch,
+    cancel,
+    right,
+    soon,
+    submit,
+)
 from tests.support.server import is_running
 from tests.support.specs import model_spec
 from tests.support.stopping import stop
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-SIZE = 8
-FIRST = ModelIndex(0)
-NAN, RAISE, EXIT, HANG = 1001, 1002, 1003, 1004
-FAULTS = {NAN: "nan", RAISE: "raise", EXIT: "exit", HANG: "hang"}
-LIMIT_S = 60.0
-BATCHED = model_spec("batched", size=SIZE)
-TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
-LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
-
-
-def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test on a loop of its own."""
-
-    @wraps(test)
-    def run(*args: P.args, **keywords: P.kwargs) -> None:
-        asyncio.run(test(*args, **keywords))
-
-    return run
-
-
-async def soon(awaited: Awaitable[T]) -> T:
-    """What is awaited, or a failure instead of a test that never ends."""
-    return await asyncio.wait_for(awaited, LIMIT_S)
-
-
-def batch(*texts: list[int]) -> Batch:
-    """A batch of texts with these ids."""
-    return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts])
-
-
-def submit(engine: RemoteEngine, *texts: list[int], lane: int = 0) -> asyncio.Future[BatchOutput | BertserveError]:
-    """Starts a batch; the future's second result would be an error of the test."""
-    outcome: asyncio.Future[BatchOutput | BertserveError] = asyncio.get_running_loop().create_future()
-    engine.submit(lane, batch(*texts), outcome.set_result)
-    return outcome
-
-
-def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
-    """Whether an outcome is the fake engine's answer to these texts."""
-    expected = [fake_vector(text, SIZE) for text in batch(*texts).texts]
-    return isinstance(outcome, BatchOutput) and np.array_equal(outcome.arrays[0], expected, equal_nan=True)
 
 
 class Engine:
@@ -224,8 +192,8 @@ async def test_an_engine_that_hangs_is_killed() -> None:
 async def test_an_answer_in_time_calls_the_watchdog_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane without a batch is idle however often it is looked at, and each batch has its own two looks."""
     async with Engine() as engine:
-        monkeypatch.setattr(engine, "patience_s", lambda _: 0.0)
         [lane] = engine._lanes
+        monkeypatch.setattr(lane, "_patience_s", lambda _: 0.0)
         for token in (1, 2):
             outcome = submit(engine, [token])
             assert not lane.hangs()
@@ -238,9 +206,9 @@ async def test_an_answer_in_time_calls_the_watchdog_off(monkeypatch: pytest.Monk
 async def test_a_batch_that_is_overdue_twice_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once may be this loop's own fault: its answer may lie in the socket."""
     async with Engine() as engine:
-        monkeypatch.setattr(engine, "patience_s", lambda _: 0.0)
-        outcome = submit(engine, [HANG])
         [lane] = engine._lanes
+        monkeypatch.setattr(lane, "_patience_s", lambda _: 0.0)
+        outcome = submit(engine, [HANG])
         assert [lane.hangs(), lane.hangs()] == [False, True]
         engine.kill("was told to hang")
         assert isinstance(await soon(outcome), EngineLost)
@@ -309,41 +277,6 @@ async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
     fail_on_warm_up = dict.fromkeys(range(1000), "raise")
     with pytest.raises(EngineFailed, match="warm-up of batched failed"):
         await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=fail_on_warm_up)))
-
-
-class Slot:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-
-    def engine_up(self, engine: RemoteEngine) -> None:
-        """There is an engine."""
-        self.news.put_nowait(("up", engine))
-
-    def engine_down(self) -> None:
-        """There is none."""
-        self.news.put_nowait(("down", None))
-
-    def device_lost(self) -> None:
-        """It is one process."""
-
-    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
-        """There will be none."""
-        self.crashed = crashed
-        self.news.put_nowait(("failed", reason))
-
-    async def next(self, expected: str) -> Any:
-        """What comes with the next piece of news, which is of the kind expected."""
-        kind, what = await soon(self.news.get())
-        assert kind == expected
-        return what
-
-
-async def cancel(task: asyncio.Task[None]) -> None:
-    """Ends a supervisor as the server does."""
-    task.cancel()
-    await soon(asyncio.gather(task, return_exceptions=True))
 
 
 @asynchronous

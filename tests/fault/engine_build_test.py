@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from export.cli.export import main as export
-from serving.engine.process.supervisor import EngineFailed
+from serving.errors import EngineFailed
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import open_entry
 from serving.rollout.engine_build import EngineBuilder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.engine.process.supervisor import EngineFailed
+from serving.errors import EngineFailed
 from serving.rollout.engine_build import EngineBuilder
 from tests.support.waiting import wait_for
 

@@ -16,15 +16,16 @@ from loadtest.benchmarks.drive import Requests
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.swap import page
 from loadtest.benchmarks.swap.measure import Plan, Swap, figures
-from serving.engine.process.supervisor import RemoteEngine, Supervisor
+from serving.engine.process.remote_engine import RemoteEngine
+from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady
 from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority
-from tests.engine.supervisor_test import LOAD, SIZE, Slot, asynchronous, cancel, right, soon, submit
 from tests.inference.deadline_timer_test import virtually
 from tests.inference.dispatcher_test import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
 from tests.support.costs import constant, model_costs
+from tests.support.engine_processes import LOAD, SIZE, Slot, asynchronous, cancel, right, soon, submit
 from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped

@@ -1,9 +1,9 @@
 """Several GPUs behind one queue: an engine process for each, and together one engine like any other.
 
-Lane 0 is the first card, as a lone text has it; each of the others is one card. They are the same for as long as the
-fleet lives: while one card's engine is being started the others run its batches too, and the scheduler learns that
-everything takes longer. A card whose engine dies too often, or does not start, is given up. When no card is left the
-fleet has ended, and whoever looks after it starts another.
+Lane 0 is the first GPU, which runs lone texts; each of the others is one GPU. The lanes stay the same for as long as
+the fleet lives: while one GPU's engine is being started the others run its batches too, and the scheduler learns that
+everything takes longer. A GPU whose engine dies too often, or does not start, is given up. When none is left the
+fleet has ended, and its supervisor starts another.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.engine.base import LaneKind
-from serving.engine.process.supervisor import EngineFailed, EngineLife, RemoteEngine, Supervisor
-from serving.errors import EngineLost
+from serving.engine.process.remote_engine import EngineLife, RemoteEngine
+from serving.engine.process.supervisor import Supervisor
+from serving.errors import EngineFailed, EngineLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -61,48 +62,32 @@ async def start_engine(
 
 
 class RemoteFleet:
-    """The engines of several cards as one.
-
-    Attributes:
-        lanes: The wide one, and one for each card.
-        apart: Whether lanes other than the wide one may work beside it, as cards do.
-        on_end: Told once when no card is left.
-        on_lost: Told whenever a card is given up.
-        ready: What the first of them said of itself, with these lanes.
-    """
+    """The engines of several GPUs as one: an `EngineLife` whose lanes are the wide one and one for each GPU."""
 
     apart = True
 
     def __init__(self, load: Load, hang_s: float, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
-        cards = load.cards
-        self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(cards)]
+        self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.cards)]
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self.ready: Ready | None = None
-        self._cards = cards
-        self._engines: list[EngineLife | None] = [None] * len(cards)
-        self._batches = [0] * len(cards)
-        self._reasons: dict[int, str] = {}
+        self._first_reason = ""
         self._passing = True
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._supervisors = [
-            Supervisor(
-                on_card(load, place),
-                _Member(self, place),
-                crash_limit=crash_limit,
-                crash_window_s=crash_window_s,
-                hang_s=hang_s,
+        self._members = [_Member(self, gpu) for gpu in load.cards]
+        self._tasks = []
+        for index, member in enumerate(self._members):
+            supervisor = Supervisor(
+                on_card(load, index), member, crash_limit=crash_limit, crash_window_s=crash_window_s, hang_s=hang_s
             )
-            for place in range(len(cards))
-        ]
-        self._tasks = [asyncio.create_task(self._keep(place)) for place in range(len(cards))]
+            self._tasks.append(asyncio.create_task(member.keep(supervisor)))
 
     @classmethod
     async def start(
         cls, load: Load, hang_s: float = 2.0, *, crash_limit: int = 3, crash_window_s: float = 60.0
     ) -> RemoteFleet:
-        """Starts a process on each card and waits until the first of them is warm.
+        """Starts a process on each GPU and waits until the first of them is warm.
 
         Raises:
             EngineFailed: None of them loads; the message is the first one's.
@@ -117,60 +102,57 @@ class RemoteFleet:
 
     @property
     def lost(self) -> Sequence[str]:
-        """The cards that were given up, each with its reason."""
-        return [f"GPU {self._cards[place]}: {reason}" for place, reason in sorted(self._reasons.items())]
+        return [f"GPU {member.gpu}: {member.reason}" for member in self._members if member.reason]
 
     @property
     def devices(self) -> int:
-        """Cards that work."""
-        return sum(engine is not None for engine in self._engines)
+        return len(self._working)
 
     @property
     def busy(self) -> bool:
-        """Whether a batch has been given to one of them that it has not answered."""
-        return any(engine.busy for engine in self._engines if engine is not None)
+        return any(engine.busy for engine in self._working)
 
     @property
     def gone(self) -> bool:
-        """Whether no card is left."""
         return self._gone.is_set()
 
     @property
     def pid(self) -> int:
-        """The process id of the first card that works; 0 without one."""
-        return next((engine.pid for engine in self._engines if engine is not None), 0)
+        """The process id of the first GPU that works; 0 without one."""
+        return next((engine.pid for engine in self._working), 0)
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
-        """What each model's texts cost on a card, whichever lane it is called by."""
+        """What each model's texts cost on a GPU, whichever lane it is called by."""
         return self.ready.costs if self.ready else ()
 
+    @property
+    def _working(self) -> list[EngineLife]:
+        return [member.engine for member in self._members if member.engine is not None]
+
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Runs a batch on a lane's card, or on the one with least to do where that has no engine now."""
-        card = max(0, lane - 1)
-        if self._engines[card] is None:
-            living = [place for place, engine in enumerate(self._engines) if engine is not None]
-            card = min(living, key=self._batches.__getitem__, default=card)
-        engine = self._engines[card]
-        if engine is None:
+        """Runs a batch on a lane's GPU, or on the one with least to do where that has no engine now."""
+        member = self._members[max(0, lane - 1)]
+        if member.engine is None:
+            working = [member for member in self._members if member.engine is not None]
+            member = min(working, key=lambda member: member.batches, default=member)
+        if member.engine is None:
             done(EngineLost("the engine has just ended; try again", retry_after_s=1))
             return
-        self._batches[card] += 1
+        member.batches += 1
 
         def finished(outcome: BatchOutput | BertserveError) -> None:
-            self._batches[card] -= 1
+            member.batches -= 1
             done(outcome)
 
-        engine.submit(0, batch, finished)
+        member.engine.submit(0, batch, finished)
 
     def kill(self, why: str) -> None:
-        """Ends all processes at once."""
-        for engine in self._engines:
-            if engine is not None:
-                engine.kill(why)
+        for engine in self._working:
+            engine.kill(why)
 
     async def wait(self) -> int:
-        """Waits until no card is left; returns 1, since each of them has told its own status in the log."""
+        """Waits until no GPU is left; returns 1, since the log has the status of each."""
         await self._gone.wait()
         await self.close()
         return 1
@@ -182,69 +164,80 @@ class RemoteFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, place: int) -> None:
-        """Keeps a card's engine alive; a card whose process cannot be started at all is given up too."""
-        try:
-            await self._supervisors[place].run()
-        except OSError as error:
-            reason = f"its engine process cannot be started: {error.strerror or error}"
-            self.member_failed(place, reason, passing=True)
-
-    def member_up(self, place: int, engine: EngineLife) -> None:
-        """A card's engine is warm."""
-        self._engines[place] = engine
-        log.info("GPU %d works, %d of %d do", self._cards[place], self.devices, len(self._cards))
+    def member_up(self, member: _Member, engine: EngineLife) -> None:
+        """A GPU's engine is warm."""
+        log.info("GPU %d works, %d of %d do", member.gpu, self.devices, len(self._members))
         if not self._first.done() and engine.ready is not None:
             costs = [[*points, *map(_narrow, points)] for points in engine.ready.costs]
             self.ready = msgspec.structs.replace(engine.ready, lanes=list(self.lanes), costs=costs)
             self._first.set_result(None)
 
-    def member_down(self, place: int) -> None:
-        """A card's engine has gone; its batches fail."""
-        self._engines[place] = None
-        log.warning("GPU %d has no engine, %d of %d work", self._cards[place], self.devices, len(self._cards))
+    def member_down(self, member: _Member) -> None:
+        """A GPU's engine has gone; its batches fail."""
+        log.warning("GPU %d has no engine, %d of %d work", member.gpu, self.devices, len(self._members))
         if not self.devices and not self._gone.is_set():
             self._gone.set()
             self.on_end()
 
-    def member_failed(self, place: int, reason: str, *, passing: bool = False) -> None:
-        """A card is given up; `passing` as `EngineFailed` has it."""
-        log.error("GPU %d is given up: %s", self._cards[place], reason)
-        self._reasons[place] = reason
+    def member_failed(self, member: _Member, *, passing: bool) -> None:
+        """A GPU is given up; `passing` as `EngineFailed` has it."""
+        log.error("GPU %d is given up: %s", member.gpu, member.reason)
+        self._first_reason = self._first_reason or member.reason
         self._passing &= passing
-        if len(self._reasons) == len(self._cards) and not self._first.done():
-            self._first.set_exception(EngineFailed(next(iter(self._reasons.values())), passing=self._passing))
+        if all(member.reason for member in self._members) and not self._first.done():
+            self._first.set_exception(EngineFailed(self._first_reason, passing=self._passing))
         self.on_lost()
 
 
 class _Member:
-    """A card's `Slot` in its fleet."""
+    """One GPU of a fleet, and the `Slot` of its engine.
 
-    def __init__(self, fleet: RemoteFleet, place: int) -> None:
+    Attributes:
+        gpu: Its index among those that a process may use.
+        engine: What runs on it; None while there is nothing.
+        batches: How many it works on.
+        reason: Why it was given up; empty while it was not.
+    """
+
+    def __init__(self, fleet: RemoteFleet, gpu: int) -> None:
         self._fleet = fleet
-        self._place = place
+        self.gpu = gpu
+        self.engine: EngineLife | None = None
+        self.batches = 0
+        self.reason = ""
+
+    async def keep(self, supervisor: Supervisor) -> None:
+        """Keeps the engine alive; a GPU whose process cannot be started at all is given up too."""
+        try:
+            await supervisor.run()
+        except OSError as error:
+            reason = f"its engine process cannot be started: {error.strerror or error}"
+            self.engine_failed(reason, passing=True)
 
     def engine_up(self, engine: EngineLife) -> None:
-        self._fleet.member_up(self._place, engine)
+        self.engine = engine
+        self._fleet.member_up(self, engine)
 
     def engine_down(self) -> None:
-        self._fleet.member_down(self._place)
+        self.engine = None
+        self._fleet.member_down(self)
 
     def device_lost(self) -> None:
-        """It has but one."""
+        """Nothing: an engine process has one GPU."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
-        self._fleet.member_failed(self._place, reason, passing=crashed or passing)
+        self.reason = reason
+        self._fleet.member_failed(self, passing=crashed or passing)
 
 
-def on_card(load: Load, place: int) -> Load:
-    """What one of the processes loads; the first alone writes what it compiled, which is the same on each card.
+def on_card(load: Load, index: int) -> Load:
+    """What one of the processes loads; the first alone writes the kernels it compiles, which fit each GPU.
 
-    A card has one lane: of costs that a fleet was known to have, those of its narrow lanes are the fleet's own words.
+    A GPU has one lane: where a fleet's costs are given, those of the narrow lanes only repeat the wide one's.
     """
     costs = [[point for point in points if point.kind == "wide"] for points in load.costs]
-    kernels = [msgspec.structs.replace(files, write=files.write if place == 0 else "") for files in load.kernels]
-    return msgspec.structs.replace(load, cards=[load.cards[place]], kernels=kernels, costs=costs)
+    kernels = [msgspec.structs.replace(files, write=files.write if index == 0 else "") for files in load.kernels]
+    return msgspec.structs.replace(load, cards=[load.cards[index]], kernels=kernels, costs=costs)
 
 
 def _narrow(point: CostPoint) -> CostPoint:

@@ -1,0 +1,287 @@
+"""The server's side of one engine process: its start, its sockets, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from serving.engine.base import Engine, lanes_for
+from serving.engine.process.remote_lane import RemoteLane
+from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack
+from serving.errors import EngineFailed, EngineLost
+from serving.scheduling.cost import CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from serving.engine.base import Done, LaneKind
+    from serving.records import Batch
+    from serving.scheduling.cost import CostPoint
+
+log = logging.getLogger("bertserve.engine")
+
+_WATCH_S = 0.25
+"""How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
+
+_HANG_FACTOR = 10.0
+
+_ENDED_LOADING = "the engine process ended while it was loading"
+
+
+class EngineLife(Engine, Protocol):
+    """One life of an engine, from its first warm batch to its end.
+
+    Attributes:
+        apart: Whether lanes other than the wide one may work beside it, as several cards do.
+        on_end: Called once when it has ended.
+        on_lost: Called whenever one of several devices is given up.
+        ready: Its own report; None until it is ready.
+    """
+
+    apart: bool
+    on_end: Callable[[], None]
+    on_lost: Callable[[], None]
+    ready: Ready | None
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Devices that were given up, each with its reason."""
+
+    @property
+    def devices(self) -> int:
+        """How many of them work."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch has been given to it that it has not answered."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its process's id, or that of the first of several."""
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        """What each model's texts were measured to cost."""
+
+    def kill(self, why: str) -> None:
+        """Ends it at once."""
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status, negative for a signal."""
+
+    async def close(self) -> None:
+        """Ends it and reaps it; `on_end` is not called."""
+
+
+class RemoteEngine:
+    """One engine process: an `EngineLife` over its sockets."""
+
+    apart = False
+    devices = 1
+    lost: Sequence[str] = ()
+
+    def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
+        self._process = process
+        self._hang_s = hang_s
+        self._gone = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._watch: asyncio.TimerHandle | None = None
+        self._lanes: list[RemoteLane] = []
+        self._transports: list[asyncio.BaseTransport] = []
+        self.lanes: Sequence[LaneKind] = ()
+        self._tables: list[CostTable] = []
+        self.ready: Ready | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        load: Load,
+        hang_s: float = 2.0,
+        *,
+        started: Callable[[int], None] = lambda _: None,
+        verified: Callable[[], Awaitable[None]] | None = None,
+    ) -> RemoteEngine:
+        """Starts a process and waits until its models are warm.
+
+        Args:
+            load: What it loads.
+            hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
+            started: Called with the process's id once it can be paused; it has done nothing yet.
+            verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
+
+        Raises:
+            EngineFailed: It refused to load; the message is for the operator.
+            EngineLost: It died before it was ready.
+        """
+        with contextlib.ExitStack() as unused:
+            pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
+            for pair in pairs:
+                unused.callback(pair[0].close)
+                unused.callback(pair[1].close)
+            theirs = [pair[1].fileno() for pair in pairs]
+            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+            command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
+            process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+                command, pass_fds=theirs, stdin=subprocess.DEVNULL
+            )
+            # While it has one thread, whose urgency all others will have.
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
+            # The transports work on copies, so that every socket made here is closed here.
+            ends = [pair[0].dup() for pair in pairs]
+        engine = cls(process, hang_s)
+        try:
+            await engine._connect(ends, load, started, verified)
+        except BaseException as error:
+            if not isinstance(error, EngineFailed):
+                process.kill()  # it may be paused, and then it would not see that its sockets close
+            await engine.close()
+            for end in ends[len(engine._transports) :]:
+                end.close()
+            raise
+        return engine
+
+    async def _connect(
+        self,
+        ends: list[socket.socket],
+        load: Load,
+        started: Callable[[int], None],
+        verified: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for end in ends:
+            end.setblocking(False)
+        self._control, control = await loop.create_connection(_Control, sock=ends[0])
+        self._transports.append(self._control)
+        for end in ends[1:]:
+            transport, lane = await loop.create_connection(lambda: RemoteLane(self.patience_s, self._ended), sock=end)
+            self._transports.append(transport)
+            self._lanes.append(lane)
+        self._send(pack(Kind.LOAD, msgspec.json.encode(load)))
+        await control.answer()  # STARTED
+        started(self.pid)
+        kind, payload = await control.answer()
+        if kind is Kind.VERIFIED:
+            if verified is not None:
+                await verified()
+            self._send(pack(Kind.PROCEED, b""))
+            kind, payload = await control.answer()
+        if kind is Kind.REFUSED:
+            refused = msgspec.json.decode(payload, type=Refused)
+            raise EngineFailed(refused.message, passing=refused.passing)
+        self.ready = msgspec.json.decode(payload, type=Ready)
+        self.lanes = self.ready.lanes
+        self._watch_lanes()
+        self._tables = [CostTable.of(points) for points in self.costs]
+
+    def _send(self, frame: bytes) -> None:
+        """Sends a frame to the process, which may have ended since it was started: a closed transport takes nothing.
+
+        Raises:
+            EngineLost: It has.
+        """
+        if self._control.is_closing():
+            raise EngineLost(_ENDED_LOADING)
+        self._control.write(frame)
+
+    @property
+    def costs(self) -> Sequence[Sequence[CostPoint]]:
+        return self.ready.costs if self.ready else ()
+
+    @property
+    def busy(self) -> bool:
+        return any(lane.busy for lane in self._lanes)
+
+    @property
+    def gone(self) -> bool:
+        return self._gone.is_set()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def submit(self, lane: int, batch: Batch, done: Done) -> None:
+        """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
+        if self._gone.is_set():
+            done(EngineLost("the engine has just ended; try again", retry_after_s=1))
+        else:
+            self._lanes[lane].submit(batch, done)
+
+    def patience_s(self, batch: Batch) -> float:
+        """How long a lane may work on a batch before it is suspected to hang."""
+        predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
+        return max(self._hang_s - 2 * _WATCH_S, _HANG_FACTOR * predicted_s)
+
+    def kill(self, why: str) -> None:
+        """Ends the process at once; its requests fail and the supervisor takes over."""
+        if self._process.poll() is None:
+            log.error("killing the engine process %d: it %s", self.pid, why)
+            self._process.kill()
+
+    def _watch_lanes(self) -> None:
+        if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
+            self.kill("hangs")
+        else:
+            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
+
+    def _ended(self) -> None:
+        """Called by each lane whose socket closes; the slot hears of it before any request is answered."""
+        if not self._gone.is_set():
+            self._gone.set()
+            self.on_end()
+
+    async def wait(self) -> int:
+        await self._gone.wait()
+        await self.close()
+        return self._process.returncode
+
+    async def close(self) -> None:
+        """Closes the sockets, which ends the process, and reaps it; an end that is wanted is not reported."""
+        self.on_end = self.on_lost = lambda: None
+        if self._watch is not None:
+            self._watch.cancel()
+        for transport in self._transports:
+            transport.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+class _Control(asyncio.Protocol):
+    """The control socket: what LOAD is answered with, then silence until the end."""
+
+    def __init__(self) -> None:
+        self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
+        self._frames = FrameReader()
+
+    async def answer(self) -> tuple[Kind, bytes]:
+        """The next frame.
+
+        Raises:
+            EngineLost: The process ended first.
+        """
+        answer = await self._answers.get()
+        if answer is None:
+            raise EngineLost(_ENDED_LOADING)
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        for kind, _, payload in self._frames.feed(data):
+            self._answers.put_nowait((kind, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._answers.put_nowait(None)

@@ -1,0 +1,101 @@
+"""Real engine processes with the fake engine in them, and what stands for their owner."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from serving.engine.fake import fake_vector
+from serving.engine.process.wire import Load
+from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from tests.support.specs import model_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from serving.engine.process.remote_engine import RemoteEngine
+    from serving.errors import BertserveError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SIZE = 8
+FIRST = ModelIndex(0)
+NAN, RAISE, EXIT, HANG = 1001, 1002, 1003, 1004
+FAULTS = {NAN: "nan", RAISE: "raise", EXIT: "exit", HANG: "hang"}
+LIMIT_S = 60.0
+BATCHED = model_spec("batched", size=SIZE)
+TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
+LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
+
+
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test on a loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **keywords: P.kwargs) -> None:
+        asyncio.run(test(*args, **keywords))
+
+    return run
+
+
+async def soon(awaited: Awaitable[T]) -> T:
+    """What is awaited, or a failure instead of a test that never ends."""
+    return await asyncio.wait_for(awaited, LIMIT_S)
+
+
+def batch(*texts: list[int]) -> Batch:
+    """A batch of texts with these ids."""
+    return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts])
+
+
+def submit(engine: RemoteEngine, *texts: list[int], lane: int = 0) -> asyncio.Future[BatchOutput | BertserveError]:
+    """Starts a batch; the future's second result would be an error of the test."""
+    outcome: asyncio.Future[BatchOutput | BertserveError] = asyncio.get_running_loop().create_future()
+    engine.submit(lane, batch(*texts), outcome.set_result)
+    return outcome
+
+
+def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
+    """Whether an outcome is the fake engine's answer to these texts."""
+    expected = [fake_vector(text, SIZE) for text in batch(*texts).texts]
+    return isinstance(outcome, BatchOutput) and np.array_equal(outcome.arrays[0], expected, equal_nan=True)
+
+
+class Slot:
+    """A slot that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    def engine_up(self, engine: RemoteEngine) -> None:
+        """There is an engine."""
+        self.news.put_nowait(("up", engine))
+
+    def engine_down(self) -> None:
+        """There is none."""
+        self.news.put_nowait(("down", None))
+
+    def device_lost(self) -> None:
+        """It is one process."""
+
+    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
+        """There will be none."""
+        self.crashed = crashed
+        self.news.put_nowait(("failed", reason))
+
+    async def next(self, expected: str) -> Any:
+        """What comes with the next piece of news, which is of the kind expected."""
+        kind, what = await soon(self.news.get())
+        assert kind == expected
+        return what
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """Ends a supervisor as the server does."""
+    task.cancel()
+    await soon(asyncio.gather(task, return_exceptions=True))
