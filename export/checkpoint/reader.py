@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from export.checkpoint import pooling, vocabulary, weights
-from export.checkpoint.families import ARCHITECTURES, Architecture
+from export.checkpoint.families import FAMILIES
 from export.checkpoint.folder import Folder
 from export.checkpoint.labels import Labels, read_labels
 from export.errors import ExportError
@@ -15,6 +15,7 @@ from export.texts import corpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from export.checkpoint.families.family import Family
     from export.checkpoint.source import Source
     from serving.models.manifest import Task
     from serving.records import EncodedText
@@ -44,7 +45,7 @@ class Checkpoint:
 
     source: Source
     config: dict[str, Any]
-    family: Architecture
+    family: Family
     task: Task
     sentence: pooling.SentenceConfig
     vocabulary: vocabulary.Vocabulary
@@ -58,7 +59,7 @@ class Checkpoint:
         return _named_architecture(self.config, self.family)
 
     def size(self, name: str) -> int:
-        """One of the sizes of `Architecture.sizes`, by our name."""
+        """One of the sizes of `Family.sizes`, by our name."""
         return int(self.config[self.family.sizes[name]])
 
     @property
@@ -123,7 +124,7 @@ def open_checkpoint(
     return Checkpoint(source, config, family, task, sentence, words, found, labels, length)
 
 
-def _task(config: dict[str, Any], family: Architecture, sentence: pooling.SentenceConfig) -> Task:
+def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Task:
     if sentence.pools:
         return "embed"
     task = family.tasks()[_named_architecture(config, family)]
@@ -145,7 +146,7 @@ def _check_width(source: Source, hidden_size: int, sentence: pooling.SentenceCon
 
 
 def _check_special(
-    source: Source, config: dict[str, Any], family: Architecture, task: Task, words: vocabulary.Vocabulary
+    source: Source, config: dict[str, Any], family: Family, task: Task, words: vocabulary.Vocabulary
 ) -> None:
     if task == "fill_mask" and "mask" not in words.special_ids:
         raise ExportError(f"checkpoint {source.path}: the tokenizer has no mask token, which fill_mask needs")
@@ -156,7 +157,7 @@ def _check_special(
         )
 
 
-def _positions(config: dict[str, Any], family: Architecture, words: vocabulary.Vocabulary) -> int:
+def _positions(config: dict[str, Any], family: Family, words: vocabulary.Vocabulary) -> int:
     positions = int(config[family.sizes["positions"]])
     # RoBERTa's first token stands at the padding id + 1; what is before is never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
@@ -172,17 +173,17 @@ def _length(source: Source, asked: int | None, own: int | None, positions: int) 
     return length
 
 
-def _named_architecture(config: dict[str, Any], family: Architecture) -> str:
+def _named_architecture(config: dict[str, Any], family: Family) -> str:
     named = config.get("architectures") or f"{family.stem}Model"
     return str(named[0]) if isinstance(named, list) else str(named)
 
 
-def _family(folder: Folder, config: dict[str, Any]) -> Architecture:
+def _family(folder: Folder, config: dict[str, Any]) -> Family:
     kind = config.get("model_type")
-    family = ARCHITECTURES.get(str(kind))
+    family = FAMILIES.get(str(kind))
     if family is None:
         raise ExportError(
-            f"checkpoint {folder.path}: model_type {kind!r} cannot be exported; supported: {', '.join(ARCHITECTURES)}"
+            f"checkpoint {folder.path}: model_type {kind!r} cannot be exported; supported: {', '.join(FAMILIES)}"
         )
     architecture = _named_architecture(config, family)
     if architecture not in family.tasks():
@@ -193,7 +194,7 @@ def _family(folder: Folder, config: dict[str, Any]) -> Architecture:
     return family
 
 
-def _config(folder: Folder) -> tuple[dict[str, Any], Architecture]:
+def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
     config = folder.object("config.json")
     if not config:
         raise ExportError(f"checkpoint {folder.path}: config.json is missing")

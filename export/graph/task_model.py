@@ -51,10 +51,8 @@ class TaskModel(torch.nn.Module):
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The raw answer to a batch."""
         named = {spec.name: tensor for spec, tensor in zip(self.inputs, given, strict=True)}
-        # Without segments every token is of the first, and where the model looks that up it is told so: by itself
-        # it would gather them by position.
         types = named.get(TYPES)
-        if types is None and self._family.model_type == "roberta":
+        if types is None and self._family.first_segment:
             types = torch.zeros_like(named[IDS])
         common = {"input_ids": named[IDS], "attention_mask": named[MASK]}
         if types is not None:
@@ -97,7 +95,7 @@ class TaskModel(torch.nn.Module):
         encoder: Any = getattr(self.model, self._family.prefix.removesuffix("."))
         hidden = encoder(**common).last_hidden_state
         index = positions.to(torch.int64).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        logits = _predict(self.model, hidden.gather(1, index))
+        logits = self._family.word_logits(self.model, hidden.gather(1, index))
         best, ids = torch.topk(logits, self._candidates, dim=-1)
         largest = best[..., :1]
         total = (logits - largest).exp().sum(-1).log() + largest.squeeze(-1)
@@ -137,8 +135,8 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     weights = tensors.read(
         checkpoint.weights,
         model.state_dict(),
-        model=name,
-        prefix=checkpoint.family.prefix,
+        checkpoint.family,
+        name,
         tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
     )
     # Assigned, not copied: a large model would be in memory twice.
@@ -157,23 +155,9 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     # The exporter and the fusions know this form of attention, and no other.
     built = kind.config_class(**settings, attn_implementation="eager")
-    pools = checkpoint.task in {"embed", "embed_tokens"} and family.model_type in {"bert", "roberta", "megatron-bert"}
-    model: torch.nn.Module = kind(built, add_pooling_layer=False) if pools else kind(built)
+    has_pooler = checkpoint.task in {"embed", "embed_tokens"} and family.pooling_layer
+    model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
     return model
-
-
-def _predict(model: Any, hidden: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  one of Transformers' classes
-    """Every word's logit, by the head of a model for masked language modelling."""
-    if hasattr(model, "cls"):
-        logits: torch.Tensor = model.cls(hidden)
-    elif hasattr(model, "lm_head"):
-        logits = model.lm_head(hidden)
-    elif hasattr(model, "generator_lm_head"):
-        logits = model.generator_lm_head(model.generator_predictions(hidden))
-    else:
-        transformed = model.activation(model.vocab_transform(hidden))
-        logits = model.vocab_projector(model.vocab_layer_norm(transformed))
-    return logits
 
 
 def answers(

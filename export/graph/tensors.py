@@ -7,94 +7,69 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError, safe_open
 
+from export.checkpoint.families import FAMILIES
 from export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from export.checkpoint.families.family import Family
     from export.checkpoint.weights import Weights
 
-HEADS = (
-    "pooler.",
-    "cls.",
-    "classifier.",
-    "pre_classifier.",
-    "qa_outputs.",
-    "lm_head.",
-    "vocab_transform.",
-    "vocab_layer_norm.",
-    "vocab_projector.",
-    "generator_predictions.",
-    "generator_lm_head.",
-    "discriminator_predictions.",
-)
-"""Names of heads begin with these; a head that the task does not use is left out."""
+HEADS = tuple(dict.fromkeys(head for family in FAMILIES.values() for head in family.heads))
+"""Of all families: a checkpoint that was converted from one to another may keep a head of its old names."""
 
 _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
-_WORDS = "embeddings.word_embeddings.weight"
-_TIED = {
-    "cls.predictions.decoder.weight": _WORDS,
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_head.decoder.weight": _WORDS,
-    "lm_head.decoder.bias": "lm_head.bias",
-    "vocab_projector.weight": _WORDS,
-    "generator_lm_head.weight": _WORDS,
-}
-"""Tensors that checkpoints store once, and under which name, where the word embedding also is the last matrix."""
-
 
 def read(
-    weights: Weights, expected: Mapping[str, torch.Tensor], *, model: str, prefix: str, tied: bool
+    weights: Weights, expected: Mapping[str, torch.Tensor], family: Family, model: str, *, tied: bool
 ) -> dict[str, torch.Tensor]:
     """Reads the tensors of a model, as float32.
 
     Args:
         weights: The files.
         expected: The model's own tensors by name, for their shapes.
+        family: Knows the names of the stored tensors.
         model: What the model's class is called.
-        prefix: What the names of the encoder's tensors may begin with.
         tied: Whether the word embedding also is the matrix that words are predicted with.
 
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
     where = f"checkpoint {weights.folder.path}"
-    names = {_canonical(name, prefix): name for name in expected}
-    found = dict(_stored(weights, prefix, names.keys()))
+    names = {_canonical(name, family.prefix): name for name in expected}
+    tensors = dict(_stored(weights, family.prefix, names.keys()))
     if tied:
-        _tie(where, found, names.keys())
-    if missing := sorted(names.keys() - found.keys()):
+        _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
+    if missing := sorted(names.keys() - tensors.keys()):
         untrained = " (a head that was never trained)" if missing[0].startswith(HEADS) else ""
         raise ExportError(
             f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
             f"first {missing[0]}{untrained}"
         )
-    if unknown := sorted(found.keys() - names.keys()):
+    if unknown := sorted(tensors.keys() - names.keys()):
         raise ExportError(
             f"{where}: the weights hold {len(unknown)} tensors that {model} has no place for, first {unknown[0]}"
         )
-    for name, tensor in found.items():
-        wanted = expected[names[name]].shape
-        if tensor.shape != wanted:
-            raise ExportError(
-                f"{where}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(wanted)}"
-            )
-    return {names[name]: tensor for name, tensor in found.items()}
+    for name, tensor in tensors.items():
+        shape = expected[names[name]].shape
+        if tensor.shape != shape:
+            raise ExportError(f"{where}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(shape)}")
+    return {names[name]: tensor for name, tensor in tensors.items()}
 
 
-def _tie(where: str, found: dict[str, torch.Tensor], needed: Iterable[str]) -> None:
-    for name in needed:
-        source = found.get(_TIED.get(name, ""))
-        if source is None:
+def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
+    for name, source in tied.items():
+        if source not in tensors:
             continue
-        if name in found and not torch.equal(found[name], source):
+        if name in tensors and not torch.equal(tensors[name], tensors[source]):
             raise ExportError(
-                f"{where}: {name} is to be the same as {_TIED[name]} (tie_word_embeddings in config.json) and is not"
+                f"{where}: {name} is to be the same as {source} (tie_word_embeddings in config.json) and is not"
             )
-        found[name] = source
+        tensors[name] = tensors[source]
 
 
 def _stored(weights: Weights, prefix: str, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:

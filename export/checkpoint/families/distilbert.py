@@ -1,0 +1,41 @@
+"""DistilBERT: no segments, settings of its own names (arXiv 1910.01108)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export.checkpoint.families.family import WORD_EMBEDDING, Family
+
+
+def _word_logits(model: Any, hidden: Any) -> Any:  # noqa: ANN401  PyTorch's, which is not imported here
+    transformed = model.activation(model.vocab_transform(hidden))
+    return model.vocab_projector(model.vocab_layer_norm(transformed))
+
+
+FAMILY = Family(
+    model_type="distilbert",
+    stem="DistilBert",
+    prefix="distilbert.",
+    heads=(
+        "pre_classifier.",
+        "classifier.",
+        "qa_outputs.",
+        "vocab_transform.",
+        "vocab_layer_norm.",
+        "vocab_projector.",
+    ),
+    tied={"vocab_projector.weight": WORD_EMBEDDING},
+    word_logits=_word_logits,
+    sizes={
+        "hidden_size": "dim",
+        "layers": "n_layers",
+        "heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "positions": "max_position_embeddings",
+        "vocab_size": "vocab_size",
+    },
+    fixed={"activation": "gelu", "quantization_config": None},
+    epsilon=False,
+    segments=False,
+    pooling_layer=False,
+)

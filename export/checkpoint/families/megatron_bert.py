@@ -1,0 +1,16 @@
+"""Megatron's BERT: a layer normalises its input (arXiv 1909.08053)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from export.checkpoint.families import bert
+
+FAMILY = replace(
+    bert.FAMILY,
+    model_type="megatron-bert",
+    stem="MegatronBert",
+    pre_normalised=True,
+    # The first layer adds to the sum of the embeddings, which the fused operator would not give.
+    embedding_fusion=False,
+)
