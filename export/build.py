@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import shutil
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
 from export.proof.engine import open_engine
+from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS
 from export.report import latency, page
 from export.texts import corpus
@@ -35,7 +35,6 @@ from serving.models.manifest import (
     REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
-    Accuracy,
     Artifact,
     Manifest,
     Quantisation,
@@ -43,7 +42,6 @@ from serving.models.manifest import (
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
-from serving.records import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,22 +55,6 @@ if TYPE_CHECKING:
     from serving.records import EncodedText
 
 _WORK = "work"
-
-
-@dataclass(slots=True, frozen=True)
-class _Labelled:
-    """Labelled text, and what PyTorch scores on it."""
-
-    examples: accuracy.Examples
-    pytorch: dict[str, float]
-
-
-@dataclass(slots=True, frozen=True)
-class _Proof:
-    """What PyTorch answers: the yardstick of every artifact."""
-
-    reference: parity.Reference
-    labelled: Sequence[_Labelled]
 
 
 def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Bundle:
@@ -117,19 +99,19 @@ class _Export:
 
     def _made(self, node: CacheWriter | None) -> Bundle:
         self._raw.parent.mkdir()
-        proof = self._proof(self._examples())
+        yardstick = self._yardstick(self._examples())
         # A large model fills memory, and PyTorch's modules refer to one another: do not wait for their turn.
         gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
-        artifacts = [self._artifact(form, proof) for form in self._recipe.forms]
+        artifacts = [self._artifact(form, yardstick) for form in self._recipe.forms]
         shipped, own = self._engines(node)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
             (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
-            reference.write(self._folder / reference.REFERENCE, self._judge, proof.reference)
+            reference.write(self._folder / reference.REFERENCE, self._judge, yardstick.reference)
             manifest = self._manifest((*artifacts, *shipped))
-            bundle = self._writer.publish(self._reported(manifest, proof.reference))
+            bundle = self._writer.publish(self._reported(manifest, yardstick.reference))
             if node is not None:
                 node.publish(bundle, engines=own, files=[native.TIMINGS])
         return bundle
@@ -152,7 +134,7 @@ class _Export:
         )
         return [reader.read(path) for path in self._recipe.references]
 
-    def _proof(self, examples: Sequence[accuracy.Examples]) -> _Proof:
+    def _yardstick(self, examples: Sequence[accuracy.Examples]) -> Yardstick:
         """Writes the graph and asks PyTorch, whose model nothing needs afterwards."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
@@ -166,33 +148,36 @@ class _Export:
         labelled, start = [], len(encoded)
         for each in examples:
             end = start + len(each.texts)
-            labelled.append(_Labelled(each, each.score(rows[start:end])))
+            labelled.append(Labelled(each, each.score(rows[start:end])))
             start = end
-        return _Proof(parity.Reference(texts, encoded, rows[: len(encoded)]), labelled)
+        answers = parity.Reference(texts, encoded, rows[: len(encoded)])
+        return Yardstick(self._judge, answers, labelled, checkpoint.max_length)
 
-    def _artifact(self, name: str, proof: _Proof) -> Artifact:
+    def _artifact(self, name: str, yardstick: Yardstick) -> Artifact:
         form = FORMS[name]
         path = self._folder / form.file
         if name in int8.FORMS:
-            return self._eight_bits(path, name, proof)
+            return self._eight_bits(path, name, yardstick)
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
                 half.convert(self._fused, path)
             else:
                 shutil.copyfile(self._fused, path)
-        return self._verified(path, name, proof)
+        return self._verified(path, name, yardstick)
 
-    def _eight_bits(self, path: Path, name: str, proof: _Proof, ways: Sequence[int8.Way] = int8.WAYS) -> Artifact:
+    def _eight_bits(
+        self, path: Path, name: str, yardstick: Yardstick, ways: Sequence[int8.Way] = int8.WAYS
+    ) -> Artifact:
         way, *others = ways
         with self._progress.stage(f"making {path.name}"):
-            self._int8.make(name, path, way, self._fused, self._raw, self._spec)
+            self._int8.make(name, path, way, self._fused, self._raw)
         try:
-            return self._verified(path, name, proof, self._int8.told(name, way))
+            return self._verified(path, name, yardstick, self._int8.quantisation(name, way))
         except BrokenLimitError as broken:
             if not others:
                 raise
             self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
-        return self._eight_bits(path, name, proof, others)
+        return self._eight_bits(path, name, yardstick, others)
 
     def _engines(self, node: CacheWriter | None) -> tuple[list[Artifact], list[Artifact]]:
         """TensorRT engines for other machines, which go into the bundle, and this node's own, which go into its cache.
@@ -231,30 +216,25 @@ class _Export:
         name = native.name_of(engine) if target == tensorrt.NATIVE else f"model.{native.form_of(engine)}"
         return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
 
-    def _verified(self, path: Path, name: str, proof: _Proof, quantisation: Quantisation | None = None) -> Artifact:
+    def _verified(
+        self, path: Path, name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
+    ) -> Artifact:
         form = FORMS[name]
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {path.name} with PyTorch"):
-            engine = open_engine(self._spec(self._provable(path, name)), _prover(form.target), available_cpus())
-            verdict = parity.verify(
-                engine,
-                self._judge,
-                proof.reference,
-                limits,
-                max_length=self._checkpoint.max_length,
-                count=self._progress.count,
-            )
-            figures = tuple(figure for each in proof.labelled for figure in self._accuracy(engine, each))
-        broken = verdict.broken | parity.broken_accuracy(figures, limits)
-        for limit, sentence in broken.items():
+            spec = task_model.spec_of(self._checkpoint, self._provable(path, name))
+            engine = open_engine(spec, _prover(form.target), available_cpus())
+            result = yardstick.compare(engine, limits, self._progress.count)
+        verdict = result.verdict
+        for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
                 raise BrokenLimitError(
                     f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
                 )
-        self._findings[path.name] = page.Finding(
-            verdict.comparison,
-            self._latencies(path.name, engine, proof, batched=verdict.batch_invariant) if form.target != "cuda" else [],
-        )
+        # The twin of an artifact for a GPU says nothing of its speed.
+        timed = form.target != "cuda"
+        latencies = self._latencies(path.name, engine, yardstick, batched=verdict.batch_invariant) if timed else []
+        self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
             file=path.name,
             kind="onnx",
@@ -266,29 +246,21 @@ class _Export:
             parity=verdict.parity,
             invariance=verdict.invariance,
             operators=optimize.operators(path),
-            accuracy=figures,
-            waived=tuple(broken),
+            accuracy=result.accuracy,
+            waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
             quantisation=quantisation,
         )
 
-    def _latencies(self, name: str, engine: Engine, proof: _Proof, *, batched: bool) -> list[latency.Latency]:
+    def _latencies(self, name: str, engine: Engine, yardstick: Yardstick, *, batched: bool) -> list[latency.Latency]:
         with self._progress.stage(f"timing {name}"):
             return latency.measure(
                 engine,
-                proof.reference.encoded,
+                yardstick.reference.encoded,
                 max_length=self._checkpoint.max_length,
                 batches=latency.BATCHES if batched else latency.BATCHES[:1],
                 count=self._progress.count,
             )
-
-    def _accuracy(self, engine: Engine, labelled: _Labelled) -> list[Accuracy]:
-        examples = labelled.examples
-        rows = parity.answers(engine, self._judge, examples.texts, self._progress.count)
-        return [
-            Accuracy(metric, examples.name, examples.count, labelled.pytorch[metric], value)
-            for metric, value in examples.score(rows).items()
-        ]
 
     def _provable(self, path: Path, form: str) -> Path:
         """What runs in the place of an artifact: for fp16 its twin, since a CPU would not round as a GPU does."""
@@ -297,21 +269,6 @@ class _Export:
         twin = self._raw.with_name("twin.onnx")
         emulation.emulate(path, twin)
         return twin
-
-    def _spec(self, path: Path) -> ModelSpec:
-        checkpoint = self._checkpoint
-        return ModelSpec(
-            name=path.name,
-            path=str(path),
-            sha256=digest(path),
-            # So that one wide lane takes padding and batches.
-            batch_invariant=True,
-            vocab_size=checkpoint.size("vocab_size"),
-            max_length=checkpoint.max_length,
-            special_ids=checkpoint.vocabulary.special_ids,
-            inputs=tuple(tensor.name for tensor in task_model.inputs(checkpoint)),
-            outputs=task_model.outputs(checkpoint),
-        )
 
     def _manifest(self, artifacts: tuple[Artifact, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer

@@ -8,6 +8,8 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from export.benchmarks import roofline
 from export.benchmarks.exports import random_checkpoint
 from export.checkpoint.reader import open_checkpoint
@@ -18,8 +20,7 @@ from export.precision import half
 from export.progress import quiet
 from serving.engine.gpu.model import SIZES
 from serving.engine.gpu.tensorrt import TensorRtBackend
-from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, ModelIndex, ModelSpec
+from serving.records import Batch, EncodedText, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from serving.engine.base import Backend
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
+    from serving.records import EngineBuild, ModelSpec
 
 LENGTHS = (16, 32, 64, 128, 256, 384)
 COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
@@ -121,23 +123,11 @@ class Prepared(NamedTuple):
     fused: Path
     plain: Path
 
-    def spec(self, path: Path, **changes: Any) -> ModelSpec:  # noqa: ANN401  fields of the specification
+    def spec(self, path: Path, build: EngineBuild | None = None) -> ModelSpec:
         """A file of it as engines load it."""
-        from export.graph import task_model  # noqa: PLC0415  brings PyTorch
+        from export.graph.task_model import spec_of  # noqa: PLC0415  imports PyTorch
 
-        checkpoint = self.checkpoint
-        return ModelSpec(
-            name=self.name,
-            path=str(path),
-            sha256=digest(path),
-            batch_invariant=True,  # so that it is batched; nobody serves these answers
-            vocab_size=checkpoint.size("vocab_size"),
-            max_length=LENGTHS[-1],
-            special_ids=checkpoint.vocabulary.special_ids,
-            inputs=tuple(tensor.name for tensor in task_model.inputs(checkpoint)),
-            outputs=task_model.outputs(checkpoint),
-            **changes,
-        )
+        return msgspec.structs.replace(spec_of(self.checkpoint, path), build=build)
 
 
 def prepare(size: str, folder: Path) -> Prepared:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,8 +31,7 @@ class Weights:
         digest = hashlib.sha256()
         for file in self.files:
             with file.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+                hashlib.file_digest(stream, lambda: digest)
         return digest.hexdigest()
 
 

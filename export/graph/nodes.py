@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
     from onnx import GraphProto, NodeProto
@@ -48,6 +49,23 @@ def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> se
         if is_kind and node.op_type not in _NEVER_FLOAT:
             found.update(node.output if node.op_type == "Split" else node.output[:1])
     return found
+
+
+def matrices(graph: GraphProto) -> set[str]:
+    """Names of the float32 initialisers with two dimensions."""
+    return {
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2  # noqa: PLR2004
+    }
+
+
+def replace(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
+    """Gives a graph other nodes, some of which may be its own."""
+    # Copied first: clearing the list takes the content of its own nodes.
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def cast(source: str, target: str, to: int) -> NodeProto:

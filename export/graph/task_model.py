@@ -14,7 +14,8 @@ from export.graph import tensors
 from export.progress import quiet
 from export.recipe import MAX_ONNX_BYTES
 from serving.models.manifest import graph_inputs, graph_outputs
-from serving.records import IDS, MASK, POSITIONS, TYPES
+from serving.models.verified_dir import digest
+from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,6 +115,22 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
         hidden_size=checkpoint.hidden_size,
         labels=len(checkpoint.labels.names),
         candidates=checkpoint.candidates,
+    )
+
+
+def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
+    """A graph of a checkpoint, as an engine loads it to be proven."""
+    return ModelSpec(
+        name=path.name,
+        path=str(path),
+        sha256=digest(path),
+        # So that one wide lane takes padding and batches.
+        batch_invariant=True,
+        vocab_size=checkpoint.size("vocab_size"),
+        max_length=checkpoint.max_length,
+        special_ids=checkpoint.vocabulary.special_ids,
+        inputs=tuple(tensor.name for tensor in inputs(checkpoint)),
+        outputs=outputs(checkpoint),
     )
 
 

@@ -8,6 +8,7 @@ import onnx
 
 from export.errors import ExportError
 from export.graph import optimize
+from export.graph.task_model import spec_of
 from export.precision import activations, calibration, openvino, quantize
 from export.precision.equalise import choose
 from export.precision.products import Constants, find
@@ -50,7 +51,7 @@ class Int8:
             self._calibration = calibration.read(recipe.calibration, recipe.calibration_column)
         self._cuts: dict[Path, dict[str, Cut]] = {}
 
-    def make(self, form: str, path: Path, way: Way, fused: Path, raw: Path, spec: Callable[[Path], ModelSpec]) -> None:
+    def make(self, form: str, path: Path, way: Way, fused: Path, raw: Path) -> None:
         """Writes an artifact.
 
         Args:
@@ -59,29 +60,28 @@ class Int8:
             way: How activations become 8 bits.
             fused: The graph after the fusions.
             raw: The graph before.
-            spec: What a graph at some path takes.
 
         Raises:
             ExportError: Some matrix was not quantised.
         """
         shape = optimize.shape_of(self._checkpoint)
         if form == "int8":
-            quantize.quantize(fused, path, shape, self._cuts_of(fused, spec), static=way == "static")
+            quantize.quantize(fused, path, shape, self._cuts_of(fused), static=way == "static")
         else:
-            cuts = self._cuts_of(raw, spec) if way == "static" else None
+            cuts = self._cuts_of(raw) if way == "static" else None
             openvino.quantize(raw, path, layers=shape.layers, cuts=cuts)
 
-    def told(self, form: str, way: Way) -> Quantisation:
+    def quantisation(self, form: str, way: Way) -> Quantisation:
         """What the manifest says of an artifact."""
         if form != "int8" and way == "dynamic":
             return Quantisation(way)
         return Quantisation(way, self._calibration.source, len(self._calibration.texts))
 
-    def _cuts_of(self, path: Path, spec: Callable[[Path], ModelSpec]) -> dict[str, Cut]:
+    def _cuts_of(self, path: Path) -> dict[str, Cut]:
         """How a graph's activations are cut; decided once."""
         if path not in self._cuts:
             texts = self._checkpoint.encode(corpus.for_task(self._calibration.texts, self._checkpoint.task))
-            self._cuts[path] = cuts_of(path, spec(path), texts, self._progress.count)
+            self._cuts[path] = cuts_of(path, spec_of(self._checkpoint, path), texts, self._progress.count)
         return self._cuts[path]
 
 

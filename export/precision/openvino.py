@@ -16,6 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from export.errors import ExportError
+from export.graph.nodes import matrices, replace
 from export.precision import equalise
 from export.precision.products import Constants, find
 
@@ -95,9 +96,7 @@ def _cut_products(graph: onnx.GraphProto, cuts: Mapping[str, Cut]) -> int:
             nodes.append(_matrix(constants, weight, constants[node.input[1]] * cut.factors[:, None]))
             node.input[:] = [f"{product.activations}.cut", weight]
         nodes.append(node)
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace(graph, nodes)
     constants.drop_unused()
     return len(by_output)
 
@@ -125,16 +124,12 @@ def _matrix(constants: Constants, name: str, matrix: NDArray[np.float32]) -> onn
 
 def _weights(graph: onnx.GraphProto) -> dict[str, int]:
     """Names of the matrices to quantise, and the axis of their scales."""
-    matrices = {
-        tensor.name
-        for tensor in graph.initializer
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2  # noqa: PLR2004
-    }
+    names = matrices(graph)
     return {
         name: _AXES[node.op_type, place]
         for node in graph.node
         for place, name in enumerate(node.input)
-        if name in matrices and (node.op_type, place) in _AXES
+        if name in names and (node.op_type, place) in _AXES
     }
 
 

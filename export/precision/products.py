@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from export.graph.nodes import matrices
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -41,15 +43,11 @@ class Product:
 
 def find(graph: onnx.GraphProto) -> list[Product]:
     """The products of a graph with its matrices, but for those that make the decision."""
-    matrices = {
-        tensor.name
-        for tensor in graph.initializer
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2  # noqa: PLR2004
-    }
+    weights = matrices(graph)
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         decides = any(part in node.name for part in _DECISIONS)
-        if node.op_type in _PRODUCTS and node.input[1] in matrices and not decides:
+        if node.op_type in _PRODUCTS and node.input[1] in weights and not decides:
             found.setdefault(node.input[0], []).append(node)
     return [
         Product(name, tuple(node.output[0] for node in nodes), tuple(node.input[1] for node in nodes))

@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from export.graph.nodes import replace
 from export.graph.optimize import check_counts, operators
 from export.precision.equalise import eight_bits
 from export.precision.products import Constants, find
@@ -86,9 +87,7 @@ class _Quantiser:
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.node:
             nodes += self._quantised(node) if node.output[0] in self._multiplied else [node]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del self._graph.node[:]
-        self._graph.node.extend(copies)
+        replace(self._graph, nodes)
         self._constants.drop_unused()
 
     def _divide_values(self, attention: onnx.NodeProto, cut: Cut) -> None:

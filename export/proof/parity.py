@@ -201,6 +201,19 @@ def text_of_length(texts: Sequence[EncodedText], length: int) -> EncodedText:
     return EncodedText(array("i", [first, *islice(inner, length - 2), last]))
 
 
+def run_batch(engine: Engine, texts: Sequence[EncodedText]) -> BatchOutput:
+    """Runs one batch on an engine's first lane.
+
+    Raises:
+        ExportError: The engine failed on it.
+    """
+    results: list[object] = []
+    engine.submit(0, Batch(ModelIndex(0), texts), results.append)
+    if not isinstance(results[0], BatchOutput):
+        raise ExportError(f"the engine failed on a batch of {len(texts)} texts: {results[0]}")
+    return results[0]
+
+
 class _Ticks:
     def __init__(self, count: Count, total: int) -> None:
         self._count, self._total, self._done = count, total, 0
@@ -214,12 +227,8 @@ def _run(engine: Engine, judge: Judge, texts: Sequence[EncodedText], plan: Plan,
     rows: dict[int, Row] = {}
     for indices, neighbours in plan:
         batch = [texts[index] for index in indices]
-        results: list[object] = []
-        engine.submit(0, Batch(ModelIndex(0), [*batch, *neighbours]), results.append)
-        result = results[0]
-        if not isinstance(result, BatchOutput):
-            raise ExportError(f"the engine failed on a batch of {len(indices)} texts: {result}")
-        rows.update(zip(indices, judge.rows(result.arrays, batch), strict=True))
+        output = run_batch(engine, [*batch, *neighbours])
+        rows.update(zip(indices, judge.rows(output.arrays, batch), strict=True))
         ticks.tick()
     return [rows[index] for index in range(len(texts))]
 

@@ -16,10 +16,11 @@ from export.errors import ExportError
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
 from export.proof.engine import gpu_obstacle, open_engine
+from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import limits_of
 from export.texts import corpus
 from serving.errors import BundleError
-from serving.models.manifest import TOKENIZER, Accuracy
+from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
 from serving.records import ModelSpec
@@ -112,8 +113,9 @@ class _Verification:
         content = (bundle.path / TOKENIZER).read_bytes()
         self._vocabulary = Vocabulary(content, manifest.special_ids, None)
         with progress.stage("reading PyTorch's answers"):
-            self._reference = self._answers()
-            self._examples = [self._labelled(path) for path in references]
+            answers = self._answers()
+            labelled = [self._labelled(path) for path in references]
+        self._yardstick = Yardstick(self._judge, answers, labelled, manifest.max_length)
 
     def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
         return [self._outcome(artifact) for artifact in artifacts]
@@ -123,31 +125,33 @@ class _Verification:
         path, manifest = self._bundle.path, self._manifest
         if reference.REFERENCE not in {entry.file for entry in manifest.files}:
             raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
-        found = reference.read(path / reference.REFERENCE, self._judge)
-        if len(found.texts) < corpus.LEAST_TEXTS:
+        answers = reference.read(path / reference.REFERENCE, self._judge)
+        if len(answers.texts) < corpus.LEAST_TEXTS:
             raise ExportError(
-                f"bundle {path}: {reference.REFERENCE} holds {len(found.texts)} texts; {corpus.LEAST_TEXTS} are needed"
+                f"bundle {path}: {reference.REFERENCE} holds {len(answers.texts)} texts; "
+                f"{corpus.LEAST_TEXTS} are needed"
             )
         with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
-            encoded = self._vocabulary.encode(found.texts, manifest.max_length)
+            encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
         if manifest.task == "fill_mask":
             encoded = corpus.with_masks(encoded, manifest.special_ids)
-        if encoded != list(found.encoded):
+        if encoded != list(answers.encoded):
             raise ExportError(f"bundle {path}: {TOKENIZER} gives other token ids than PyTorch was given")
-        return found
+        return answers
 
-    def _labelled(self, path: Path) -> accuracy.Examples:
+    def _labelled(self, path: Path) -> Labelled:
         manifest = self._manifest
         reader = accuracy.Reader(
             manifest.task, self._vocabulary, manifest.max_length, manifest.labels, manifest.multi_label
         )
         examples = reader.read(path)
-        if not _pytorch_scores(manifest, examples):
+        scores = _pytorch_scores(manifest, examples)
+        if not scores:
             raise ExportError(
                 f"{path}: the bundle holds no score of PyTorch's on {examples.count} examples of {examples.name};"
                 " give the file to `bertserve export --reference` too"
             )
-        return examples
+        return Labelled(examples, scores)
 
     def _outcome(self, artifact: Artifact) -> Outcome:
         obstacle = _obstacle(artifact)
@@ -156,45 +160,27 @@ class _Verification:
         limits = limits_of(artifact, self._manifest.task)
         try:
             with self._progress.stage(f"comparing {artifact.file} with PyTorch"):
-                engine = self._engine(artifact)
-                verdict = parity.verify(
-                    engine,
-                    self._judge,
-                    self._reference,
-                    limits,
-                    max_length=self._manifest.max_length,
-                    count=self._progress.count,
-                )
-                figures = [figure for examples in self._examples for figure in self._scores(engine, examples)]
+                result = self._yardstick.compare(self._engine(artifact), limits, self._progress.count)
         except (BundleError, ExportError) as error:
             return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
-        found = msgspec.structs.replace(
+        verdict = result.verdict
+        compared = msgspec.structs.replace(
             artifact,
             parity=verdict.parity,
             invariance=verdict.invariance,
             batch_invariant=verdict.batch_invariant,
-            accuracy=tuple(figures),
+            accuracy=result.accuracy,
         )
-        broken = verdict.broken | parity.broken_accuracy(figures, limits)
-        faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
+        faults = [sentence for name, sentence in result.broken.items() if name not in artifact.waived]
         if artifact.batch_invariant and not verdict.batch_invariant:
             faults.append(
                 "its answers change with padding or with the other texts of a batch, which its manifest denies"
             )
         if faults:
-            return Outcome(found, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
+            return Outcome(compared, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
         if artifact.proven:
-            return Outcome(found, State.KEPT, f"keeps its limits{_but(artifact)}")
-        return Outcome(found, State.PROVEN, "was unproven, and is proven on this machine")
-
-    def _scores(self, engine: Engine, examples: accuracy.Examples) -> list[Accuracy]:
-        rows = parity.answers(engine, self._judge, examples.texts, self._progress.count)
-        pytorch = _pytorch_scores(self._manifest, examples)
-        return [
-            Accuracy(metric, examples.name, examples.count, pytorch[metric], value)
-            for metric, value in examples.score(rows).items()
-            if metric in pytorch
-        ]
+            return Outcome(compared, State.KEPT, f"keeps its limits{_but(artifact)}")
+        return Outcome(compared, State.PROVEN, "was unproven, and is proven on this machine")
 
     def _engine(self, artifact: Artifact) -> Engine:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file

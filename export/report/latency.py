@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.errors import ExportError
-from export.proof.parity import text_of_length
-from serving.records import Batch, BatchOutput, ModelIndex
+from export.proof.parity import run_batch, text_of_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,9 +79,6 @@ def _cell(engine: Engine, texts: Sequence[EncodedText]) -> Latency:
 
 
 def _run(engine: Engine, texts: Sequence[EncodedText]) -> float:
-    results: list[object] = []
     started = time.perf_counter()
-    engine.submit(0, Batch(ModelIndex(0), texts), results.append)
-    if not isinstance(results[0], BatchOutput):
-        raise ExportError(f"the engine failed on a batch of {len(texts)} texts: {results[0]}")
+    run_batch(engine, texts)
     return (time.perf_counter() - started) * 1e3

@@ -19,8 +19,6 @@ from export.precision import int8, quantize
 from export.proof import parity, reference
 from export.proof.engine import open_engine
 from export.texts import corpus
-from serving.models.verified_dir import digest
-from serving.records import ModelSpec
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 
 if TYPE_CHECKING:
@@ -52,21 +50,6 @@ def fused(checkpoint: Checkpoint, folder: Path) -> Path:
     return folder / "fused.onnx"
 
 
-def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
-    """The graph as an engine loads it."""
-    return ModelSpec(
-        name=path.name,
-        path=str(path),
-        sha256=digest(path),
-        batch_invariant=True,
-        vocab_size=checkpoint.size("vocab_size"),
-        max_length=checkpoint.max_length,
-        special_ids=checkpoint.vocabulary.special_ids,
-        inputs=tuple(tensor.name for tensor in task_model.inputs(checkpoint)),
-        outputs=task_model.outputs(checkpoint),
-    )
-
-
 def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: int) -> list[np.ndarray]:
     """What the model answers when Transformers loads it by itself, each text alone."""
     model = getattr(transformers, STEMS[model_type] + HEADS[task]).from_pretrained(folder).eval()
@@ -91,7 +74,7 @@ def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: 
 def answers_together(checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText]) -> list[Row]:
     """What the engine answers to all texts in one batch."""
     judge = judge_of(checkpoint)
-    engine = open_engine(spec_of(checkpoint, path), "cpu", 1)
+    engine = open_engine(task_model.spec_of(checkpoint, path), "cpu", 1)
     plan = [(list(range(len(texts))), [])]
     return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))
 
@@ -119,7 +102,7 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
         assert len(row) == len(wanted)
         for found, right in zip(row, wanted, strict=True):
             np.testing.assert_allclose(found, right, atol=2e-5)
-    cuts = int8.cuts_of(path, spec_of(checkpoint, path), texts, lambda _done, _total: None)
+    cuts = int8.cuts_of(path, task_model.spec_of(checkpoint, path), texts, lambda _done, _total: None)
     quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
     assert optimize.operators(tmp_path / "int8.onnx")["QAttention"] == 2
 

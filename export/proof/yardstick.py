@@ -1,0 +1,76 @@
+"""What every artifact of a model is compared with: PyTorch's answers, and its scores on labelled text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from export.proof import parity
+from serving.models.manifest import Accuracy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from export.proof.accuracy import Examples
+    from export.proof.decisions import Judge
+    from export.recipe import Limits
+    from serving.engine.base import Engine
+
+
+@dataclass(slots=True, frozen=True)
+class Labelled:
+    """Labelled text, and PyTorch's score of each metric on it."""
+
+    examples: Examples
+    pytorch: Mapping[str, float]
+
+
+@dataclass(slots=True, frozen=True)
+class Result:
+    """How an artifact compares.
+
+    Attributes:
+        verdict: Its raw answers.
+        accuracy: The task's own metric on each labelled text.
+        broken: The limits that were broken, by name, each with a sentence.
+    """
+
+    verdict: parity.Verdict
+    accuracy: tuple[Accuracy, ...]
+    broken: Mapping[str, str]
+
+
+@dataclass(slots=True, frozen=True)
+class Yardstick:
+    """PyTorch's side of the comparison.
+
+    Attributes:
+        judge: How answers are read.
+        reference: Texts and answers.
+        labelled: Labelled texts and scores.
+        max_length: The model's longest input in tokens.
+    """
+
+    judge: Judge
+    reference: parity.Reference
+    labelled: Sequence[Labelled]
+    max_length: int
+
+    def compare(self, engine: Engine, limits: Limits, count: parity.Count) -> Result:
+        """Runs an artifact over all texts; the arguments are those of `parity.verify`.
+
+        Raises:
+            ExportError: The engine failed on a batch.
+        """
+        verdict = parity.verify(engine, self.judge, self.reference, limits, max_length=self.max_length, count=count)
+        accuracy = tuple(figure for each in self.labelled for figure in self._score(engine, each, count))
+        return Result(verdict, accuracy, verdict.broken | parity.broken_accuracy(accuracy, limits))
+
+    def _score(self, engine: Engine, labelled: Labelled, count: parity.Count) -> list[Accuracy]:
+        examples, pytorch = labelled.examples, labelled.pytorch
+        scores = examples.score(parity.answers(engine, self.judge, examples.texts, count))
+        return [
+            Accuracy(metric, examples.name, examples.count, pytorch[metric], score)
+            for metric, score in scores.items()
+            if metric in pytorch
+        ]
