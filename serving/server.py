@@ -14,22 +14,10 @@ import uvloop
 
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
-from serving.http.apis import (
-    cohere,
-    console,
-    huggingface,
-    oip,
-    oip_models,
-    openai,
-    operations,
-    tei,
-    tei_text,
-    tei_tokens,
-)
-from serving.http.cors import Cors, CorsRoutes
-from serving.http.documentation import docs_operations, document
+from serving.http.api import Api
+from serving.http.apis import operations
+from serving.http.app import App
 from serving.http.listener import HttpListener
-from serving.http.routing import Routes
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
@@ -162,19 +150,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     record_error = Refusals(metrics, log_writer.limit).refused
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
-    probe_routes = operations.probes(lifecycle, metrics.render, CONTENT_TYPE, status.report)
-    api = [
-        *tei.operations(pipeline, repository, settings),
-        *tei_tokens.operations(pipeline, repository, settings),
-        *tei_text.operations(pipeline, repository, lifecycle, settings),
-        *huggingface.operations(pipeline, repository, settings),
-        *openai.operations(pipeline, repository, settings),
-        *cohere.operations(pipeline, repository, settings),
-        *oip.operations(v2_service, pipeline),
-        *oip_models.operations(v2_service),
-        *probe_routes,
-        *console.operations(),
-    ]
     grpc = GrpcListener(
         ports.grpc,
         v2_service,
@@ -185,26 +160,26 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         tls=tls,
         observer=observer,
     )
-    openapi, cors = document(api, SERVER_VERSION, keyed=keys is not None), Cors.of(settings)
-    http = HttpListener(
-        (CorsRoutes if cors else Routes)([*api, *docs_operations(openapi)]),
-        ports.http,
-        settings,
-        closing=lambda: lifecycle.closing,
+    api = Api(
+        pipeline=pipeline,
+        repository=repository,
+        lifecycle=lifecycle,
+        settings=settings,
+        v2=v2_service,
+        status=status.report,
+        render_metrics=metrics.render,
+        metrics_type=CONTENT_TYPE,
         record_error=record_error,
         keys=keys,
-        tls=tls,
-        cors=cors,
         observer=observer,
     )
+    http = HttpListener(App(api), ports.http, settings, closing=lambda: lifecycle.closing, tls=tls)
     probes = ProbeListener(
-        Routes([replace(op, open=op.open or op.path == "/metrics") for op in probe_routes]),
+        App(replace(api, observer=None), [operations.router], public=["/metrics"], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,
         closing=lambda: lifecycle.closing,
-        record_error=record_error,
-        keys=keys,
     )
 
     # Who is told of what.

@@ -264,7 +264,8 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 
 
 BROAD_HANDLERS = {
-    "serving.http.exchange": "the HTTP boundary",
+    "serving.http.api": "the HTTP boundary",
+    "serving.http.asgi": "the same around the framework",
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",

@@ -5,8 +5,9 @@ time in which a reply must be taken. A request that arrives in one piece, as nea
 Requests sent ahead are answered one after another. A connection that ends cancels its exchange, so that
 nothing computes for a client that has gone.
 
-There is no ASGI in between: a request is one task and one write. uvicorn's protocol, with its cycle, event
-and messages for each request, was measured to cost a third of what the server spends on a short text.
+There is no ASGI before a hot route: a request is one task and one write. uvicorn's protocol, with its cycle, event
+and messages for each request, was measured to cost a third of what the server spends on a short text. All other
+routes are answered by the application, whose ASGI server this is.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from urllib.parse import unquote_to_bytes
 import httptools
 
 from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
-from serving.http.exchange import HttpReply, HttpRequest, answer, error_reply
+from serving.http.asgi import body_too_large, call_app, header_lines
+from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
+from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
+from serving.http.routes import HotRoutes
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from serving.http.routing import Routes
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
+    from serving.http.app import App
     from serving.settings import Settings
 
 _FRAMING_BYTES = 6 * 65_536
@@ -44,9 +46,6 @@ _LINGER_S = 5.0
 
 _QUICK_LINGER_S = 1.0
 """The same for a client that has fallen silent: it has nothing left to send."""
-
-NOT_MODIFIED = 304
-"""Like a reply to HEAD it says how long the body is, and sends none."""
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -77,26 +76,34 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Port:
+class HttpPort:
     """What the connections of one port share.
 
     Attributes:
-        routes: Its operations.
+        app: Answers requests.
         limits: What a request may take.
         closing: Whether replies should ask clients to close their connections.
-        record_error: Told of each error reply.
-        observer: Traces requests; None where nothing reads the traces.
+        scheme: `http` or `https`.
+        hot: The routes that are answered past ASGI.
         date: The Date header, a whole line.
         connections: All that are open.
     """
 
-    routes: Routes
+    app: App
     limits: Limits
     closing: Callable[[], bool]
-    record_error: RecordError
-    observer: RequestObserver | None = None
+    scheme: str
+    hot: HotRoutes = field(init=False)
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.hot = HotRoutes(self.app.routes)
+
+    def cors_head(self, headers: Mapping[bytes, bytes]) -> bytes:
+        """What the reply to a request with these headers says to pages of other origins."""
+        origins = self.app.origins
+        return header_lines(cors_headers(origins, headers.get(b"origin"))) if origins else b""
 
 
 class _Reading(Enum):
@@ -108,7 +115,7 @@ class _Reading(Enum):
 class HttpConnection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: HttpPort) -> None:
         """Waits for its transport."""
         self._port = port
         self._limits = port.limits
@@ -118,6 +125,8 @@ class HttpConnection(asyncio.Protocol):
         self._timed = _Reading.NOTHING
         self._timer: asyncio.TimerHandle | None = None
         self._url = b""
+        self._path = ""
+        self._query = b""
         self._headers: dict[bytes, bytes] = {}
         self._header_lines = 0
         self._header_bytes = 0
@@ -217,10 +226,12 @@ class HttpConnection(asyncio.Protocol):
             self._headers.setdefault(name.lower(), value)
 
     def on_headers_complete(self) -> None:
-        """Checks what the headers announce."""
+        """Checks what the headers announce: a key before a byte of the body is kept."""
         headers = self._headers
+        self._parse_target()
+        self._check_key()
         if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
-            raise self._violated(self._body_too_large())
+            raise self._violated(body_too_large(self._limits.body_bytes))
         self._head_bytes = 0
         self._reading = _Reading.BODY
         if headers.get(b"expect", b"").lower() == b"100-continue" and self._exchange is None:
@@ -231,7 +242,7 @@ class HttpConnection(asyncio.Protocol):
         self._body_bytes += len(body)
         self._framing_bytes -= len(body)
         if self._body_bytes > self._limits.body_bytes:
-            raise self._violated(self._body_too_large())
+            raise self._violated(body_too_large(self._limits.body_bytes))
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -245,8 +256,10 @@ class HttpConnection(asyncio.Protocol):
             raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
         identity = request_id(headers.get(b"x-request-id"))
         content = body[0] if len(body) == 1 else b"".join(body)
-        path = self._path(self._url)
-        request = HttpRequest(parser.get_method().decode(), path, headers, content, identity, time.perf_counter())
+        request = HttpRequest(
+            *(parser.get_method().decode(), self._path, headers, content, identity),
+            *(time.perf_counter(), self._query),
+        )
         self._ahead.append((request, parser.should_keep_alive() and not upgrade))
         if self._exchange is None:
             self._answer_next()
@@ -274,12 +287,18 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
         port = self._port
-        reply = await answer(request, port.routes.find, port.record_error, self._limits.body_bytes, port.observer)
-        if reply is None:
-            return
+        api, cross_origin = port.app.api, port.app.origins
+        route = port.hot.find(request)
+        if route is None or (cross_origin and b"origin" in request.headers):
+            client = self._transport.get_extra_info("peername")
+            reply = await call_app(port.app, api, request, port.scheme, client and client[:2])
+        else:
+            reply = await api.answer(route.direct, route.path, request)
+            if cross_origin:
+                reply.head += port.cors_head(request.headers)
         if not self._writable.is_set():
             await self._writable.wait()
-        keep_alive = keep_alive and not self._port.closing() and self._loop.time() < self._last_at
+        keep_alive = keep_alive and not port.closing() and self._loop.time() < self._last_at
         self._write(request, reply, keep_alive=keep_alive)
         self._exchange = None
         if not keep_alive:
@@ -292,17 +311,28 @@ class HttpConnection(asyncio.Protocol):
             self._idle_since = self._loop.time()
 
     def _write(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> None:
+        # What has not changed says nothing of its length, which a reply without a body would get wrong.
+        length = b"" if reply.status == NOT_MODIFIED else b"content-length: %d\r\n" % len(reply.body)
         parts = [
             _STATUS_LINES[reply.status],
             self._port.date,
-            b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-            % (reply.content_type, len(reply.body), request.request_id.encode()),
+            b"content-type: %b\r\n%bx-request-id: %b\r\n" % (reply.content_type, length, request.request_id.encode()),
             reply.head,
             b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
         ]
-        if request.method != "HEAD" and reply.status != NOT_MODIFIED:
+        if request.method != "HEAD":
             parts.append(reply.body)
         self._transport.write(b"".join(parts))
+
+    def _check_key(self) -> None:
+        """Refuses a request without an API key, before anything says whether there is such a route."""
+        app, headers = self._port.app, self._headers
+        keys = app.api.keys
+        if keys is None or (error := unauthenticated(keys, app.public, self._path, headers)) is None:
+            return
+        method = self._parser.get_method().decode()
+        if not app.origins or not is_preflight(method, headers) or announces_body(headers):
+            raise self._violated(error)
 
     def _violated(self, error: BertserveError) -> BertserveError:
         """To be raised in a callback: it stops the parser, which then raises an error of its own."""
@@ -312,18 +342,23 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
         self._refused = True
-        identity = request_id(None)
-        self._port.record_error(error, identity)
         self._set_timer(_Reading.NOTHING)
-        words = _raw_reply(self._url or b"/", error, identity, self._more_head())
+        words = self._last_reply(error)
         if self._exchange is not None:
             self._last_words = words
         elif not self._transport.is_closing():
             self._end(words, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
 
-    def _more_head(self) -> bytes:
-        """Lines that a refusal's head has beside its own."""
-        return b""
+    def _last_reply(self, error: BertserveError) -> bytes:
+        """The refusal of what may be no request yet."""
+        path = (self._url or b"/").split(b"?")[0].decode("ascii", "replace")
+        request = HttpRequest("", path, self._headers, b"", request_id(None), time.perf_counter())
+        reply = self._port.app.api.refuse(error, request)
+        head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n" % (
+            *(reply.content_type, len(reply.body), request.request_id.encode()),
+        )
+        more = reply.head + self._port.cors_head(self._headers)
+        return b"".join([_STATUS_LINES[reply.status], head, more, b"\r\n", reply.body])
 
     def _end(self, words: bytes, linger_s: float = _LINGER_S) -> None:
         self._transport.write(words)
@@ -340,14 +375,17 @@ class HttpConnection(asyncio.Protocol):
         if not self._transport.can_write_eof():
             self._loop.call_later(linger_s, self._transport.abort)
 
-    def _path(self, url: bytes) -> str:
+    def _parse_target(self) -> None:
+        url = self._url
         if url.startswith(b"/") and b"?" not in url and b"%" not in url and b"#" not in url:
-            return url.decode("latin-1")
+            self._path, self._query = url.decode("latin-1"), b""
+            return
         try:
-            path = httptools.parse_url(url).path or b"/"
+            target = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError:
             raise self._violated(MalformedRequest("the request's target is not a path")) from None
-        return unquote_to_bytes(path).decode("utf-8", "replace")
+        self._path = unquote_to_bytes(target.path or b"/").decode("utf-8", "replace")
+        self._query = target.query or b""
 
     def _set_timer(self, reading: _Reading) -> None:
         if self._timer is not None:
@@ -367,16 +405,3 @@ class HttpConnection(asyncio.Protocol):
 
     def _headers_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(f"the request's line and headers exceed {self._limits.header_bytes} bytes")
-
-    def _body_too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body exceeds {self._limits.body_bytes} bytes")
-
-
-def _raw_reply(url: bytes, error: BertserveError, identity: str, more: bytes) -> bytes:
-    path = url.split(b"?")[0].decode("ascii", "replace")
-    reply = error_reply(path, error, identity)
-    head = (
-        f"content-type: application/json\r\ncontent-length: {len(reply.body)}\r\n"
-        f"x-request-id: {identity}\r\nconnection: close\r\n"
-    )
-    return b"".join([_STATUS_LINES[reply.status], head.encode(), reply.head, more, b"\r\n", reply.body])

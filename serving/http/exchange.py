@@ -1,48 +1,75 @@
-"""One HTTP exchange: the request as handlers see it, their reply, and the boundary around them.
-
-A handler is a function from `HttpRequest` to `HttpReply` that raises `BertserveError`. `answer` is HTTP's
-boundary: nothing but a listed error leaves it.
-"""
+"""One HTTP exchange: the request as endpoints see it, their reply, and the reply that an error becomes."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from serving.errors import (
     BertserveError,
-    ClientGone,
-    InternalError,
     InvalidRequest,
+    MalformedRequest,
     MethodNotAllowed,
-    RouteNotFound,
     Unauthenticated,
     UnsupportedMediaType,
 )
 from serving.http.faults import error_body, status_of
-from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
     from serving.records import Outcome
 
-log = logging.getLogger("bertserve.http")
+M = TypeVar("M", bound=msgspec.Struct)
 
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
+NOT_MODIFIED = 304
 
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
+
+# Sentences of msgspec that repeat nothing of what was received.
+_PATH = re.compile(r" - at `([^`]*)`$")
+_EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
+_MISSING = re.compile(r"Object missing required field `\w+`")
+
+
+class JsonDecoder(Generic[M]):
+    """Decodes one type of message, strictly."""
+
+    def __init__(self, kind: type[M]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._fields = ", ".join(f"`{field.encode_name}`" for field in msgspec.structs.fields(kind))
+
+    def decode(self, data: bytes | memoryview) -> M:
+        """The message in `data`. Of duplicate keys the last wins.
+
+        Raises:
+            MalformedRequest: Not JSON, or not UTF-8.
+            InvalidRequest: JSON of another shape.
+        """
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(self._explain(str(error))) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRequest("the body is not valid JSON in UTF-8") from error
+
+    def _explain(self, text: str) -> str:
+        """The library's sentence where it repeats nothing that was received, else one of ours."""
+        path = _PATH.search(text)
+        where = f" (at `{path[1]}`)" if path else ""
+        for pattern in (_EXPECTED, _MISSING):
+            if match := pattern.match(text):
+                return match[0][0].lower() + match[0][1:] + where
+        if text.startswith("Object contains unknown field"):
+            return f"unknown field{where}; the fields are {self._fields}"
+        return f"the value is not one of those allowed{where}"
 
 
 class HttpRequest(msgspec.Struct):
@@ -55,6 +82,7 @@ class HttpRequest(msgspec.Struct):
         body: The body.
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
+        query: Undecoded; no endpoint here reads it.
         parameters: The parts of the path that its route names.
         trace: What is noted of the request for the access log and for spans; None where both are off.
     """
@@ -65,6 +93,7 @@ class HttpRequest(msgspec.Struct):
     body: bytes
     request_id: str
     arrival: float
+    query: bytes = b""
     parameters: dict[str, str] = {}
     trace: RequestTrace | None = None
 
@@ -78,23 +107,23 @@ class HttpRequest(msgspec.Struct):
         Raises:
             InvalidRequest: It is not a positive number.
         """
-        given = self.header(b"x-request-timeout-ms")
-        if given is None:
+        value = self.headers.get(b"x-request-timeout-ms")
+        if value is None:
             return None
-        if not _TIMEOUT.fullmatch(given) or float(given) <= 0:
+        if not _TIMEOUT.fullmatch(value) or float(value) <= 0:
             raise InvalidRequest("the header X-Request-Timeout-Ms must be a positive number of milliseconds")
-        return float(given)
+        return float(value)
 
     def priority(self) -> int:
         """`X-Request-Priority`.
 
         Raises:
-            InvalidRequest: It is no class of requests.
+            InvalidRequest: It is no priority.
         """
-        given = self.headers.get(b"x-request-priority")
-        if given is None:
+        value = self.headers.get(b"x-request-priority")
+        if value is None:
             return DEFAULT_PRIORITY
-        return priority_of(int(given) if _DIGIT.fullmatch(given) else None, "the header X-Request-Priority")
+        return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
 
     async def inflate(self, limit: int) -> None:
         """Decompresses the body, as its Content-Encoding says.
@@ -104,28 +133,29 @@ class HttpRequest(msgspec.Struct):
 
         Raises:
             UnsupportedMediaType: An encoding that is not read.
-            MalformedRequest: The body is not of its encoding, ends before its end or goes on behind it.
+            MalformedRequest: The body is not of its encoding, ends too early or goes on behind its end.
             BodyTooLarge: It grows beyond the limit.
         """
-        given = self.headers[b"content-encoding"].strip().lower()
-        if given in {b"", b"identity"}:
+        encoding = self.headers[b"content-encoding"].strip().lower()
+        if encoding in {b"", b"identity"}:
             return
-        if given not in COMPRESSIONS:
+        if encoding not in COMPRESSIONS:
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
-        self.body = await asyncio.to_thread(inflated, self.body, COMPRESSIONS[given], limit)
+        self.body = await asyncio.to_thread(inflated, self.body, COMPRESSIONS[encoding], limit)
 
-    def require_json(self) -> None:
-        """Refuses a body that does not say it is JSON.
+    def json(self, decoder: JsonDecoder[M]) -> M:
+        """The message in the body.
 
         Raises:
-            UnsupportedMediaType: By its Content-Type.
+            UnsupportedMediaType: The Content-Type is not JSON's.
+            InvalidRequest: See `JsonDecoder.decode`.
         """
-        given = self.headers.get(b"content-type", b"")
-        if given == JSON:
-            return
-        given = given.split(b";")[0].strip().lower()
-        if given != JSON and not (given.startswith(b"application/") and given.endswith(b"+json")):
-            raise UnsupportedMediaType("the Content-Type must be application/json")
+        content_type = self.headers.get(b"content-type", b"")
+        if content_type != JSON:
+            kind = content_type.split(b";")[0].strip().lower()
+            if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+                raise UnsupportedMediaType("the Content-Type must be application/json")
+        return decoder.decode(self.body)
 
 
 class HttpReply(msgspec.Struct):
@@ -141,37 +171,8 @@ class HttpReply(msgspec.Struct):
     head: bytes = b""
 
 
-Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
-
-
-@dataclass(slots=True, frozen=True)
-class Operation:
-    """A route and what the documentation says of it.
-
-    Attributes:
-        request: Type of the JSON body, if there is one.
-        reply: Type of the JSON reply, if it is JSON.
-        example: A request that works.
-        values: Of the parts of the path that have names: which values lead somewhere.
-        statuses: Further ones that it answers.
-        binary: Whether tensors may stand behind the JSON, both ways.
-        body_optional: Whether the body may be left out.
-        open: Whether it needs no API key where the server has some.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    tag: str
-    request: Any = None
-    reply: Any = None
-    example: Any = None
-    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    statuses: Sequence[int] = ()
-    binary: bool = False
-    body_optional: bool = False
-    open: bool = False
+def json_reply(message: Any, status: int = 200) -> HttpReply:  # noqa: ANN401  whatever msgspec writes
+    return HttpReply(msgspec.json.encode(message), status)
 
 
 _OUTCOME = (
@@ -206,67 +207,3 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     if isinstance(error, Unauthenticated):
         head += b"www-authenticate: Bearer\r\n"
     return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
-
-
-async def answer(
-    request: HttpRequest,
-    find: Callable[[HttpRequest], Handler],
-    record_error: RecordError,
-    body_limit: int,
-    observer: RequestObserver | None = None,
-) -> HttpReply | None:
-    """Runs the handler of a request; None where its client has gone.
-
-    Args:
-        request: The request.
-        find: Gives its handler, or raises.
-        record_error: Told of each error.
-        body_limit: Bytes that a compressed body may grow to.
-        observer: Traces the request.
-    """
-    if observer is not None:
-        request.trace = _trace_of(request, observer)
-    error: BertserveError | None = None
-    reply: HttpReply | None = None
-    try:
-        handler = find(request)
-        if request.body and b"content-encoding" in request.headers:
-            await request.inflate(body_limit)
-        reply = await handler(request)
-    except BertserveError as refusal:
-        error = refusal
-        reply = error_reply(request.path, error, request.request_id)
-    except asyncio.CancelledError:
-        # Only the end of the client's connection cancels an exchange: there is nobody to answer.
-        error = ClientGone("the client closed the connection")
-    except Exception:  # the HTTP boundary
-        log.exception("a request failed", extra=fields(request_id=request.request_id))
-        error = InternalError("internal error; the server's log has the details under this request id")
-        reply = error_reply(request.path, error, request.request_id)
-    if error is not None:
-        record_error(error, request.request_id)
-    if observer is not None and request.trace is not None:
-        _note_reply(request.trace, request, reply, error)
-        observer.end(request.trace)
-    return reply
-
-
-def _trace_of(request: HttpRequest, observer: RequestObserver) -> RequestTrace:
-    headers = request.headers
-    return observer.begin(
-        *("http", request.method, "?", request.request_id, request.arrival, len(request.body)),
-        traceparent=headers.get(b"traceparent"),
-        tracestate=headers.get(b"tracestate"),
-    )
-
-
-def _note_reply(
-    trace: RequestTrace, request: HttpRequest, reply: HttpReply | None, error: BertserveError | None
-) -> None:
-    if error is not None:
-        trace.failed(error.reason, error.http_status, error.http_status)
-    if reply is not None:
-        trace.status, trace.bytes_out = reply.status, len(reply.body)
-    if not isinstance(error, RouteNotFound | MethodNotAllowed):
-        names = {value: f"{{{name}}}" for name, value in request.parameters.items()}
-        trace.route = "/".join([names.get(part, part) for part in request.path.split("/")])

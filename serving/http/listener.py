@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from email.utils import formatdate
-from functools import partial
 from typing import TYPE_CHECKING
 
-from serving.http.connection import HttpConnection, Limits, Port
-from serving.http.guarded import GuardedConnection
+from serving.http.connection import HttpConnection, HttpPort, Limits
 from serving.net.acceptor import Acceptor
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from serving.http.cors import Cors
-    from serving.http.routing import Routes
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
+    from serving.http.app import App
     from serving.security.tls import Tls
     from serving.settings import Settings
 
@@ -31,33 +25,23 @@ class HttpListener:
 
     def __init__(
         self,
-        routes: Routes,
+        app: App,
         opened: socket.socket,
         settings: Settings,
         *,
         closing: Callable[[], bool],
-        record_error: RecordError,
-        keys: ApiKeys | None = None,
         tls: Tls | None = None,
-        cors: Cors | None = None,
-        observer: RequestObserver | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
 
         Args:
-            routes: What it serves.
+            app: What it serves.
             opened: A listening socket; owned from here on.
             settings: Limits.
             closing: Whether replies should ask clients to close their connections.
-            record_error: Told of each error reply.
-            keys: What all but the open routes need one of.
             tls: What connections are secured with.
-            cors: Whose pages may ask.
-            observer: Traces requests.
         """
-        self._port = Port(routes, Limits.of(settings), closing, record_error, observer)
-        guarded = partial(GuardedConnection, keys=keys, cors=cors)
-        self._connection = HttpConnection if keys is None and cors is None else guarded
+        self._port = HttpPort(app, Limits.of(settings), closing, "http" if tls is None else "https")
         self._keep_alive_s = settings.keep_alive_s
         self._acceptor = Acceptor(opened, self._open, tls, "http/1.1")
         self._clock: asyncio.TimerHandle | None = None
@@ -95,7 +79,7 @@ class HttpListener:
             self._clock.cancel()
 
     def _open(self) -> asyncio.Protocol:
-        return self._connection(self._port)
+        return HttpConnection(self._port)
 
     def _tick(self) -> None:
         """Once a second: the Date header, and the connections that have been idle for too long."""

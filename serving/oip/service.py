@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
-    from serving.records import RequestTrace
+    from serving.records import RequestTrace, TextInput
     from serving.settings import Settings
 
 SERVER_NAME = "bertserve"
@@ -113,6 +113,11 @@ class V2Service:
         return sorted(self._views)
 
     @property
+    def versions(self) -> list[str]:
+        """Every version that is served of some model."""
+        return sorted({view.model.version for view in self._views.values()})
+
+    @property
     def control(self) -> bool:
         """Whether requests may load and unload models."""
         return self._settings.model_control
@@ -146,6 +151,28 @@ class V2Service:
         """What this server is."""
         return ServerMetadata(SERVER_NAME, SERVER_VERSION, list(EXTENSIONS))
 
+    def inputs(self, name: str, tensors: Sequence[Tensor], outputs: Sequence[str]) -> tuple[View, Sequence[TextInput]]:
+        """What a request's tensors hold, and the view that writes the answer.
+
+        Args:
+            name: The model's name.
+            tensors: What the request brings.
+            outputs: Names of the outputs that it wants; none means all.
+
+        Raises:
+            InvalidRequest: It does not fit the model.
+            ModelNotFound: Nothing of that name is served.
+        """
+        view = self._views.get(name)
+        if view is None:
+            raise ModelNotFound("no model of that name is served")
+        if outputs:
+            view.check_outputs(outputs)
+        inputs = inputs_of(tensors)
+        if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
+            raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
+        return view, inputs
+
     def request(
         self,
         name: str,
@@ -160,7 +187,7 @@ class V2Service:
         request_id: str,
         trace: RequestTrace | None,
     ) -> tuple[View, InferRequest[Any]]:
-        """What a request asks of the pipeline, and the view that writes the answer.
+        """What a gRPC call asks of the pipeline, and the view that writes the answer.
 
         Args:
             name: The model's name.
@@ -178,14 +205,7 @@ class V2Service:
             InvalidRequest: It does not fit the model.
             ModelNotFound: Nothing of that name is served.
         """
-        view = self._views.get(name)
-        if view is None:
-            raise ModelNotFound("no model of that name is served")
-        if outputs:
-            view.check_outputs(outputs)
-        inputs = inputs_of(tensors)
-        if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
-            raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
+        view, inputs = self.inputs(name, tensors, outputs)
         return view, InferRequest(
             inputs=inputs,
             options=view.options,

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from serving.grpc.calls import Method
-    from serving.http.routing import Routes
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
+    from serving.http.app import App
     from serving.settings import Settings
 
 _WORD = PREFACE[:4]
@@ -30,19 +28,17 @@ class ProbeListener(HttpListener):
 
     def __init__(
         self,
-        routes: Routes,
+        app: App,
         methods: Mapping[str, Method],
         opened: socket.socket,
         settings: Settings,
         *,
         closing: Callable[[], bool],
-        record_error: RecordError,
-        keys: ApiKeys | None,
     ) -> None:
         """As `HttpListener`; `methods` are the calls that are answered."""
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
-        super().__init__(routes, opened, settings, closing=closing, record_error=record_error, keys=keys)
-        self._calls = CallDispatch(methods, settings, record_error, keys)
+        super().__init__(app, opened, settings, closing=closing)
+        self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)
         keep_alive(opened)
 
     def close(self) -> None:

@@ -42,7 +42,8 @@ def _routes(server: Server) -> dict[str, tuple[Any, set[int]]]:
         if "requestBody" not in methods.get("post", {}):
             continue
         operation = methods["post"]
-        named = {parameter["name"]: parameter["schema"]["enum"] for parameter in operation["parameters"]}
+        parts = [parameter for parameter in operation["parameters"] if parameter.get("in") == "path"]
+        named = {parameter["name"]: parameter["schema"]["enum"] for parameter in parts}
         example = operation["requestBody"]["content"]["application/json"]["example"]
         for model in named.get("model", [""]):
             real = path.replace("{model}", model).replace("{version}", "1")

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest
-from serving.http.apis.oip import InferMessage
-from serving.http.apis.openai import EmbeddingsRequest
-from serving.http.apis.tei import EmbedRequest
-from serving.http.decoding import JsonDecoder
+from serving.http.apis.oip_messages import InferMessage
+from serving.http.apis.openai_messages import EmbeddingsRequest
+from serving.http.apis.tei_messages import EmbedRequest
+from serving.http.exchange import JsonDecoder
 
 MESSAGES = [EmbedRequest, EmbeddingsRequest, InferMessage]
 MARKER = "sEcReT"

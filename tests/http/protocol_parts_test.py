@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, MalformedRequest
 from serving.http.apis.tei_messages import EmbedRequest, text_inputs
-from serving.http.decoding import JsonDecoder
+from serving.http.exchange import JsonDecoder
 from serving.net.requests import request_id
 from serving.oip.tensors import Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor

@@ -1,29 +1,32 @@
-"""Paths and their handlers."""
+"""Which requests the connection answers past ASGI, and what a path that is not served is told."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
 from serving.errors import MethodNotAllowed, RouteNotFound
-from serving.http.exchange import HttpReply, HttpRequest, Operation
-from serving.http.routing import Routes
+from serving.http.exchange import HttpReply, HttpRequest
+from serving.http.routes import ApiRoute, HotRoute, HotRoutes, Router, no_route
+
+if TYPE_CHECKING:
+    from serving.http.api import Api
+
+router = Router("Test")
 
 
-async def _infer(_: HttpRequest) -> HttpReply:
+@router.post("/v2/models/{model}/infer", kind=HotRoute)
+@router.post("/plain", kind=HotRoute)
+async def _infer(_: Api, __: HttpRequest) -> HttpReply:
+    """Infer."""
     return HttpReply(b"infer")
 
 
-async def _ready(_: HttpRequest) -> HttpReply:
+@router.get("/v2/models/{model}/ready")
+async def _ready(_: Api, __: HttpRequest) -> HttpReply:
+    """Tell whether a model is ready."""
     return HttpReply(b"ready")
-
-
-def _routes() -> Routes:
-    return Routes(
-        [
-            Operation("POST", "/v2/models/{model}/infer", _infer, "", ""),
-            Operation("GET", "/v2/models/{model}/ready", _ready, "", ""),
-        ]
-    )
 
 
 def _request(method: str, path: str) -> HttpRequest:
@@ -32,19 +35,52 @@ def _request(method: str, path: str) -> HttpRequest:
 
 def test_every_request_has_the_parts_of_its_own_path() -> None:
     """Also when paths come again, and when more have come than are remembered."""
-    routes = _routes()
+    hot = HotRoutes(router.routes)
     for number in [*range(600), *range(5)]:
         request = _request("POST", f"/v2/models/m{number}/infer")
-        assert routes.find(request) is _infer
+        route = hot.find(request)
+        assert route is not None
+        assert route.direct is _infer
         assert request.parameters == {"model": f"m{number}"}
 
 
-def test_what_is_not_served_is_not_remembered() -> None:
-    """Neither a wrong path nor a wrong method becomes a right one by coming twice."""
-    routes = _routes()
-    for _ in range(2):
-        with pytest.raises(RouteNotFound):
-            routes.find(_request("POST", "/v2/models/m/nothing"))
-        with pytest.raises(MethodNotAllowed, match="POST"):
-            routes.find(_request("GET", "/v2/models/m/infer"))
-        assert routes.find(_request("GET", "/v2/models/m/ready")) is _ready
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/models/m/ready"),
+        ("GET", "/plain"),
+        ("GET", "/v2/models/m/infer"),
+        ("POST", "/v2/models/m/infer/"),
+        ("POST", "/v2/models/m/n/infer"),
+        ("POST", "/v2/models/m\n/infer"),
+        ("POST", "/plain\n"),
+        ("POST", "/infer"),
+    ],
+)
+def test_all_else_goes_to_the_application(method: str, path: str) -> None:
+    """Other routes, other methods, and paths that only look alike; coming twice makes none of them a hot one."""
+    hot = HotRoutes(router.routes)
+    assert hot.find(_request("POST", "/v2/models/m/infer")) is not None
+    assert [hot.find(_request(method, path)) for _ in range(2)] == [None, None]
+
+
+def test_a_path_that_is_not_served_is_told_what_is() -> None:
+    """The methods that a known path takes, or nothing."""
+    scope = {"type": "http", "method": "GET", "path": "/v2/models/m/infer", "headers": []}
+    error = no_route(router.routes, scope)
+    assert isinstance(error, MethodNotAllowed)
+    assert error.allowed == "POST"
+    assert isinstance(no_route(router.routes, {**scope, "path": "/v2/models/m/nothing"}), RouteNotFound)
+    assert isinstance(no_route(router.routes, {**scope, "path": "/v2/models/m/infer\n"}), RouteNotFound)
+
+
+def test_a_route_below_a_model_has_the_same_endpoint() -> None:
+    """And says so in its summary; GET answers HEAD too."""
+    named = Router("Test")
+    named.named("GET", "/ready")(_ready)
+    routes: list[ApiRoute] = named.routes
+    assert [(route.path, route.direct, route.summary) for route in routes] == [
+        ("/ready", _ready, "Tell whether a model is ready."),
+        ("/models/{model}/ready", _ready, "Tell whether a model is ready, by a model named."),
+    ]
+    assert all(route.methods == {"GET", "HEAD"} for route in routes)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.routing import Route
-
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
-    from serving.http.routing import Routes
+    from serving.http.app import App
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,16 @@ def read_tables(models: Path) -> Tables:
     ports = Ports(*(socket.socket() for _ in range(3)))
     chooser = Chooser(settings)
     server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
-    http, probes = (_routes(listener._port.routes) for listener in (server.http, server.probes))
+    http, probes = (_routes(listener._port.app) for listener in (server.http, server.probes))
     return Tables(http, probes, list(server.grpc._port.methods))
 
 
-def _routes(routes: Routes) -> list[list[str]]:
-    found = [route for route in routes._router.routes if isinstance(route, Route)]
-    assert len(found) == len(routes._router.routes)
-    return [[method, route.path] for route in found for method in sorted(route.methods or ()) if method != "HEAD"]
+def _routes(app: App) -> list[list[str]]:
+    from serving.http.routes import ApiRoute  # noqa: PLC0415  not beside tritonclient, as above
+
+    routes = [route for route in app.routes if isinstance(route, ApiRoute)]
+    assert len(routes) == len(app.routes)
+    return [[route.method, route.path] for route in routes]
 
 
 if __name__ == "__main__":

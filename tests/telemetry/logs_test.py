@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.errors import BertserveError, NotReady
-from serving.http.exchange import HttpRequest, answer
+from serving.http.api import Api
+from serving.http.exchange import HttpRequest
 from serving.logs import LogWriter, RateLimit, fields, line
 from tests.support.waiting import wait_for
 
@@ -192,7 +193,7 @@ def test_a_message_that_does_not_fit_its_arguments_ends_nothing(pipe: tuple[int,
     assert os.read(pipe[0], 1 << 16).endswith(b"good\n")
 
 
-async def _fails(_: HttpRequest) -> None:
+async def _fails(*_: object) -> Any:
     raise ValueError(PRIVATE)
 
 
@@ -200,8 +201,9 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
     told: list[tuple[BertserveError, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
-    reply = asyncio.run(answer(request, lambda _: _fails, lambda *words: told.append(words), 100))
-    assert reply is not None
+    nothing: Any = None
+    api = Api(*[nothing] * 8, record_error=lambda *words: told.append(words))
+    reply = asyncio.run(api.answer(_fails, "/embed", request))
     assert reply.status == 500
     assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
     (logged,) = caplog.records

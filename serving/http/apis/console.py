@@ -9,15 +9,16 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.http.apis.operations import TAG
-from serving.http.connection import NOT_MODIFIED
-from serving.http.documentation import UNLISTED
-from serving.http.exchange import HttpReply, Operation
+from serving.http.exchange import NOT_MODIFIED, HttpReply
+from serving.http.routes import Docs, Router
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serving.http.api import Api
     from serving.http.exchange import HttpRequest
+
+router = Router("Operations")
 
 _FOLDER = Path(__file__).parents[2] / "web"
 _PAGE = "index.html"
@@ -58,20 +59,18 @@ _HEAD = (
 ).encode()
 
 
-def operations() -> list[Operation]:
-    """The routes of the page and of each of its files."""
-    page = _static(_PAGE, "/", "The console: a page to try the models and to see what the server does.", TAG)
-    return [page, *[_static(name, f"/console/{name}", "A file of the console.", UNLISTED) for name in ASSETS]]
-
-
-def _static(name: str, path: str, summary: str, tag: str) -> Operation:
+def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
     body = (_FOLDER / name).read_bytes()
     entity = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
     reply = HttpReply(body, content_type=_TYPES[Path(name).suffix], head=b"etag: %b\r\n" % entity + _HEAD)
-    unchanged = HttpReply(body, NOT_MODIFIED, reply.content_type, reply.head)
+    unchanged = HttpReply(b"", NOT_MODIFIED, reply.content_type, reply.head)
 
-    async def serve(http: HttpRequest) -> HttpReply:
-        # One of several, or weakened by a proxy on the way: it is the same all the same.
+    @router.get(path, docs, summary=summary, public=True)
+    async def serve(_: Api, http: HttpRequest) -> HttpReply:
+        # Among several, or weakened by a proxy on the way, the tag means the same.
         return unchanged if entity in (http.header(b"if-none-match") or b"") else reply
 
-    return Operation("GET", path, serve, summary, tag, open=True)
+
+_add(_PAGE, "/", Docs(), "The console: a page to try the models and to see what the server does.")
+for _name in ASSETS:
+    _add(_name, f"/console/{_name}", None, "A file of the console.")

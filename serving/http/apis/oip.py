@@ -1,4 +1,4 @@
-"""Inference by the Open Inference Protocol v2 over HTTP, as tritonclient speaks it."""
+"""The Open Inference Protocol v2 over HTTP, as tritonclient speaks it."""
 
 from __future__ import annotations
 
@@ -9,31 +9,49 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from serving.errors import BertserveError, InvalidRequest, MalformedRequest
-from serving.http.apis.oip_messages import InferMessage, InferReply, InputTensor
-from serving.http.decoding import JsonDecoder
-from serving.http.exchange import OCTETS, HttpReply, Operation, outcome_head
-from serving.net.requests import priority_of
-from serving.oip.service import refuse_unsupported
+from serving.errors import BertserveError, InvalidRequest, MalformedRequest, Unsupported
+from serving.http.apis.oip_messages import (
+    ControlRequest,
+    IndexRequest,
+    InferMessage,
+    InferReply,
+    InputTensor,
+    Liveness,
+    ModelReadiness,
+    Readiness,
+)
+from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
+from serving.http.routes import Docs, HotRoute, Router, v2_names
+from serving.net.requests import COMPRESSIONS, priority_of
+from serving.oip.service import (
+    SETTINGS,
+    SHARED_MEMORY,
+    ModelState,
+    ServerMetadata,
+    StatisticsReply,
+    refuse_unsupported,
+)
 from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
+from serving.oip.views import ModelConfig, ModelMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
-    from serving.inference.pipeline import Pipeline
-    from serving.oip.service import V2Service
     from serving.oip.tensors import Output
     from serving.oip.views import View
     from serving.records import Outcome
 
-TAG = "Open Inference Protocol v2"
-MODEL, VERSION = "/v2/models/{model}", "/versions/{version}"
+router = Router("Open Inference Protocol v2")
 
+_MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 _LENGTH_HEADER = b"inference-header-content-length"
 _US_PER_MS = 1000
-_ENCODINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-"""What replies are compressed with, as zlib's `wbits`."""
+_BAD_REQUEST = 400
+_NOT_READY = b'{"error":"the model is not ready, or no model of that name and version is served"}'
+
+_INFER, _INDEX, _CONTROL = JsonDecoder(InferMessage), JsonDecoder(IndexRequest), JsonDecoder(ControlRequest)
 
 Binary = Mapping[str, bool] | bool
 """Which outputs go behind the JSON: by name, or all or none of them."""
@@ -42,59 +60,9 @@ _QUICK = 1
 """The level of compression: vectors hardly shrink, whatever is spent on them."""
 
 
-def operations(service: V2Service, pipeline: Pipeline) -> list[Operation]:
-    """The routes of this protocol that infer."""
-    decoder = JsonDecoder(InferMessage)
-
-    async def infer(http: HttpRequest) -> HttpReply:
-        message, tail = _split(http, decoder)
-        parameters = message.parameters
-        names = [output.name for output in message.outputs]
-        view, request = service.request(
-            http.parameters["model"],
-            http.parameters.get("version"),
-            _tensors(message.inputs, tail),
-            names,
-            truncate=_flag(parameters, "truncate") if parameters else None,
-            timeout_ms=_timeout_ms(parameters, http) if parameters else http.timeout_ms(),
-            priority=_priority(parameters, http),
-            arrival=http.arrival,
-            trace=http.trace,
-            request_id=http.request_id,
-        )
-        binary = _wants_binary(message)
-        try:
-            outcome = await pipeline.infer(request)
-        except BertserveError:
-            service.failed(view, http.arrival)
-            raise
-        width = 0 if view.takes_text else message.inputs[0].shape[-1]
-        reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
-        accepted = http.headers.get(b"accept-encoding")
-        return await asyncio.to_thread(_compressed, reply, accepted) if accepted in _ENCODINGS else reply
-
-    names = service.names
-    versions = sorted({service.view(name).model.version for name in names})
-    return [
-        Operation(
-            "POST",
-            f"{MODEL}{version}/infer",
-            infer,
-            summary,
-            TAG,
-            InferMessage,
-            InferReply,
-            _example(service),
-            values={"model": names, "version": versions},
-            binary=True,
-        )
-        for version, summary in (("", "Infer."), (VERSION, "Infer with a version."))
-    ]
-
-
-def _example(service: V2Service) -> dict[str, Any]:
+def _example(api: Api) -> dict[str, Any]:
     """A request that the first model answers."""
-    view = next(view for view in map(service.view, service.names) if view.takes_text)
+    view = next(view for view in map(api.v2.view, api.v2.names) if view.takes_text)
     texts = {TEXT: "What is a T4?", PAIR: "A T4 is a graphics card."}
     if view.model.manifest.task == "fill_mask":
         texts[TEXT] = "A T4 is a graphics [MASK]."
@@ -105,15 +73,162 @@ def _example(service: V2Service) -> dict[str, Any]:
     }
 
 
-def _split(http: HttpRequest, decoder: JsonDecoder[InferMessage]) -> tuple[InferMessage, memoryview]:
+_infer_docs = Docs(InferMessage, InferReply, _example, v2_names, binary=True)
+
+
+@router.post(f"{_MODEL}/infer", _infer_docs, summary="Infer.", kind=HotRoute)
+@router.post(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.", kind=HotRoute)
+async def infer(api: Api, http: HttpRequest) -> HttpReply:
+    message, tail = _split(http)
+    parameters = message.parameters
+    names = [output.name for output in message.outputs]
+    view, inputs = api.v2.inputs(http.parameters["model"], _tensors(message.inputs, tail), names)
+    request = api.request(
+        http,
+        inputs,
+        view.options,
+        max_inputs=api.settings.max_v2_batch_size,
+        model=view.served,
+        version=http.parameters.get("version"),
+        truncate=_flag(parameters, "truncate"),
+        timeout_ms=_timeout_ms(parameters),
+        priority=_priority(parameters),
+    )
+    binary = _wants_binary(message)
+    try:
+        outcome = await api.pipeline.infer(request)
+    except BertserveError:
+        api.v2.failed(view, http.arrival)
+        raise
+    width = 0 if view.takes_text else message.inputs[0].shape[-1]
+    reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
+    accepted = http.headers.get(b"accept-encoding", b"")
+    return await asyncio.to_thread(_compressed, reply, accepted) if accepted in COMPRESSIONS else reply
+
+
+@router.get("/v2", Docs(gives=ServerMetadata))
+async def server(api: Api, _: HttpRequest) -> HttpReply:
+    """What this server is."""
+    return json_reply(api.v2.server_metadata())
+
+
+@router.get("/v2/health/live", Docs(gives=Liveness, statuses=(_BAD_REQUEST,)), public=True)
+async def live(api: Api, _: HttpRequest) -> HttpReply:
+    """Whether the server runs."""
+    return json_reply(Liveness(api.lifecycle.live), 200 if api.lifecycle.live else _BAD_REQUEST)
+
+
+@router.get("/v2/health/ready", Docs(gives=Readiness, statuses=(_BAD_REQUEST,)), public=True)
+async def ready(api: Api, _: HttpRequest) -> HttpReply:
+    """Whether it is ready."""
+    return json_reply(Readiness(api.lifecycle.ready), 200 if api.lifecycle.ready else _BAD_REQUEST)
+
+
+@router.get("/v2/models/stats", Docs(gives=StatisticsReply))
+async def all_statistics(api: Api, _: HttpRequest) -> HttpReply:
+    """What each model did."""
+    return json_reply(api.v2.statistics(None))
+
+
+def _of_model(path: str, summary: str, gives: type, statuses: Sequence[int] = ()) -> Callable[[Endpoint], Endpoint]:
+    """A route of a model, and the same with a version."""
+    docs = Docs(gives=gives, models=v2_names, statuses=statuses)
+
+    def add(endpoint: Endpoint) -> Endpoint:
+        router.get(_MODEL + path, docs, summary=f"{summary}.")(endpoint)
+        return router.get(_MODEL + _VERSION + path, docs, summary=f"{summary}, with a version.")(endpoint)
+
+    return add
+
+
+@_of_model("", "What a model takes and gives", ModelMetadata)
+async def metadata(api: Api, http: HttpRequest) -> HttpReply:
+    return json_reply(api.v2.view(*_named(http)).metadata())
+
+
+@_of_model("/ready", "Whether a model is ready", ModelReadiness, (_BAD_REQUEST,))
+async def model_ready(api: Api, http: HttpRequest) -> HttpReply:
+    if api.v2.model_ready(*_named(http)):
+        return json_reply(ModelReadiness(http.parameters["model"], ready=True))
+    return HttpReply(_NOT_READY, _BAD_REQUEST)
+
+
+@_of_model("/config", "A model as Triton describes it", ModelConfig)
+async def config(api: Api, http: HttpRequest) -> HttpReply:
+    return json_reply(api.v2.config(*_named(http)))
+
+
+@_of_model("/stats", "What a model has answered", StatisticsReply)
+async def statistics(api: Api, http: HttpRequest) -> HttpReply:
+    return json_reply(api.v2.statistics(*_named(http)))
+
+
+@router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
+async def index(api: Api, http: HttpRequest) -> HttpReply:
+    """The models of the repository."""
+    message = _INDEX.decode(http.body) if http.body else IndexRequest()
+    return json_reply(api.v2.index(ready=message.ready))
+
+
+def _controlled(api: Api) -> list[str]:
+    return api.v2.names if api.v2.control else []
+
+
+_control_docs = Docs(ControlRequest, dict[str, int], {}, _controlled, statuses=(403,), body_optional=True)
+
+
+@router.post("/v2/repository/models/{model}/load", _control_docs)
+async def load(api: Api, http: HttpRequest) -> HttpReply:
+    """Load a model of the repository."""
+    message = _CONTROL.decode(http.body) if http.body else ControlRequest()
+    await api.v2.load(http.parameters["model"], message.parameters)
+    return HttpReply(b"{}")
+
+
+@router.post("/v2/repository/models/{model}/unload", _control_docs)
+async def unload(api: Api, http: HttpRequest) -> HttpReply:
+    """Unload a model of the repository."""
+    if http.body:
+        _CONTROL.decode(http.body)
+    api.v2.unload(http.parameters["model"])
+    return HttpReply(b"{}")
+
+
+# What Triton has beyond this, so that its clients learn that it is not here.
+
+
+async def refuse_shared_memory(_: Api, __: HttpRequest) -> HttpReply:
+    raise Unsupported(SHARED_MEMORY)
+
+
+async def refuse_settings(_: Api, __: HttpRequest) -> HttpReply:
+    raise Unsupported(SETTINGS)
+
+
+for _kind in ("system", "cuda"):
+    _memory, _region = f"/v2/{_kind}sharedmemory", f"/v2/{_kind}sharedmemory/region/{{region}}"
+    for _path in (f"{_memory}/status", f"{_region}/status"):
+        router.get(_path)(refuse_shared_memory)
+    for _path in (f"{_memory}/unregister", f"{_region}/register", f"{_region}/unregister"):
+        router.post(_path)(refuse_shared_memory)
+for _path in ("/v2/logging", "/v2/trace/setting", f"{_MODEL}/trace/setting"):
+    router.get(_path)(refuse_settings)
+    router.post(_path)(refuse_settings)
+
+
+def _named(http: HttpRequest) -> tuple[str, str | None]:
+    return http.parameters["model"], http.parameters.get("version")
+
+
+def _split(http: HttpRequest) -> tuple[InferMessage, memoryview]:
     """The JSON and the binary tail; without the length header the whole body is JSON."""
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
     if header is None:
-        return decoder.decode(body), body[len(body) :]
+        return _INFER.decode(body), body[len(body) :]
     if not header.isdigit() or not 0 < int(header) <= len(body):
         raise MalformedRequest(f"the header Inference-Header-Content-Length must be between 1 and {len(body)}")
-    return decoder.decode(body[: int(header)]), body[int(header) :]
+    return _INFER.decode(body[: int(header)]), body[int(header) :]
 
 
 def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
@@ -158,21 +273,15 @@ def _flag(parameters: dict[str, Any], name: str) -> bool | None:
     return value
 
 
-def _timeout_ms(parameters: dict[str, Any], http: HttpRequest) -> float | None:
-    """The smaller of the header's limit and the parameter's."""
-    limits = [limit for limit in (http.timeout_ms(),) if limit is not None]
+def _timeout_ms(parameters: dict[str, Any]) -> float | None:
     value = parameters.get("timeout")
-    if value is not None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
-        limits += [value / _US_PER_MS] if value else []
-    return min(limits, default=None)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
+    return value / _US_PER_MS if value else None
 
 
-def _priority(parameters: dict[str, Any], http: HttpRequest) -> int:
-    if "priority" in parameters:
-        return priority_of(parameters["priority"], "the parameter `priority`")
-    return http.priority()
+def _priority(parameters: dict[str, Any]) -> int | None:
+    return priority_of(parameters["priority"], "the parameter `priority`") if "priority" in parameters else None
 
 
 def _reply(
@@ -203,7 +312,7 @@ def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
 
     Libraries that list every encoding they know do not mean it: vectors hardly shrink, and it takes its time.
     """
-    packer = zlib.compressobj(_QUICK, wbits=_ENCODINGS[encoding])
+    packer = zlib.compressobj(_QUICK, wbits=COMPRESSIONS[encoding])
     reply.body = packer.compress(reply.body) + packer.flush()
     reply.head += b"content-encoding: %b\r\n" % encoding
     return reply

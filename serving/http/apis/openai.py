@@ -4,144 +4,64 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import orjson
 
+from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList
 from serving.http.apis.tei_messages import text_inputs
-from serving.http.decoding import JsonDecoder
-from serving.http.documentation import UNLISTED
-from serving.http.exchange import HttpReply, Operation, outcome_head
-from serving.records import EmbedOptions, InferRequest
+from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from serving.http.routes import Docs, HotRoute, Router, all_models, of_task
+from serving.records import EmbedOptions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.served_models import Repository, ServedModel
+    from serving.inference.served_models import ServedModel
     from serving.records import Outcome
-    from serving.settings import Settings
+
+router = Router("OpenAI")
+
+_EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
+_embed_models = of_task("embed")
 
 
-TAG = "OpenAI"
+def _example(api: Api) -> dict[str, str]:
+    return {"model": _embed_models(api)[0], "input": "What is a T4?"}
 
 
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed, as OpenAI's clients ask.
-
-    Attributes:
-        input: A text, a list of texts, or token ids of this model's own vocabulary.
-        model: Name of a model; with one model for this, any name is taken and the true one returned.
-        encoding_format: `base64` is little-endian float32.
-        dimensions: Keep only the first so many components.
-        user: Not used.
-    """
-
-    input: str | list[str | list[int] | int]
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    user: str | None = None
+@router.get("/v1/models", Docs(gives=ModelList))
+async def models(api: Api, _: HttpRequest) -> HttpReply:
+    """The models of this server."""
+    repository = api.repository
+    served = [_card(model) for model in repository.models if repository.serves(model.name)]
+    return json_reply(ModelList("list", served))
 
 
-class Embedding(msgspec.Struct):
-    """One vector, always of length 1."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
+@router.get("/v1/models/{model}", Docs(gives=ModelCard, models=all_models))
+async def model(api: Api, http: HttpRequest) -> HttpReply:
+    """One of them."""
+    return json_reply(_card(api.repository.find(http.parameters["model"])))
 
 
-class Usage(msgspec.Struct):
-    """Tokens computed, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsReply(msgspec.Struct):
-    """The vectors in the order of the inputs."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: Usage
-
-
-class ModelCard(msgspec.Struct):
-    """A model of this server.
-
-    Attributes:
-        id: What requests call it.
-        created: When it was exported, in seconds since 1970.
-        owned_by: The checkpoint that it was exported from.
-    """
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(msgspec.Struct):
-    """Every model of this server, of whatever task."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
-    """The routes of this protocol."""
-    decoder = JsonDecoder(EmbeddingsRequest)
-    names = [model.name for model in repository.models if model.manifest.task == "embed"]
-
-    async def embeddings(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        message = decoder.decode(http.body)
-        outcome = await pipeline.infer(
-            InferRequest(
-                inputs=text_inputs(message.input),
-                arrival=http.arrival,
-                request_id=http.request_id,
-                max_inputs=settings.max_openai_batch_size,
-                model=repository.named_or_only(message.model, "embed"),
-                options=EmbedOptions(normalize=True, dimensions=message.dimensions),
-                timeout_ms=http.timeout_ms(),
-                priority=http.priority(),
-                trace=http.trace,
-            )
+@router.post("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models), kind=HotRoute)
+async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
+    """Embed texts, in OpenAI's shape."""
+    message = http.json(_EMBEDDINGS)
+    outcome = await api.pipeline.infer(
+        api.request(
+            http,
+            text_inputs(message.input),
+            EmbedOptions(normalize=True, dimensions=message.dimensions),
+            max_inputs=api.settings.max_openai_batch_size,
+            model=api.repository.named_or_only(message.model, "embed"),
         )
-        body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpReply(body, head=outcome_head(outcome))
-
-    async def models(_: HttpRequest) -> HttpReply:
-        served = [_card(model) for model in repository.models if repository.serves(model.name)]
-        return HttpReply(msgspec.json.encode(ModelList("list", served)))
-
-    async def model(http: HttpRequest) -> HttpReply:
-        return HttpReply(msgspec.json.encode(_card(repository.find(http.parameters["model"]))))
-
-    return [
-        Operation("GET", "/v1/models", models, "The models of this server.", TAG, reply=ModelList),
-        Operation(
-            *("GET", "/v1/models/{model}", model, "One of them.", TAG),
-            reply=ModelCard,
-            values={"model": [model.name for model in repository.models]},
-        ),
-        Operation(
-            "POST",
-            "/v1/embeddings",
-            embeddings,
-            "Embed texts, in OpenAI's shape.",
-            TAG if names else UNLISTED,
-            EmbeddingsRequest,
-            EmbeddingsReply,
-            {"model": names[0] if names else "", "input": "What is a T4?"},
-        ),
-    ]
+    )
+    body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpReply(body, head=outcome_head(outcome))
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -1,41 +1,50 @@
-"""The text API of text-embeddings-inference: what a model infers."""
+"""The API of text-embeddings-inference."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput
+from serving.errors import EmptyInput, InvalidRequest, WrongTask
 from serving.http.apis.tei_messages import (
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
+    Info,
     PredictRequest,
     Rank,
     RerankRequest,
     SimilarityParameters,
     SimilarityRequest,
+    TokenizeReply,
+    TokenizeRequest,
     predict_inputs,
     text_inputs,
     truncation,
 )
-from serving.http.decoding import JsonDecoder
-from serving.http.exchange import HttpReply, outcome_head
-from serving.http.naming import Named
-from serving.records import ClassifyOptions, EmbedOptions, InferRequest, LabelScore, RerankOptions
+from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from serving.http.faults import TeiError
+from serving.http.routes import Docs, HotRoute, Router, all_models, of_task
+from serving.oip.service import SERVER_VERSION
+from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, LabelScore, RerankOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.http.exchange import HttpRequest, Operation
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.served_models import Repository
-    from serving.records import A, Outcome, TaskOptions, TextInput
-    from serving.settings import Settings
+    from numpy.typing import NDArray
 
-TAG = "TEI"
+    from serving.http.api import Api
+    from serving.http.exchange import HttpRequest
+    from serving.inference.served_models import ServedModel
+    from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Task
+    from serving.records import A, Outcome, TaskOptions, TextInput
+
+router = Router("TEI")
 
 _COMPUTE_TYPE = "cpu"
 _TIMES = (
@@ -43,8 +52,230 @@ _TIMES = (
     "x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
 ).encode()
 
+_NUMBERS_AT_ONCE = 8192
+_INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
+"""What is written on the event loop takes well below a millisecond."""
 
-def times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
+_MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
+_BYTES_PER_ID = 4
+
+_EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRequest), JsonDecoder(PredictRequest)
+_RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
+_TOKENIZE, _DECODE = JsonDecoder(TokenizeRequest), JsonDecoder(DecodeRequest)
+
+
+async def _infer(
+    api: Api,
+    http: HttpRequest,
+    inputs: Sequence[TextInput],
+    options: TaskOptions[A],
+    message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
+    prompt_name: str | None = None,
+) -> Outcome[A]:
+    settings = api.settings
+    return await api.pipeline.infer(
+        api.request(
+            http,
+            inputs,
+            options,
+            max_inputs=settings.max_client_batch_size,
+            model=http.parameters.get("model"),
+            truncate=truncation(message.truncate, message.truncation_direction, settings.auto_truncate),
+            prompt_name=prompt_name,
+        )
+    )
+
+
+@router.named(
+    "POST",
+    "/embed",
+    Docs(EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]}, of_task("embed")),
+    kind=HotRoute,
+)
+async def embed(api: Api, http: HttpRequest) -> HttpReply:
+    """Embed texts; one vector an input."""
+    message = http.json(_EMBED)
+    inputs = text_inputs(message.inputs)
+    options = EmbedOptions(message.normalize, message.dimensions)
+    outcome = await _infer(api, http, inputs, options, message, message.prompt_name)
+    body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+@router.named(
+    "POST",
+    "/embed_all",
+    Docs(EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"}, of_task("embed_tokens")),
+    kind=HotRoute,
+)
+async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
+    """Embed the tokens of texts; one vector a token, those of special tokens included."""
+    message = http.json(_EMBED_ALL)
+    inputs = text_inputs(message.inputs)
+    try:
+        outcome = await _infer(api, http, inputs, EmbedTokensOptions(), message, message.prompt_name)
+    except WrongTask as error:
+        raise WrongTask(f"{error.message}; `bertserve export MODEL --task embed_tokens` makes such a model") from None
+    if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
+        body = await asyncio.to_thread(_ragged, outcome.answer)
+    else:
+        body = _ragged(outcome.answer)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+@router.named("POST", "/embed_sparse")
+async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
+    """No model here gives sparse vectors."""
+    http.json(_EMBED_ALL)
+    api.repository.find(http.parameters.get("model"), task="embed")
+    raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
+
+
+@router.named(
+    "POST",
+    "/predict",
+    Docs(
+        PredictRequest,
+        list[LabelScore | list[LabelScore]],
+        {"inputs": [["What a card!"], ["It broke.", "It works."]]},
+        of_task("classify"),
+    ),
+    kind=HotRoute,
+)
+async def predict(api: Api, http: HttpRequest) -> HttpReply:
+    """Classify texts or pairs; each input's classes, best first."""
+    message = http.json(_PREDICT)
+    inputs = predict_inputs(message.inputs)
+    outcome = await _infer(api, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
+    # A list that holds a list is a batch, also of one.
+    single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
+    body = msgspec.json.encode(outcome.answer[0] if single else outcome.answer)
+    texts = [text for value in inputs for text in (value if isinstance(value, tuple) else (value,))]
+    return HttpReply(body, head=_times_head(outcome, texts))
+
+
+@router.named(
+    "POST",
+    "/rerank",
+    Docs(
+        RerankRequest,
+        list[Rank],
+        {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]},
+        of_task("rerank"),
+    ),
+    kind=HotRoute,
+)
+async def rerank(api: Api, http: HttpRequest) -> HttpReply:
+    """Order texts by how well they answer a query."""
+    message = http.json(_RERANK)
+    pairs = [(message.query, text) for text in message.texts]
+    outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores), message)
+    ranks = [
+        Rank(index, score, message.texts[index] if message.return_text else None)
+        for index, score in enumerate(outcome.answer)
+    ]
+    ranks.sort(key=lambda rank: -rank.score)
+    return HttpReply(msgspec.json.encode(ranks), head=_times_head(outcome, [message.query, *message.texts]))
+
+
+@router.named(
+    "POST",
+    "/similarity",
+    Docs(
+        SimilarityRequest,
+        list[float],
+        {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}},
+        of_task("embed"),
+    ),
+    kind=HotRoute,
+)
+async def similarity(api: Api, http: HttpRequest) -> HttpReply:
+    """The cosines of sentences with one."""
+    message = http.json(_SIMILARITY)
+    if not message.inputs.sentences:
+        raise EmptyInput("`sentences` is empty; send at least one")
+    parameters = message.parameters or SimilarityParameters()
+    inputs = [message.inputs.source_sentence, *message.inputs.sentences]
+    outcome = await _infer(api, http, inputs, EmbedOptions(), parameters, parameters.prompt_name)
+    vectors = outcome.answer
+    cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
+    body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+@router.named("POST", "/tokenize", Docs(TokenizeRequest, TokenizeReply, {"inputs": "What is a T4?"}, all_models))
+async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
+    """The tokens of texts."""
+    message = http.json(_TOKENIZE)
+    texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
+    model = _model(api, http)
+    _check_count(api, len(texts), "inputs")
+    prompted = [text for text in model.prompted(texts, message.prompt_name) if isinstance(text, str)]
+
+    def read(tokenizer: TextTokenizer) -> bytes:
+        return msgspec.json.encode([tokenizer.tokens(text, special=message.add_special_tokens) for text in prompted])
+
+    return HttpReply(await api.pipeline.read(model, model.tokenizer.size_bytes(prompted), read))
+
+
+@router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
+async def decode(api: Api, http: HttpRequest) -> HttpReply:
+    """The texts of token ids."""
+    message = http.json(_DECODE)
+    rows = _rows(message.ids)
+    model = _model(api, http)
+    _check_count(api, len(rows), "ids")
+    for row in rows:
+        model.tokenizer.check_readable(row)
+
+    def read(tokenizer: TextTokenizer) -> bytes:
+        return msgspec.json.encode([tokenizer.decode(row, bare=message.skip_special_tokens) for row in rows])
+
+    return HttpReply(await api.pipeline.read(model, _BYTES_PER_ID * sum(map(len, rows)), read))
+
+
+@router.named("GET", "/info", Docs(gives=Info, models=all_models))
+async def info(api: Api, http: HttpRequest) -> HttpReply:
+    """A model and the server's limits."""
+    model, settings = _model(api, http), api.settings
+    manifest = model.manifest
+    labels = manifest.labels or ("score",)
+    named: dict[str, Any] = {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    pooling = ("embedding", {"pooling": manifest.pooling})
+    kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
+    kind, details = kinds.get(manifest.task, ("classifier", named))
+    return json_reply(
+        Info(
+            model_id=manifest.source.name,
+            model_sha=manifest.source.sha256,
+            model_dtype={"fp32": "float32", "fp16": "float16"}.get(model.artifact.precision, model.artifact.precision),
+            served_model_name=model.name,
+            model_type={kind: details},
+            max_concurrent_requests=max(1, settings.max_queue_tokens // manifest.max_length),
+            max_input_length=manifest.max_length,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_requests=None,
+            max_client_batch_size=settings.max_client_batch_size,
+            auto_truncate=settings.auto_truncate,
+            tokenization_workers=1,
+            version=SERVER_VERSION,
+            engine=api.repository.engine,
+        )
+    )
+
+
+@router.get("/health", Docs(statuses=(503,)), public=True)
+async def health(api: Api, _: HttpRequest) -> HttpReply:
+    """200 while new requests should come here."""
+    if api.lifecycle.ready:
+        return HttpReply(b"", content_type=b"text/plain")
+    return json_reply(TeiError("unhealthy", "Unhealthy"), 503)
+
+
+def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
     """What every reply carries, and TEI's own headers: whole milliseconds, and the characters of the texts."""
     times = outcome.timings
     total_ms = times.total_us / 1e3
@@ -58,135 +289,40 @@ def times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
     )
 
 
-def asked(
-    settings: Settings,
-    http: HttpRequest,
-    inputs: Sequence[TextInput],
-    options: TaskOptions[A],
-    given: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
-    prompt_name: str | None = None,
-) -> InferRequest[A]:
-    """What a request asks of the pipeline."""
-    return InferRequest(
-        inputs=inputs,
-        arrival=http.arrival,
-        request_id=http.request_id,
-        max_inputs=settings.max_client_batch_size,
-        options=options,
-        model=http.parameters.get("model"),
-        truncate=truncation(given.truncate, given.truncation_direction, settings.auto_truncate),
-        prompt_name=prompt_name,
-        timeout_ms=http.timeout_ms(),
-        priority=http.priority(),
-        trace=http.trace,
-    )
+def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
+    """The vectors as JSON, some at a time: nothing else runs in Python while such a piece is written."""
+    texts = []
+    for vectors in answer:
+        step = max(1, _NUMBERS_AT_ONCE // vectors.shape[1])
+        pieces = [vectors[at : at + step] for at in range(0, len(vectors), step)]
+        texts.append(b",".join([orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in pieces]))
+    return b"[[" + b"],[".join(texts) + b"]]"
 
 
-def operations(pipeline: Pipeline, repository: Repository, settings: Settings) -> list[Operation]:
-    """The routes of this protocol that infer; the documentation shows those that a model here answers."""
-    embed_decoder = JsonDecoder(EmbedRequest)
-    predict_decoder = JsonDecoder(PredictRequest)
-    rerank_decoder = JsonDecoder(RerankRequest)
-    similarity_decoder = JsonDecoder(SimilarityRequest)
+def _model(api: Api, http: HttpRequest) -> ServedModel:
+    """The model named; else the only one, else the only or default one of the first task that has such."""
+    repository = api.repository
+    name = http.parameters.get("model")
+    if name is not None or len(repository.models) == 1:
+        return repository.find(name)
+    for task in _MODEL_TYPES:
+        if repository.of_task(task):
+            return repository.find(None, task=task)
+    return repository.find(None)
 
-    async def embed(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        message = embed_decoder.decode(http.body)
-        inputs = text_inputs(message.inputs)
-        outcome = await pipeline.infer(
-            asked(
-                settings,
-                http,
-                inputs,
-                EmbedOptions(message.normalize, message.dimensions),
-                message,
-                message.prompt_name,
-            )
-        )
-        body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpReply(body, head=times_head(outcome, inputs))
 
-    async def predict(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        message = predict_decoder.decode(http.body)
-        inputs = predict_inputs(message.inputs)
-        outcome = await pipeline.infer(
-            asked(settings, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
-        )
-        # A list that holds a list is a batch, also of one.
-        single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
-        body = msgspec.json.encode(outcome.answer[0] if single else outcome.answer)
-        texts = [text for value in inputs for text in (value if isinstance(value, tuple) else (value,))]
-        return HttpReply(body, head=times_head(outcome, texts))
+def _rows(ids: list[int | list[int]]) -> list[list[int]]:
+    """The ids of each text; those of a single text may come without a list around them."""
+    rows = [row for row in ids if isinstance(row, list)]
+    if rows and len(rows) != len(ids):
+        raise InvalidRequest("`ids` mixes numbers and lists")
+    numbers = [value for value in ids if isinstance(value, int)]
+    return [numbers] if numbers else rows
 
-    async def rerank(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        message = rerank_decoder.decode(http.body)
-        outcome = await pipeline.infer(
-            asked(
-                settings,
-                http,
-                [(message.query, text) for text in message.texts],
-                RerankOptions(message.raw_scores),
-                message,
-            )
-        )
-        ranks = [
-            Rank(index, score, message.texts[index] if message.return_text else None)
-            for index, score in enumerate(outcome.answer)
-        ]
-        ranks.sort(key=lambda rank: -rank.score)
-        return HttpReply(msgspec.json.encode(ranks), head=times_head(outcome, [message.query, *message.texts]))
 
-    async def similarity(http: HttpRequest) -> HttpReply:
-        http.require_json()
-        message = similarity_decoder.decode(http.body)
-        if not message.inputs.sentences:
-            raise EmptyInput("`sentences` is empty; send at least one")
-        given = message.parameters or SimilarityParameters()
-        inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-        outcome = await pipeline.infer(asked(settings, http, inputs, EmbedOptions(), given, given.prompt_name))
-        vectors = outcome.answer
-        cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
-        body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpReply(body, head=times_head(outcome, inputs))
-
-    named = Named(repository, TAG)
-    return [
-        *named.routes(
-            "embed",
-            "/embed",
-            embed,
-            "Embed texts; one vector an input.",
-            EmbedRequest,
-            list[list[float]],
-            {"inputs": ["What is a T4?", "A graphics card."]},
-        ),
-        *named.routes(
-            "classify",
-            "/predict",
-            predict,
-            "Classify texts or pairs; each input's classes, best first.",
-            PredictRequest,
-            list[LabelScore | list[LabelScore]],
-            {"inputs": [["What a card!"], ["It broke.", "It works."]]},
-        ),
-        *named.routes(
-            "rerank",
-            "/rerank",
-            rerank,
-            "Order texts by how well they answer a query.",
-            RerankRequest,
-            list[Rank],
-            {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]},
-        ),
-        *named.routes(
-            "embed",
-            "/similarity",
-            similarity,
-            "The cosines of sentences with one.",
-            SimilarityRequest,
-            list[float],
-            {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}},
-        ),
-    ]
+def _check_count(api: Api, count: int, field: str) -> None:
+    most = api.settings.max_client_batch_size
+    if not count:
+        raise EmptyInput(f"`{field}` is empty; send at least one")
+    if count > most:
+        raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken")

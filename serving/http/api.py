@@ -1,0 +1,169 @@
+"""What the endpoints of every protocol work with, and the boundary around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from serving.errors import BertserveError, ClientGone, InternalError
+from serving.http.exchange import HttpReply, HttpRequest, error_reply
+from serving.logs import fields
+from serving.records import InferRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import Repository
+    from serving.lifecycle import Lifecycle
+    from serving.net.observer import RequestObserver
+    from serving.net.requests import RecordError
+    from serving.oip.service import V2Service
+    from serving.records import A, TaskOptions, TextInput, Truncate
+    from serving.security.keys import ApiKeys
+    from serving.settings import Settings
+
+log = logging.getLogger("bertserve.http")
+
+Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpReply]]
+"""Answers a request of one route, or raises a `BertserveError`."""
+
+BUG = "internal error; the server's log has the details under this request id"
+NO_ROUTE = "?"
+"""What traces call the route of a path that is not served."""
+
+
+@dataclass(slots=True, frozen=True)
+class Api:
+    """What endpoints need.
+
+    Attributes:
+        pipeline: Answers requests.
+        repository: The models.
+        lifecycle: The server's state.
+        settings: Limits and defaults.
+        v2: What the Open Inference Protocol answers on both wires.
+        status: Makes the body of `/status`; without the cost tables where `costs` is false.
+        render_metrics: Makes the body of `/metrics`.
+        metrics_type: Its content type.
+        record_error: Called with each error that a client gets.
+        keys: API keys; None where none is needed.
+        observer: Traces requests; None where nothing reads the traces.
+    """
+
+    pipeline: Pipeline
+    repository: Repository
+    lifecycle: Lifecycle
+    settings: Settings
+    v2: V2Service
+    status: Callable[..., dict[str, Any]]
+    render_metrics: Callable[[], bytes]
+    metrics_type: str
+    record_error: RecordError
+    keys: ApiKeys | None = None
+    observer: RequestObserver | None = None
+
+    def request(
+        self,
+        http: HttpRequest,
+        inputs: Sequence[TextInput],
+        options: TaskOptions[A],
+        *,
+        max_inputs: int,
+        model: str | None = None,
+        version: str | None = None,
+        truncate: Truncate | None = None,
+        prompt_name: str | None = None,
+        timeout_ms: float | None = None,
+        priority: int | None = None,
+    ) -> InferRequest[A]:
+        """What an HTTP request asks of the pipeline; see `InferRequest`.
+
+        Args:
+            http: The request; its headers may limit its time and say its priority.
+            inputs: Its inputs.
+            options: Its task.
+            max_inputs: So many inputs are taken.
+            model: The model that it names, if it does.
+            version: The model's version, if it names one.
+            truncate: Whether to cut inputs that are too long.
+            prompt_name: The model's prompt to put before each text.
+            timeout_ms: A limit that the body sets; the smaller of it and the header's counts.
+            priority: A priority that the body sets, in place of the header's.
+
+        Raises:
+            InvalidRequest: A header is wrong.
+        """
+        limit_ms = http.timeout_ms()
+        if timeout_ms is not None:
+            limit_ms = timeout_ms if limit_ms is None else min(limit_ms, timeout_ms)
+        return InferRequest(
+            inputs=inputs,
+            options=options,
+            arrival=http.arrival,
+            request_id=http.request_id,
+            max_inputs=max_inputs,
+            model=model,
+            version=version,
+            truncate=truncate,
+            prompt_name=prompt_name,
+            timeout_ms=limit_ms,
+            priority=http.priority() if priority is None else priority,
+            trace=http.trace,
+        )
+
+    async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
+        """Runs an endpoint. This is HTTP's boundary: every error becomes a reply, is counted and traced.
+
+        Args:
+            endpoint: Answers the request.
+            route: The route's path, for the trace.
+            request: The request.
+
+        Raises:
+            asyncio.CancelledError: The client closed its connection; there is nobody to answer.
+        """
+        observer = self.observer
+        if observer is not None:
+            headers = request.headers
+            request.trace = observer.begin(
+                *("http", request.method, route, request.request_id, request.arrival, len(request.body)),
+                traceparent=headers.get(b"traceparent"),
+                tracestate=headers.get(b"tracestate"),
+            )
+        error: BertserveError | None = None
+        try:
+            if request.body and b"content-encoding" in request.headers:
+                await request.inflate(self.settings.body_limit_bytes)
+            reply = await endpoint(self, request)
+        except BertserveError as refusal:
+            error = refusal
+            reply = self.refuse(error, request)
+        except asyncio.CancelledError:
+            error = ClientGone("the client closed the connection")
+            self.record_error(error, request.request_id)
+            self._end_trace(request, HttpReply(b"", error.http_status), error)
+            raise
+        except Exception:  # the HTTP boundary
+            log.exception("a request failed", extra=fields(request_id=request.request_id))
+            error = InternalError(BUG)
+            reply = self.refuse(error, request)
+        if observer is not None:
+            self._end_trace(request, reply, error)
+        return reply
+
+    def refuse(self, error: BertserveError, request: HttpRequest) -> HttpReply:
+        """Records an error and makes its reply."""
+        self.record_error(error, request.request_id)
+        return error_reply(request.path, error, request.request_id)
+
+    def _end_trace(self, request: HttpRequest, reply: HttpReply, error: BertserveError | None) -> None:
+        if self.observer is None or (trace := request.trace) is None:
+            return
+        if error is not None:
+            trace.failed(error.reason, error.http_status, error.http_status)
+        trace.status, trace.bytes_out = reply.status, len(reply.body)
+        self.observer.end(trace)

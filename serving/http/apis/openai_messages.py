@@ -1,0 +1,71 @@
+"""What OpenAI's routes take and answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to embed, as OpenAI's clients ask.
+
+    Attributes:
+        input: A text, a list of texts, or token ids of this model's own vocabulary.
+        model: Name of a model; with one model for this, any name is taken and the true one returned.
+        encoding_format: `base64` is little-endian float32.
+        dimensions: Keep only the first so many components.
+        user: Not used.
+    """
+
+    input: str | list[str | list[int] | int]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class Embedding(msgspec.Struct):
+    """One vector, always of length 1."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(msgspec.Struct):
+    """Tokens computed, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(msgspec.Struct):
+    """The vectors in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct):
+    """A model of this server.
+
+    Attributes:
+        id: What requests call it.
+        created: When it was exported, in seconds since 1970.
+        owned_by: The checkpoint that it was exported from.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(msgspec.Struct):
+    """Every model of this server, of whatever task."""
+
+    object: Literal["list"]
+    data: list[ModelCard]

@@ -1,0 +1,91 @@
+"""The application: every HTTP route of a port, for our own connections and for any other ASGI server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+
+from serving.errors import BertserveError
+from serving.http.api import NO_ROUTE
+from serving.http.apis import cohere, console, huggingface, oip, openai, operations, tei
+from serving.http.asgi import head_of, read_request, response_of
+from serving.http.middleware import Authentication, Cors
+from serving.http.openapi import docs_router, document
+from serving.http.routes import Router, no_route
+from serving.oip.service import SERVER_NAME, SERVER_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.responses import Response
+
+    from serving.http.api import Api
+    from serving.http.exchange import HttpReply, HttpRequest
+
+PROTOCOLS = (
+    *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
+    *(operations.router, console.router),
+)
+
+
+class App(FastAPI):
+    """FastAPI with our routes.
+
+    Attributes:
+        api: What endpoints work with.
+        public: Paths that need no API key.
+        origins: Those whose pages may call; empty where CORS is off.
+    """
+
+    def __init__(
+        self, api: Api, routers: Sequence[Router] = PROTOCOLS, *, public: Sequence[str] = (), documented: bool = True
+    ) -> None:
+        """Builds the application.
+
+        Args:
+            api: What endpoints work with.
+            routers: The protocols that it answers.
+            public: Further paths that need no API key.
+            documented: Whether it has `/docs` and `/openapi.json`.
+        """
+        super().__init__(
+            title=SERVER_NAME,
+            version=SERVER_VERSION,
+            openapi_url=None,
+            redirect_slashes=False,
+            exception_handlers={404: self._refuse_unmatched, 405: self._refuse_unmatched, BertserveError: self._refuse},
+        )
+        self.api = api
+        documentation = [docs_router(self.openapi)] if documented else []
+        routes = [route for router in (*routers, *documentation) for route in router.routes]
+        self.router.routes.extend(routes)
+        self.public = frozenset([*public, *[route.path for route in routes if route.public]])
+        origins = api.settings.cors_origins
+        self.origins = frozenset(origins.split(",") if origins else ())
+        if api.keys is not None:
+            self.add_middleware(Authentication, api=api, keys=api.keys, public=self.public)
+        if self.origins:
+            self.add_middleware(Cors, allow_origins=self.origins)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is asked for the first time."""
+        if self.openapi_schema is None:
+            self.openapi_schema = document(self.routes, self.api, self.public)
+        return self.openapi_schema
+
+    async def _refuse_unmatched(self, request: Request, _: Exception) -> Response:
+        """Answers a request that has no route, as any other: it is counted and traced."""
+        http = await read_request(request, self.api.settings.body_limit_bytes)
+
+        async def refuse(_: Api, __: HttpRequest) -> HttpReply:
+            raise no_route(self.routes, request.scope)
+
+        return response_of(await self.api.answer(refuse, NO_ROUTE, http), http)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Answers an error from outside of an endpoint, such as a body that is too large."""
+        if not isinstance(error, BertserveError):
+            raise error
+        http = head_of(request.scope)
+        return response_of(self.api.refuse(error, http), http)

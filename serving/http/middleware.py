@@ -1,0 +1,114 @@
+"""What stands before every route: API keys, and which pages' scripts a browser lets talk to this server (CORS)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from serving.http.asgi import head_of, headers_of, response_of
+from serving.security.keys import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from starlette.datastructures import Headers
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from serving.errors import Unauthenticated
+    from serving.http.api import Api
+    from serving.security.keys import ApiKeys
+
+_ANY = "*"
+_EXPOSED = (
+    b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
+    b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
+    b"x-inference-time, inference-header-content-length, www-authenticate"
+)
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, HEAD, POST",
+    "access-control-allow-headers": "*, authorization",  # the one name that the asterisk does not stand for
+    "access-control-max-age": "600",
+}
+
+
+def unauthenticated(
+    keys: ApiKeys, public: Collection[str], path: str, headers: Mapping[bytes, bytes]
+) -> Unauthenticated | None:
+    """Why a request is refused that should bring an API key; None where it brings one or needs none.
+
+    Args:
+        keys: The keys.
+        public: Paths that need none, as long as nothing is sent to them.
+        path: The request's path.
+        headers: Its headers.
+    """
+    authorization = headers.get(b"authorization")
+    if keys.allow(authorization) or (path in public and not announces_body(headers)):
+        return None
+    return refusal(authorization)
+
+
+def announces_body(headers: Mapping[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser asks, without a key and before the request proper, whether it may send that."""
+    return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
+
+
+class Authentication:
+    """Refuses requests without an API key, before anything tells whether there is such a route."""
+
+    def __init__(self, app: ASGIApp, api: Api, keys: ApiKeys, public: Collection[str]) -> None:
+        self._app = app
+        self._api = api
+        self._keys = keys
+        self._public = public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = None
+        if scope["type"] == "http":
+            error = unauthenticated(self._keys, self._public, scope["path"], headers_of(scope))
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        request = head_of(scope)
+        await response_of(self._api.refuse(error, request), request)(scope, receive, send)
+
+
+def cors_headers(origins: Collection[str], origin: bytes | None) -> list[tuple[bytes, bytes]]:
+    """What replies say to pages of an origin.
+
+    Never that credentials may be sent: what a browser keeps for this server, such as a client's certificate, is not
+    lent to pages.
+
+    Args:
+        origins: Those that are let in, or `*`.
+        origin: The request's, if it names one.
+    """
+    headers = [(b"vary", b"origin")]
+    if _ANY in origins:
+        origin = b"*"
+    elif origin is None or origin.decode("latin-1") not in origins:
+        return headers
+    return [*headers, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, with what our replies have always said: `vary: origin`, on preflights as on all others."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The same on every path, so that none tells what there is."""
+        response = Response(headers=_PREFLIGHT, media_type="text/plain")
+        response.raw_headers += cors_headers(self.allow_origins, request_headers["origin"].encode("latin-1"))
+        return response
+
+    async def send(self, message: Message, send: Send, request_headers: Headers) -> None:
+        if message["type"] == "http.response.start":
+            origin = request_headers.get("origin")
+            encoded = None if origin is None else origin.encode("latin-1")
+            message["headers"] = [*message["headers"], *cors_headers(self.allow_origins, encoded)]
+        await send(message)

@@ -1,0 +1,221 @@
+"""Routes: how protocols declare theirs, and which of them the connection calls itself.
+
+An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`. Any ASGI
+server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+
+from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
+from serving.http.api import Api, Endpoint
+from serving.http.asgi import read_request, response_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.routing import BaseRoute
+    from starlette.types import Scope
+
+    from serving.http.exchange import HttpRequest
+    from serving.models.manifest import Task
+
+Models: TypeAlias = Callable[[Api], Sequence[str]]
+
+_BELOW_MODEL = "/models/{model}"
+_REMEMBERED = 256
+"""Paths with parts that vary, models' names mostly."""
+
+
+@dataclass(slots=True, frozen=True)
+class Docs:
+    """What the OpenAPI document says of a route.
+
+    Attributes:
+        takes: Type of the JSON body, if there is one.
+        gives: Type of the JSON reply, if it is JSON.
+        example: A request that works, or what makes one.
+        models: Which models answer; where there is none, the route is not listed. None: it needs no model.
+        statuses: Further ones that it answers.
+        binary: Whether tensors may stand behind the JSON, both ways.
+        body_optional: Whether the body may be left out.
+    """
+
+    takes: Any = None
+    gives: Any = None
+    example: Any = None
+    models: Models | None = None
+    statuses: Sequence[int] = ()
+    binary: bool = False
+    body_optional: bool = False
+
+
+class ApiRoute(APIRoute):
+    """A route of the application.
+
+    Attributes:
+        direct: Its endpoint, as our own connection calls it.
+        docs: What the document says of it; None where it is not listed.
+        public: Whether it needs no API key where the server has some.
+    """
+
+    def __init__(
+        self, method: str, path: str, endpoint: Endpoint, docs: Docs | None, *, tag: str, summary: str, public: bool
+    ) -> None:
+        async def over_asgi(request: Request) -> Response:
+            api: Api = request.app.api
+            http = await read_request(request, api.settings.body_limit_bytes)
+            http.parameters = request.path_params
+            return response_of(await api.answer(endpoint, path, http), http)
+
+        words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
+        super().__init__(
+            path,
+            over_asgi,
+            methods=["GET", "HEAD"] if method == "GET" else [method],
+            operation_id="_".join([method.lower(), *words]),
+            tags=[tag],
+            summary=summary,
+            response_class=Response,
+            response_model=None,
+            include_in_schema=docs is not None,
+        )
+        self.method = method
+        self.direct = endpoint
+        self.docs = docs
+        self.public = public
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        # The pattern ends in `$`, which a line's end satisfies too.
+        return super().matches(scope) if scope["path"].isprintable() else (Match.NONE, {})
+
+
+class HotRoute(ApiRoute):
+    """A route that our own connection answers without ASGI: `direct` is called with the parsed request."""
+
+
+class Router:
+    """The routes of one protocol; decorators add to them, and the first line of a docstring is the summary."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.routes: list[ApiRoute] = []
+
+    def get(
+        self, path: str, docs: Docs | None = None, *, summary: str = "", public: bool = False
+    ) -> Callable[[Endpoint], Endpoint]:
+        return self._route("GET", path, docs, summary=summary, public=public)
+
+    def post(
+        self, path: str, docs: Docs | None = None, *, summary: str = "", kind: type[ApiRoute] = ApiRoute
+    ) -> Callable[[Endpoint], Endpoint]:
+        return self._route("POST", path, docs, summary=summary, kind=kind)
+
+    def named(
+        self, method: str, path: str, docs: Docs | None = None, *, kind: type[ApiRoute] = ApiRoute
+    ) -> Callable[[Endpoint], Endpoint]:
+        """`path`, answered by the only or default model, and `/models/{model}/path`."""
+
+        def add(endpoint: Endpoint) -> Endpoint:
+            summary = _summary(endpoint)
+            self._route(method, path, docs, summary=summary, kind=kind)(endpoint)
+            below = f"{summary[:-1]}, by a model named."
+            return self._route(method, _BELOW_MODEL + path, docs, summary=below, kind=kind)(endpoint)
+
+        return add
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        docs: Docs | None,
+        *,
+        summary: str,
+        public: bool = False,
+        kind: type[ApiRoute] = ApiRoute,
+    ) -> Callable[[Endpoint], Endpoint]:
+        def add(endpoint: Endpoint) -> Endpoint:
+            words = summary or _summary(endpoint)
+            self.routes.append(kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public))
+            return endpoint
+
+        return add
+
+
+class HotRoutes:
+    """Finds the hot route of a request."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._fixed: dict[tuple[str, str], HotRoute] = {}
+        self._by_tail: dict[str, list[HotRoute]] = {}
+        self._remembered: dict[tuple[str, str], tuple[HotRoute, dict[str, str]]] = {}
+        for route in routes:
+            if isinstance(route, HotRoute):
+                if "{" in route.path:
+                    self._by_tail.setdefault(_tail(route.path), []).append(route)
+                else:
+                    self._fixed[route.method, route.path] = route
+
+    def find(self, request: HttpRequest) -> HotRoute | None:
+        """The route, if it is a hot one; the parts of the path go into `request.parameters`."""
+        key = (request.method, request.path)
+        route = self._fixed.get(key)
+        if route is not None:
+            return route
+        match = self._remembered.get(key) or self._search(key)
+        if match is None:
+            return None
+        route, request.parameters = match
+        return route
+
+    def _search(self, key: tuple[str, str]) -> tuple[HotRoute, dict[str, str]] | None:
+        method, path = key
+        for route in self._by_tail.get(_tail(path), ()):
+            match = route.path_regex.match(path)
+            if match is not None and method == route.method and path.isprintable():
+                if len(self._remembered) >= _REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[key] = route, match.groupdict()
+                return self._remembered[key]
+        return None
+
+
+def of_task(task: Task) -> Models:
+    """The models of a task."""
+    return lambda api: [model.name for model in api.repository.of_task(task)]
+
+
+def all_models(api: Api) -> list[str]:
+    return [model.name for model in api.repository.models]
+
+
+def v2_names(api: Api) -> list[str]:
+    """Every name of every model on v2."""
+    return api.v2.names
+
+
+def no_route(routes: Iterable[BaseRoute], scope: Scope) -> BertserveError:
+    """Why a request has no route: the path is unknown, or takes other methods."""
+    allowed: set[str] = set()
+    for route in routes:
+        if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.PARTIAL:
+            allowed |= route.methods or set()
+    if allowed:
+        methods = ", ".join(sorted(allowed))
+        return MethodNotAllowed(f"the path takes {methods}; /docs lists what each does", allowed=methods)
+    return RouteNotFound("no such path; /docs lists them")
+
+
+def _summary(endpoint: Endpoint) -> str:
+    return (endpoint.__doc__ or "").partition("\n")[0]
+
+
+def _tail(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,367 @@
+"""The application answers the same whichever way a request comes: over our own connection, or over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from serving.errors import ModelNotFound
+from serving.http.api import Api
+from serving.http.app import App
+from serving.http.faults import TeiError, error_type
+from serving.http.listener import HttpListener
+from serving.http.routes import ApiRoute, HotRoute
+from serving.inference.served_models import Repository
+from serving.lifecycle import Lifecycle, State
+from serving.net.observer import RequestObserver
+from serving.oip.service import V2Service
+from serving.records import (
+    AnswerOptions,
+    AnswerSpan,
+    ClassifyOptions,
+    EmbedOptions,
+    EmbedTokensOptions,
+    Entity,
+    FilledMask,
+    FillMaskOptions,
+    LabelScore,
+    Outcome,
+    RerankOptions,
+    TagOptions,
+    Timings,
+    Totals,
+)
+from serving.security.keys import ApiKeys
+from serving.settings import Settings
+from tests.support.clients import http_call
+from tests.support.credentials import FIRST, WRONG, bearer, write_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from serving.errors import BertserveError
+    from serving.records import InferRequest, RequestTrace
+
+OURS, OTHER = "https://app.example", "https://other.example"
+JSON = {"Content-Type": "application/json", "X-Request-Id": "r-1"}
+LIMIT = 4096
+_UNEQUAL = {"date", "connection"}
+"""What a connection says and no application knows."""
+
+
+class Case(NamedTuple):
+    """A request."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = JSON
+
+
+class Pipeline:
+    """Answers at once, of the shape that each task has."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    async def infer(self, request: InferRequest[Any]) -> Outcome[Any]:
+        count = len(request.inputs)
+        if "bug" in request.inputs:
+            raise ValueError("a bug")
+        task, make = ANSWERS[type(request.options)]
+        model = self._repository.find(request.model, request.version, task)
+        answer = [make(model.manifest.labels)] * count
+        vectors = isinstance(request.options, EmbedOptions)
+        return Outcome(np.array(answer) if vectors else answer, model.name, model.version, Timings(1, 2, 3, 4), 5, 0)
+
+    async def read(self, model: Any, _: int, work: Callable[[Any], bytes]) -> bytes:
+        return work(model.tokenizer)
+
+    def totals(self, _: Any) -> Totals:
+        return Totals()
+
+    def batches(self, _: Any) -> int:
+        return 0
+
+
+ANSWERS: dict[type, tuple[Any, Callable[[tuple[str, ...]], Any]]] = {
+    EmbedOptions: ("embed", lambda _: np.ones(8, np.float32)),
+    EmbedTokensOptions: ("embed_tokens", lambda _: np.ones((2, 8), np.float32)),
+    ClassifyOptions: ("classify", lambda labels: [LabelScore(label, 0.5) for label in labels]),
+    RerankOptions: ("rerank", lambda _: 0.5),
+    AnswerOptions: ("answer", lambda _: [AnswerSpan("a", 0.5, 0, 1)]),
+    TagOptions: ("tag", lambda _: [Entity("PER", 0.5, "a", 0, 1)]),
+    FillMaskOptions: ("fill_mask", lambda _: [[FilledMask(0.5, 7, "a", "a b")] * 5]),
+}
+
+
+class Versions:
+    """Loads and unloads nothing."""
+
+    async def load(self, name: str, version: int | None = None) -> None:
+        if version is not None:
+            raise ModelNotFound(f"{name} has no such version")
+
+    def unload(self, name: str) -> None:
+        pass
+
+    def others(self) -> list[Any]:
+        return []
+
+
+class Observer(RequestObserver):
+    """Keeps traces before their replies are sent."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.traces: list[RequestTrace] = []
+
+    def end(self, trace: RequestTrace) -> None:
+        self.traces.append(trace)
+
+
+class Both:
+    """One application on a listener of ours and in Starlette's client.
+
+    Attributes:
+        errors: What was recorded, in order.
+    """
+
+    def __init__(self, repository: Repository, settings: Settings, keys: ApiKeys | None) -> None:
+        self.errors: list[str] = []
+        self._observer = Observer()
+        pipeline: Any = Pipeline(repository)
+        lifecycle = Lifecycle()
+        lifecycle.to(State.WARMING)
+        lifecycle.to(State.READY)
+        self.app = App(
+            Api(
+                pipeline=pipeline,
+                repository=repository,
+                lifecycle=lifecycle,
+                settings=settings,
+                v2=V2Service(pipeline, repository, lifecycle, settings, Versions()),
+                status=lambda *, costs=True: {"costs": costs},
+                render_metrics=lambda: b"metric 1\n",
+                metrics_type="text/plain; version=0.0.4",
+                record_error=self._record,
+                keys=keys,
+                observer=self._observer,
+            )
+        )
+        self._settings = settings
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(30)
+        self._client = TestClient(self.app)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        opened = socket.create_server(("127.0.0.1", 0))
+        opened.setblocking(False)
+        listener = HttpListener(self.app, opened, self._settings, closing=lambda: False)
+        await listener.start()
+        self._address = "{}:{}".format(*listener.address)
+        self._started.set()
+        await self._ending.wait()
+        listener.close()
+        await listener.drained()
+
+    def _record(self, error: BertserveError, _: str) -> None:
+        self.errors.append(error.reason)
+
+    def routes(self) -> list[ApiRoute]:
+        """Every route of the application; nothing else is in it."""
+        routes = [route for route in self.app.routes if isinstance(route, ApiRoute)]
+        assert len(routes) == len(self.app.routes)
+        return routes
+
+    def case(self, route: ApiRoute) -> Case:
+        """A request for a route, with the example that the document has."""
+        docs, api = route.docs, self.app.api
+        names = docs.models(api) if docs is not None and docs.models is not None else ["embed"]
+        path = route.path.replace("{model}", (names or ["embed"])[0]).replace("{version}", "1").replace("{region}", "r")
+        example = docs.example if docs is not None else {"inputs": "a"}
+        body = json.dumps(example(api) if callable(example) else example).encode()
+        return Case(route.method, path, body if route.method == "POST" else None)
+
+    def ask(self, case: Case) -> int:
+        """Asks both ways, checks that the answers are one, and gives its status."""
+        method, path, body, headers = case
+        self._taken()
+        direct = http_call(self._address, method, path, body, headers)
+        recorded, traced = self._taken()
+        over_asgi = self._client.request(method, path, content=body, headers=dict(headers))
+        assert over_asgi.status_code == direct.status
+        # What is refused at its head has no id yet, and a preflight none at all.
+        unequal = _UNEQUAL | ({"x-request-id"} if direct.status in {401, 413} or method == "OPTIONS" else set())
+        assert {name: value for name, value in over_asgi.headers.items() if name not in unequal} == {
+            name: value for name, value in direct.headers.items() if name not in unequal
+        }
+        if method != "HEAD":
+            assert over_asgi.content == direct.body
+        assert self._taken() == (recorded, traced)
+        assert traced or direct.status in {401, 413} or method == "OPTIONS"
+        return direct.status
+
+    def _taken(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        traces = [
+            (trace.method, trace.route, trace.request_id, trace.status, trace.reason, trace.bytes_in, trace.bytes_out)
+            for trace in self._observer.traces
+        ]
+        errors = self.errors[:]
+        self.errors.clear()
+        self._observer.traces.clear()
+        return errors, traces
+
+
+@pytest.fixture(scope="module")
+def repository(tasks_repository: Path) -> Repository:
+    """A model of every task."""
+    return Repository.open(tasks_repository, engine="fake")
+
+
+def both_ways(repository: Repository, *options: str, keys: ApiKeys | None = None) -> Both:
+    """The application with these options, and a small limit of bodies."""
+    words = ["--models", "models", "--body-limit-bytes", str(LIMIT), *options]
+    return Both(repository, Settings.load(words, {}), keys)
+
+
+@pytest.fixture(scope="module")
+def plain(repository: Repository) -> Iterator[Both]:
+    """Everybody may ask."""
+    with both_ways(repository, "--model-control", "true") as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def keyed(repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """Keys are needed, and the pages of one origin may ask."""
+    keys = ApiKeys(write_keys(tmp_path_factory.mktemp("keys") / "keys", FIRST))
+    with both_ways(repository, "--cors-origins", OURS, keys=keys) as both:
+        yield both
+
+
+def test_every_route_answers_the_same(plain: Both) -> None:
+    """With the document's own examples; GET also as HEAD."""
+    for route in plain.routes():
+        case = plain.case(route)
+        hidden = route.docs is None
+        assert plain.ask(case) in ({200, 400, 424, 501} if hidden else {200}), route.path
+        if route.method == "GET":
+            plain.ask(case._replace(method="HEAD"))
+
+
+def test_hot_routes_are_those_that_infer(plain: Both) -> None:
+    """All of them, whichever the protocol, and no others."""
+    hot = {route.path.rpartition("/")[2] for route in plain.routes() if isinstance(route, HotRoute)}
+    tasks = {"embed", "embed_all", "similarity", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
+    assert hot == {*tasks, "embeddings", "infer"}
+
+
+@pytest.mark.parametrize(
+    ("status", "case"),
+    [
+        (404, Case("GET", "/no/such/path")),
+        (404, Case("POST", "/embed/", b'{"inputs": "a"}')),
+        (404, Case("GET", "/livez%0A")),
+        (404, Case("POST", "/embed%0A", b'{"inputs": "a"}')),
+        (404, Case("POST", "/models/nobody/embed", b'{"inputs": "a"}')),
+        (404, Case("POST", "/v2/models/nobody/infer", b'{"inputs": []}')),
+        (405, Case("GET", "/embed")),
+        (405, Case("POST", "/livez", b"{}")),
+        (405, Case("PUT", "/v2/models/embed/trace/setting", b"{}")),
+        (405, Case("OPTIONS", "/embed", None, {**JSON, "Origin": OURS, "Access-Control-Request-Method": "POST"})),
+        (200, Case("POST", "/embed?a=b", b'{"inputs": "a"}')),
+        (200, Case("POST", "/%65mbed", b'{"inputs": "a"}')),
+        (200, Case("GET", "/status", None, {**JSON, "Prefer": "return=minimal"})),
+        (200, Case("POST", "/models/embed/embed", b'{"inputs": "a"}')),
+        (400, Case("POST", "/embed", b"{")),
+        (400, Case("POST", "/v2/models/embed/infer", b'{"inputs": [], "more": 1}')),
+        (422, Case("POST", "/embed", b'{"inputs": "a", "more": 1}')),
+        (422, Case("POST", "/v1/embeddings", b'{"input": 1}')),
+        (422, Case("POST", "/v2/rerank", b'{"query": "a", "documents": ["b"], "top_n": 0}')),
+        (422, Case("POST", "/classify", b'{"inputs": "a"}', {**JSON, "X-Request-Timeout-Ms": "soon"})),
+        (422, Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, "X-Request-Priority": "9"})),
+        (415, Case("POST", "/embed", b'{"inputs": "a"}', {"Content-Type": "text/plain", "X-Request-Id": "r-1"})),
+        (415, Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, "Content-Encoding": "br"})),
+        (400, Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, "Content-Encoding": "gzip"})),
+        (413, Case("POST", "/embed", b" " * (LIMIT + 1))),
+        (424, Case("POST", "/models/classify/embed_sparse", b'{"inputs": "a"}')),
+        (500, Case("POST", "/embed", b'{"inputs": ["bug"]}')),
+        (404, Case("POST", "/v2/repository/models/embed/load", b'{"parameters": {"version": "9"}}')),
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_answered_the_same(plain: Both, status: int, case: Case) -> None:
+    """Unknown paths and methods, what breaks a schema or a limit, and our own bugs."""
+    assert plain.ask(case) == status
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(plain: Both) -> None:
+    """The console's files have tags."""
+    client = TestClient(plain.app)
+    tag = client.get("/").headers["etag"]
+    assert plain.ask(Case("GET", "/", None, {**JSON, "If-None-Match": tag})) == 304
+
+
+def test_keys_are_asked_for_the_same(keyed: Both) -> None:
+    """On every route but the public ones, and before anything tells whether there is such a route."""
+    for route in keyed.routes():
+        case = keyed.case(route)
+        expected = 200 if route.public else 401
+        # Errors of some protocols carry the request's id, which differs where its head is refused.
+        if route.public or error_type(route.path) is TeiError:
+            assert keyed.ask(case) == expected, route.path
+    assert keyed.ask(Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, **bearer(WRONG)})) == 401
+    assert keyed.ask(Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, **bearer(FIRST)})) == 200
+    assert keyed.ask(Case("GET", "/embed", None, {**JSON, **bearer(FIRST)})) == 405
+
+
+@pytest.mark.parametrize("origin", [OURS, OTHER, None])
+@pytest.mark.parametrize("path", ["/embed", "/livez", "/no/such/path"])
+def test_pages_of_other_origins_are_told_the_same(keyed: Both, origin: str | None, path: str) -> None:
+    """By preflights, answers and refusals."""
+    headers = {**JSON, **({"Origin": origin} if origin else {})}
+    method, body = ("POST", b'{"inputs": "a"}') if path == "/embed" else ("GET", None)
+    keyed.ask(Case(method, path, body, {**headers, **bearer(FIRST)}))
+    if path == "/embed":
+        assert keyed.ask(Case(method, path, body, headers)) == 401
+    if origin:
+        assert keyed.ask(Case("OPTIONS", path, None, {**headers, "Access-Control-Request-Method": "POST"})) == 200
+
+
+def test_the_document_names_the_headers(plain: Both) -> None:
+    """Those that requests may bring, those of replies and those of errors."""
+    document = TestClient(plain.app).get("/openapi.json").json()
+    embed = document["paths"]["/embed"]["post"]
+    parameters = {entry["name"] for entry in embed["parameters"]}
+    assert parameters == {"X-Request-Id", "X-Request-Timeout-Ms", "X-Request-Priority"}
+    assert {"Server-Timing", "X-Compute-Tokens"} <= embed["responses"]["200"]["headers"].keys()
+    assert "Retry-After-Ms" in embed["responses"]["429"]["headers"]
+
+
+def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -> None:
+    """And what a client cannot use: pages, and routes that only refuse."""
+    alone = Repository([repository.find("embed")])
+    with both_ways(alone) as both:
+        paths = both.app.openapi()["paths"].keys()
+    assert {"/embed", "/models/{model}/embed", "/v1/embeddings", "/"} <= paths
+    left_out = {"/predict", "/rerank", "/v2/rerank", "/docs", "/embed_sparse", "/v2/logging"}
+    assert not paths & {*left_out, "/v2/repository/models/{model}/load"}
