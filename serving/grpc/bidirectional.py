@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from serving.grpc.calls import CallEnvironment, CallHead, Metadata
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
@@ -124,6 +125,6 @@ class BidirectionalCall(Call):
         return data, compressed
 
     def _start(self, data: bytes, compressed: int) -> None:
-        task = asyncio.get_running_loop().create_task(answer_one(self, data, compressed))
+        task = self.connection.loop.create_task(answer_one(self, data, compressed))
         task.add_done_callback(self._advance)
         self._answers.append(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.message import Message
@@ -105,7 +105,7 @@ class Call(StreamHandler):
         self.head = head
         self.environment = environment
         timeout_s = head.timeout_s
-        self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        self._deadline = None if timeout_s is None else connection.loop.time() + timeout_s
         self._trailing: Metadata = ()
         self._taken: asyncio.Future[None] | None = None
         self._headed = False
@@ -115,7 +115,7 @@ class Call(StreamHandler):
 
     def time_remaining(self) -> float | None:
         """Seconds until the client stops waiting, below zero once it has; None if it waits for ever."""
-        return None if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
+        return None if self._deadline is None else self._deadline - self.connection.loop.time()
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Sends metadata behind the reply."""
@@ -135,26 +135,22 @@ class Call(StreamHandler):
 
     # What the boundary uses.
 
-    def reply(self, message: bytes, trailers: bytes | None = None) -> None:
-        """Sends a message."""
+    def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
+        """Sends a message, the end of the call, or both."""
         headers = None if self._headed else REPLY_HEADERS
         self._headed = True
-        self.send(headers, _PREFIX.pack(0, len(message)) + message, trailers)
+        self.send(headers, b"" if message is None else _PREFIX.pack(0, len(message)) + message, trailers)
 
     async def reply_one(self, message: bytes) -> None:
         """Sends one message of several; waits until the client takes it."""
         self.reply(message)
         if self.stream.unsent is not None:
-            self._taken = asyncio.get_running_loop().create_future()
+            self._taken = self.connection.loop.create_future()
             await self._taken
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""
-        trailers = OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS
-        if message is not None:
-            self.reply(message, trailers)
-        else:
-            self.send(None if self._headed else REPLY_HEADERS, b"", trailers)
+        self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
 
     def refuse(self, error: BertserveError, request_id: str = "") -> None:
         """Ends the call with an error; `request_id` is for a request whose message had an id."""

@@ -80,6 +80,7 @@ class GrpcConnection(asyncio.Protocol):
 
     Attributes:
         h2: Its state of HTTP/2; `flush` sends what its methods leave to be sent.
+        loop: The event loop.
     """
 
     _transport: asyncio.Transport
@@ -87,7 +88,7 @@ class GrpcConnection(asyncio.Protocol):
     def __init__(self, application: Application) -> None:
         self.h2 = H2Connection(application.limits)
         self._application = application
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._paused = self._closing = False
         self._paused_s = self._stalled_s = 0.0
         self._progress = 0
@@ -111,11 +112,12 @@ class GrpcConnection(asyncio.Protocol):
         self._handle(self.h2.terminate())
 
     def data_received(self, data: bytes) -> None:
-        self._take(data)
+        self._handle(self.h2.receive(data))
+        self.flush()
         if self.h2.pending:
             # The rest is for the next turns of the loop; nothing more is read until it is done.
             self._transport.pause_reading()
-            self._loop.call_soon(self._take_rest)
+            self.loop.call_soon(self._take_rest)
 
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, until it does or the tick ends it."""
@@ -128,22 +130,19 @@ class GrpcConnection(asyncio.Protocol):
         self._handle(self.h2.resume())
         self.flush()
         if self.h2.pending:
-            self._loop.call_soon(self._take_rest)
+            self.loop.call_soon(self._take_rest)
         else:
             self._transport.resume_reading()
 
     def _take_rest(self) -> None:
         if self._paused or not self.h2.pending or self._transport.is_closing():
             return
-        self._take(b"")
+        self._handle(self.h2.receive(b""))
+        self.flush()
         if self.h2.pending:
-            self._loop.call_soon(self._take_rest)
+            self.loop.call_soon(self._take_rest)
         elif not self._closing:
             self._transport.resume_reading()
-
-    def _take(self, data: bytes) -> None:
-        self._handle(self.h2.receive(data))
-        self.flush()
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -152,18 +151,15 @@ class GrpcConnection(asyncio.Protocol):
                 if not event.stream.closed:
                     event.stream.context.received(event.data, ended=event.ended)
             elif isinstance(event, RequestReceived):
-                self._open(event)
+                handler = event.stream.context = self._application.open(self, event.stream, event.headers)
+                if handler is not None and event.ended:
+                    handler.received(b"", ended=True)
             elif isinstance(event, StreamReset):
-                if event.stream.context is not None:
-                    event.stream.context.lost()
+                handler, event.stream.context = event.stream.context, None
+                if handler is not None:
+                    handler.lost()
             elif isinstance(event, DataSent) and not event.stream.closed:
                 event.stream.context.sent()
-
-    def _open(self, event: RequestReceived) -> None:
-        handler = self._application.open(self, event.stream, event.headers)
-        event.stream.context = handler
-        if handler is not None and event.ended:
-            handler.received(b"", ended=True)
 
     # What the port and the handlers of streams call.
 
@@ -256,7 +252,7 @@ class GrpcConnection(asyncio.Protocol):
         if self.h2.begun and self._transport.can_write_eof():
             self._transport.write_eof()
             self._transport.resume_reading()
-            self._loop.call_later(_LINGER_S, self._transport.abort)
+            self.loop.call_later(_LINGER_S, self._transport.abort)
         else:
             # There is nothing to say in another protocol. TLS says so itself, and throws away what still comes.
             self._transport.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from serving.errors import BertserveError, ClientGone, MalformedRequest
@@ -10,6 +9,8 @@ from serving.grpc.boundary import answer
 from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
 
 if TYPE_CHECKING:
+    import asyncio
+
     from serving.grpc.calls import CallEnvironment, CallHead
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
@@ -35,17 +36,17 @@ class UnaryCall(Call):
             body += data
         try:
             prefix = read_prefix(body, self.head.body_limit)
-            if prefix is not None and len(body) > prefix[1]:
+            excess = -1 if prefix is None else len(body) - prefix[1]
+            if excess > 0:
                 raise MalformedRequest("more than one message")
-            if ended and (prefix is None or len(body) < prefix[1]):
+            if ended and excess:
                 raise MalformedRequest("the call ends before its message does")
         except BertserveError as error:
             self.refuse(error)
             return
         if prefix is not None and ended:
             self._body = None
-            work = answer(self, bytes(body[PREFIX_BYTES:]), prefix[0])
-            self._task = asyncio.get_running_loop().create_task(work)
+            self._task = self.connection.loop.create_task(answer(self, bytes(body[PREFIX_BYTES:]), prefix[0]))
             return
         if self._body is None:
             self._body = bytearray(data)

@@ -19,6 +19,7 @@ from serving.grpc.h2.frames import (
     END_STREAM,
     FRAME,
     FRAME_BYTES,
+    FRAME_HEADER_BYTES,
     LARGEST,
     PREFACE,
     ConnectionFault,
@@ -114,6 +115,8 @@ class H2Connection:
         if self._pongs:
             out += self._pongs
             self._pongs.clear()
+        if not out:
+            return b""
         data = b"".join(out)
         out.clear()
         return data
@@ -234,19 +237,19 @@ class H2Connection:
     def _take_frames(self, data: bytes, at: int) -> None:
         self.begun = True
         start, end = at, len(data)
-        while end - at >= FRAME.size:
+        while end - at >= FRAME_HEADER_BYTES:
             high, low, kind, flags, number = FRAME.unpack_from(data, at)
             size = high << 8 | low
             if size > FRAME_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            stop = at + FRAME.size + size
+            stop = at + FRAME_HEADER_BYTES + size
             if stop > end:
                 break
             if self._work <= 0:
                 self.pending = True
                 break
             self._work -= 1 + (size >> 10)
-            payload = data[at + FRAME.size : stop]
+            payload = data[at + FRAME_HEADER_BYTES : stop]
             at = stop
             number &= LARGEST
             if not self.greeted and kind != frames.SETTINGS:
@@ -279,15 +282,12 @@ class H2Connection:
             payload = frames.unpadded(payload, frames.PADDED)
         stream.delivered += len(payload)
         if flags & END_STREAM:
-            self._on_end(stream)
+            if stream.content_length is not None:
+                self._check_length(stream)
+            stream.ended = True
         elif not payload:
             self._spend()
         self._events.append(DataReceived(stream, payload, stream.ended))
-
-    def _on_end(self, stream: Stream) -> None:
-        if stream.content_length is not None and stream.content_length != stream.delivered:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
-        stream.ended = True
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (frames.PADDED | frames.PRIORITISED):
@@ -310,13 +310,14 @@ class H2Connection:
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
-        before = self._headers.decoded_fields
         stream = self._streams.get(number)
         if stream is not None or number in self._late:
             self._on_trailers(stream, flags, well_formed=self._headers.trailers(block))
         else:
             self._on_request(flags, number, block)
-        self._work -= self._headers.decoded_fields - before
+        if self._headers.decoded_fields:
+            self._work -= self._headers.decoded_fields
+            self._headers.decoded_fields = 0
 
     def _on_request(self, flags: int, number: int, block: bytes) -> None:
         if number <= self._last or not number & 1:
@@ -330,7 +331,8 @@ class H2Connection:
         self._work -= _REQUEST_WORK
         stream = Stream(number, headers, self._sending.stream_size)
         if flags & END_STREAM:
-            self._on_end(stream)
+            self._check_length(stream)
+            stream.ended = True
         self._streams[number] = stream
         self._events.append(RequestReceived(stream, headers, stream.ended))
 
@@ -342,7 +344,8 @@ class H2Connection:
         elif not well_formed or not flags & END_STREAM:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
         else:
-            self._on_end(stream)
+            self._check_length(stream)
+            stream.ended = True
             self._events.append(DataReceived(stream, b"", ended=True))
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
@@ -415,6 +418,10 @@ class H2Connection:
         if not number or number > self._last or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
+    def _check_length(self, stream: Stream) -> None:
+        if stream.content_length is not None and stream.content_length != stream.delivered:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
+
     def _spend(self) -> None:
         self._credit -= 1
         if self._credit < 0:
@@ -431,7 +438,11 @@ class H2Connection:
     def _send_block(self, flags: int, number: int, block: bytes) -> None:
         if self._resize_table:
             block, self._resize_table = RESIZED_TABLE + block, False
-        self._out.append(frames.header_frames(flags, number, block))
+        size = len(block)
+        if size <= FRAME_BYTES:
+            self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number), block)
+        else:
+            self._out.append(frames.header_frames(flags, number, block))
 
     def _end(self, stream: Stream, trailers: bytes) -> None:
         self._send_block(END_STREAM, stream.number, trailers)
@@ -440,6 +451,7 @@ class H2Connection:
             self._out.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
         if self._credit < self._limits.credit:
             self._credit += 1
+        stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
         self._close(stream)
 
     def _reset_faulty(self, number: int, code: ErrorCode) -> None:
@@ -455,8 +467,10 @@ class H2Connection:
     def _close(self, stream: Stream) -> None:
         del self._streams[stream.number]
         stream.closed = True
-        self._sending.forget(stream)
-        self._receiving.forget(stream)
+        if stream.unsent is not None:
+            self._sending.forget(stream)
+        if stream.granted or stream.wanted:
+            self._receiving.forget(stream)
         if self._final is not None and not self._streams:
             self.finished = True
 

@@ -1,4 +1,4 @@
-"""What a connection tells its caller."""
+"""What a connection tells its caller. The garbage collector does not follow events: they are dropped at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from serving.grpc.h2.streams import Stream
 
 
-class RequestReceived(msgspec.Struct, eq=False):
+class RequestReceived(msgspec.Struct, eq=False, gc=False):
     """The headers of a request; `ended` if it has no body."""
 
     stream: Stream
@@ -20,7 +20,7 @@ class RequestReceived(msgspec.Struct, eq=False):
     ended: bool
 
 
-class DataReceived(msgspec.Struct, eq=False):
+class DataReceived(msgspec.Struct, eq=False, gc=False):
     """A part of the body; `ended` if it is the last, in which case it may be empty."""
 
     stream: Stream
@@ -28,20 +28,20 @@ class DataReceived(msgspec.Struct, eq=False):
     ended: bool
 
 
-class DataSent(msgspec.Struct, eq=False):
+class DataSent(msgspec.Struct, eq=False, gc=False):
     """The peer's window has taken all that was held back on a stream that is not at its end."""
 
     stream: Stream
 
 
-class StreamReset(msgspec.Struct, eq=False):
+class StreamReset(msgspec.Struct, eq=False, gc=False):
     """The peer gave a stream up, or broke a rule on it: nobody waits for an answer."""
 
     stream: Stream
     code: ErrorCode | int
 
 
-class ConnectionFailed(msgspec.Struct, eq=False):
+class ConnectionFailed(msgspec.Struct, eq=False, gc=False):
     """The peer broke a rule, and the connection is over; a `StreamReset` of each open stream came before."""
 
     code: ErrorCode

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from serving.grpc.h2.frames import (
     DATA,
     DEFAULT_WINDOW,
+    FRAME,
     FRAME_BYTES,
     LARGEST,
     ConnectionFault,
@@ -43,7 +44,7 @@ class SendingWindow:
         """Sends data of a stream; what windows do not take is held back."""
         size = len(data)
         if size <= FRAME_BYTES and size <= self.size and size <= stream.window and not (self.paused or stream.unsent):
-            self._out += (frame_header(DATA, 0, stream.number, size), data)
+            self._out += (FRAME.pack(size >> 8, size & 0xFF, DATA, 0, stream.number), data)
             self.size -= size
             stream.window -= size
             return
@@ -52,9 +53,9 @@ class SendingWindow:
         self._send_held(stream)
 
     def forget(self, stream: Stream) -> None:
-        if stream.unsent is not None:
-            stream.unsent = None
-            del self._held[stream.number]
+        """Drops what is held back on a stream."""
+        stream.unsent = None
+        del self._held[stream.number]
 
     def resume(self) -> list[Stream]:
         """Sends what is held back, as far as windows reach; the streams of which nothing is any more."""
@@ -164,10 +165,9 @@ class ReceivingWindow:
 
     def forget(self, stream: Stream) -> None:
         """Gives back what a stream was granted."""
-        if stream.granted or stream.wanted:
-            self._grantable += stream.granted
-            stream.granted = stream.wanted = 0
-            self._grant()
+        self._grantable += stream.granted
+        stream.granted = stream.wanted = 0
+        self._grant()
 
     def _grant(self) -> None:
         while self._asking:

@@ -9,6 +9,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME = struct.Struct(">HBBBI")
 """A frame's header: length as 16 + 8 bits, type, flags, stream."""
 
+FRAME_HEADER_BYTES = FRAME.size
+
 FRAME_BYTES = 16_384
 """The largest payload of a frame, both ways: every peer accepts it, and larger ones are never asked for."""
 
@@ -87,17 +89,10 @@ def frame_header(kind: int, flags: int, stream: int, size: int) -> bytes:
 
 
 def header_frames(flags: int, stream: int, block: bytes) -> bytes:
-    """A header block as HEADERS, followed by CONTINUATION where it is larger than a frame."""
-    if len(block) <= FRAME_BYTES:
-        return frame_header(HEADERS, flags | END_HEADERS, stream, len(block)) + block
-    pieces = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
-    return b"".join(
-        [
-            frame(HEADERS, flags, stream, pieces[0]),
-            *[frame(CONTINUATION, 0, stream, piece) for piece in pieces[1:-1]],
-            frame(CONTINUATION, END_HEADERS, stream, pieces[-1]),
-        ]
-    )
+    """A header block larger than a frame: HEADERS, followed by CONTINUATION."""
+    first, *rest = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
+    continued = [frame(CONTINUATION, END_HEADERS if piece is rest[-1] else 0, stream, piece) for piece in rest]
+    return frame(HEADERS, flags, stream, first) + b"".join(continued)
 
 
 def settings(values: dict[Setting, int]) -> bytes:

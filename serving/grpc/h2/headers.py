@@ -73,7 +73,7 @@ class HeaderDecoder:
     """The decoder of one connection.
 
     Attributes:
-        decoded_fields: How many fields it has decoded so far; those that the cache knew are not counted.
+        decoded_fields: How many fields were decoded since this was last set to 0; those from the cache do not count.
     """
 
     def __init__(self, limits: Limits) -> None:

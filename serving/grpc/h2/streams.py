@@ -15,7 +15,7 @@ class Stream:
 
     Attributes:
         number: Its number.
-        context: For the caller: whatever handles this stream.
+        context: For the caller: whatever handles this stream; dropped when the reply has ended.
         content_length: How long the peer said that the body would be.
         ended: Whether the peer has sent all it will send.
         closed: Whether it is over: answered to the end, or reset.
