@@ -159,8 +159,7 @@ protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/grpc/services/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
-	@$(BIN)/python -m serving.operations.settings_page docs/settings.md
-	@$(BIN)/python -m serving.operations.metrics_page docs/metrics.md
+	@$(BIN)/python -m serving.operations.generated_pages docs
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
 clean: ## everything that was made here

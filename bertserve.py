@@ -12,7 +12,7 @@ VERBS = {
     "inspect": ("export.cli.inspect", "print what a bundle is and how far it was proven"),
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
-    "doctor": ("serving.operations.doctor_cli", "say what this machine can run, and what to install for more"),
+    "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
     "serve": ("serving.cli", "serve the bundles of a model repository over HTTP and gRPC"),
 }
 

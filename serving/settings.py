@@ -1,7 +1,6 @@
 """One frozen settings object: defaults, then a TOML file, then `BERTSERVE_*`, then the command line.
 
-It is built once, at the composition root, and handed down; nothing else reads the environment. Everything
-that is wrong is listed at once, before any port opens.
+Nothing else reads the environment. All problems are listed at once, before any port opens.
 """
 
 from __future__ import annotations
@@ -25,10 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
-_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
-_DEFAULT = re.compile(r"[a-z_]+=[^=]+")
-_ENDPOINT = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?")
-_FAULT = re.compile(r"[0-9]+:(nan|raise|exit|hang)")
+_ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+_FAULT = "[0-9]+:(nan|raise|exit|hang)"
+_DEFAULT = "[a-z_]+=[^=,]+"
+_SYNTAX = {
+    "cors_origins": (
+        rf"\*|{_ORIGIN}(,{_ORIGIN})*",
+        "must be `*` or look like https://app.example,http://localhost:3000",
+    ),
+    "fake_faults": (f"{_FAULT}(,{_FAULT})*", "must look like 2053:nan,7592:exit"),
+    "default": (f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner"),
+    "otlp_endpoint": (
+        r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?",
+        "must look like http://host:4318",
+    ),
+}
+"""Of settings with a syntax of their own: the pattern, and what to say where a value does not match it."""
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
 # like into every container of its namespace; they are addresses, not settings.
@@ -36,7 +47,7 @@ _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|
 
 
 class Settings(BaseModel):
-    """Everything that `bertserve serve` can be told."""
+    """The options of `bertserve serve`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -48,13 +59,13 @@ class Settings(BaseModel):
 
     api_keys_file: Path | None = Field(
         None,
-        description="File of API keys, one a line; with it every route and call needs one of them but the start page "
+        description="File of API keys, one a line. Every route and call then needs a key, except the start page "
         "and the probes. Read again when it changes.",
     )
     tls_cert_file: Path | None = Field(
         None,
-        description="PEM file of the server's certificate and those between it and its authority; HTTP and gRPC then "
-        "speak TLS alone. This and the next two are read again when they change.",
+        description="PEM file of the server's certificate chain; HTTP and gRPC then speak TLS alone. This and "
+        "the next two are read again when they change.",
     )
     tls_key_file: Path | None = Field(
         None, validate_default=True, description="PEM file of the certificate's key, not encrypted."
@@ -65,37 +76,40 @@ class Settings(BaseModel):
 
     cors_origins: str = Field(
         "",
-        description="Whose pages may call the HTTP port from a browser: origins such as "
+        description="Origins whose pages may call the HTTP port from a browser, such as "
         "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
     )
 
     engine: Literal["auto", "tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"] = Field(
         "auto",
-        description="What runs the model. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU and ONNX "
-        "Runtime on the CPU, and says why not the others; one that is named runs or the server does not start. `fake` "
-        "answers made-up vectors, for tests of what is around it.",
+        description="What runs the models. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU "
+        "and ONNX Runtime on the CPU, and says why not the others; a named engine runs or the server "
+        "does not start. `fake` answers made-up vectors, for tests.",
     )
     cpu_fallback: bool = Field(
         False,
-        description="After `engine_crash_limit` deaths of an engine on a GPU serve on the CPU and say `degraded`, "
-        "instead of ending.",
+        description="After `engine_crash_limit` deaths of an engine on a GPU, serve on the CPU in state "
+        "`degraded` instead of ending.",
     )
     build_engine: bool = Field(
         False,
-        description="Where there is a GPU and a bundle exported with `--tensorrt graph` has no TensorRT engine for it, "
-        "serve with what runs, build one at idle priority, prove it, keep it in `cache_dir` and change over to it.",
+        description="If there is a GPU and a bundle exported with `--tensorrt graph` has no TensorRT engine for "
+        "it: serve with what runs, build an engine at idle priority, prove it, keep it in "
+        "`cache_dir` and switch to it.",
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU."
     )
     allow_unproven: bool = Field(
         False,
-        description="Serve what nobody compared with PyTorch where a bundle has nothing else, and say `degraded`.",
+        description="Serve an artifact that was not compared with PyTorch where a bundle has no other, in state "
+        "`degraded`.",
     )
     cache_dir: Path | None = Field(
         None,
         validate_default=True,
-        description="What is this node's alone: proofs of `bertserve verify`, engines of `build`, measured costs.",
+        description="Directory of what belongs to this node: proofs of `bertserve verify`, engines of `bertserve "
+        "build`, measured costs.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
@@ -104,8 +118,8 @@ class Settings(BaseModel):
         10,
         ge=0,
         le=19,
-        description="How much less urgent an engine on a CPU is than the rest of the server, as `nice` counts: "
-        "on cores that both want, a busy engine leaves time to read requests and to refuse what is too much.",
+        description="By how much an engine on a CPU is nicer than the rest of the server (see `nice`): a busy "
+        "engine then leaves time to read requests and to refuse what is too much.",
     )
     fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
     fake_faults: str = Field(
@@ -129,26 +143,28 @@ class Settings(BaseModel):
         6.0,
         ge=0,
         le=1000,
-        description="For how many times its own cost later texts may overtake one; 0: first come first served.",
+        description="Later texts may overtake a text for at most so many times its own cost; 0: first come, "
+        "first served.",
     )
     scheduling: Literal["deadline", "fifo"] = Field(
         "deadline",
-        description="`fifo`: first come, first served with `max_batch_tokens` alone and without predictions; there to "
-        "be compared with.",
+        description="`fifo`: first come, first served with `max_batch_tokens` alone and without predictions; for "
+        "comparisons.",
     )
     max_queue_delay_ms: float = Field(
         0.0,
         ge=0,
         le=60_000,
-        description="How long a batch that could still grow waits for company, where deadlines allow it; 0: start what "
-        "is there whenever a lane is free, which is best for latency.",
+        description="How long a batch that could still grow waits for more texts, where deadlines allow it; 0: "
+        "it starts whenever a lane is free, which is best for latency.",
     )
     max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
     max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")
     max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
     default: str = Field(
         "",
-        description="Of several models of a task, the one that answers a request that names none: `TASK=NAME,...`.",
+        description="For tasks of several models, the one that answers a request without a model name: "
+        "`TASK=NAME,...`.",
     )
     model_control: bool = Field(
         False,
@@ -159,15 +175,15 @@ class Settings(BaseModel):
         0.0,
         ge=0,
         le=86_400,
-        description="Look for newer versions of the models so often and swap to them while serving; 0: what is there "
-        "at the start is served until a request loads another.",
+        description="Look for newer versions of the models this often and swap to them while serving; 0: the "
+        "versions of the start are served until a request loads others.",
     )
     keep_version_s: float = Field(
         300.0,
         ge=0,
         le=86_400,
-        description="After a swap the version before stays in memory for so long, for the way back: asked for, or by "
-        "itself when the engine of the new one ends. Its memory is needed beside the new one's.",
+        description="How long the version before stays in memory after a swap, for the way back: on request, or "
+        "by itself when the engine of the new one ends. It needs memory beside the new one.",
     )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."
@@ -188,8 +204,8 @@ class Settings(BaseModel):
         300.0,
         ge=0,
         le=86_400,
-        description="After so long, a tenth more or less, a client is asked to open its connection anew (GOAWAY, or "
-        "`Connection: close`), so that replicas which came later get their share; 0: never.",
+        description="After so long, a tenth more or less, a client is asked to open a new connection (GOAWAY, or "
+        "`Connection: close`), so that newer replicas get their share; 0: never.",
     )
 
     lame_duck_s: float = Field(
@@ -222,7 +238,7 @@ class Settings(BaseModel):
         0.01,
         ge=0,
         le=1,
-        description="Share of the requests that are traced, of those whose client does not say it in `traceparent`.",
+        description="Share of requests that are traced, of those whose `traceparent` does not decide it.",
     )
 
     @field_validator("api_keys_file")
@@ -243,7 +259,7 @@ class Settings(BaseModel):
     @classmethod
     def _key_of_the_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if "tls_cert_file" not in info.data:
-            return value  # that is wrong enough
+            return value  # the certificate is wrong: that is said already
         certificate = info.data["tls_cert_file"]
         if (value is None) != (certificate is None):
             raise ValueError("--tls-cert-file and --tls-key-file need one another")
@@ -260,39 +276,19 @@ class Settings(BaseModel):
             check_certificate(value)
         return value
 
-    @field_validator("cors_origins")
+    @field_validator(*_SYNTAX)
     @classmethod
-    def _origins(cls, value: str) -> str:
-        if value and value != "*" and not all(_ORIGIN.fullmatch(word) for word in value.split(",")):
-            raise ValueError("must be `*` or look like https://app.example,http://localhost:3000")
-        return value
-
-    @field_validator("fake_faults")
-    @classmethod
-    def _known_faults(cls, value: str) -> str:
-        if value and not all(_FAULT.fullmatch(word) for word in value.split(",")):
-            raise ValueError("must look like 2053:nan,7592:exit")
-        return value
-
-    @field_validator("default")
-    @classmethod
-    def _tasks_and_names(cls, value: str) -> str:
-        if value and not all(_DEFAULT.fullmatch(word) for word in value.split(",")):
-            raise ValueError("must look like embed=minilm,tag=ner")
+    def _well_formed(cls, value: str, info: ValidationInfo) -> str:
+        pattern, message = _SYNTAX[info.field_name or ""]
+        if value and not re.fullmatch(pattern, value):
+            raise ValueError(message)
         return value
 
     @field_validator("cache_dir")
     @classmethod
-    def _place_to_build(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+    def _cache_for_builds(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
             raise ValueError("--build-engine needs it, and --engine auto")
-        return value
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _collector(cls, value: str) -> str:
-        if value and not _ENDPOINT.fullmatch(value):
-            raise ValueError("must look like http://host:4318")
         return value
 
     def defaults(self) -> dict[str, str]:
@@ -301,7 +297,7 @@ class Settings(BaseModel):
 
     @property
     def backend(self) -> Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]:
-        """`engine`, or the last resort of `auto`; see `choice`."""
+        """`engine`, or the last resort of `auto`."""
         return "ort-cpu" if self.engine == "auto" else self.engine
 
     def faults(self) -> dict[int, str]:
@@ -357,26 +353,25 @@ def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
     parser = _parser()
     parser.exit_on_error = False
     try:
-        known, unknown = parser.parse_known_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         return {}, [str(error)]
     names = [flag_of(name) for name in ["config", *Settings.model_fields]]
     flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
-    return vars(known), [_unknown(word, names) for word in flags or unknown]
+    return vars(arguments), [_unknown(word, names) for word in flags or unknown]
 
 
-def _unknown(given: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(given, names, 1)
-    return f"unknown setting {given}" + (f" (did you mean {close[0]}?)" if close else "")
+def _unknown(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f"unknown setting {name}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for key, value in environment.items():
-        name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if key.startswith(ENVIRONMENT_PREFIX) and value and not _is_service_link(key, value):
-            found[name] = value
-    return found
+    return {
+        key.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for key, value in environment.items()
+        if key.startswith(ENVIRONMENT_PREFIX) and value and not _is_service_link(key, value)
+    }
 
 
 def _is_service_link(key: str, value: str) -> bool:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from serving.operations import metrics_page, settings_page
+from serving.operations.generated_pages import metrics_page, settings_page
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_settings_page_tells_the_settings_of_today() -> None:
     """`docs/settings.md` was made from the present `Settings`; `make docs` makes it anew."""
-    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == settings_page.render()
+    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == settings_page()
 
 
 def test_the_metrics_page_tells_the_metrics_of_today() -> None:
     """`docs/metrics.md` was made from the present catalogue; `make docs` makes it anew."""
-    assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == metrics_page.render()
+    assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == metrics_page()
 
 
 def test_the_operators_rules_are_the_rules_of_today() -> None:

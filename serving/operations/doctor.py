@@ -1,17 +1,19 @@
-"""What this machine can run: looked at without loading a model, for `bertserve doctor`.
+"""`bertserve doctor`: what this machine can run, and whether `bertserve serve` would start with the same settings.
 
-A finding is good, worth knowing, or such that `bertserve serve` would not start with these settings; the last is
-found out by the very checks of the start.
+Nothing is loaded. A problem that would stop `serve` is found by the checks of the start themselves.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import resource
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,14 +22,26 @@ from serving.errors import StartupError
 from serving.host import available_cpus, cpu_quota, memory_limit
 from serving.inference.served_models import Repository
 from serving.net.ports import bind
+from serving.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from serving.inference.served_models import ServedModel
-    from serving.settings import Settings
 
 State = Literal["ok", "note", "bad"]
+
+_HELP = """usage: bertserve doctor [--json] [options of `bertserve serve`]
+
+Says what this machine can run and what to install for more, and whether `bertserve serve` with the same options,
+environment and file would start: 0 if it would, 1 if not, 2 if the options are wrong. Nothing is loaded or changed.
+
+  * could be better    ! would stop `serve`"""
+
+_MARKS = {"ok": " ", "note": "*", "bad": "!"}
+_NAME_WIDTH = 16
+_WIDTH = 98
+_MARGIN = " " * (_NAME_WIDTH + 4)
 
 _PROC = Path("/proc")
 _LIBRARIES = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/cuda/lib64"), Path("/usr/local/lib"))
@@ -74,24 +88,55 @@ class Finding(NamedTuple):
 
 def examine(settings: Settings) -> list[Finding]:
     """Everything there is to say of this machine, for a server with these settings."""
-    return [
-        *machine(settings),
-        *gpus(),
-        *engines(settings),
-        *serving_with(settings),
-    ]
+    return [*machine(settings), *gpus(), *engines(settings), *serving_with(settings)]
+
+
+def main(argv: list[str]) -> int:
+    """Prints the report; returns 0, or 1 where something would stop `serve`, or 2 for wrong options."""
+    if {"-h", "--help"} & set(argv):
+        print(_HELP)  # noqa: T201  a command talks to people
+        return 0
+    try:
+        settings = Settings.load([word for word in argv if word != "--json"])
+    except StartupError as error:
+        print(f"bertserve doctor: {error}", file=sys.stderr)  # noqa: T201  a command talks to people
+        return error.exit_code
+    findings = examine(settings)
+    print(_json(findings) if "--json" in argv else text(findings))  # noqa: T201  a command talks to people
+    return int(any(finding.state == "bad" for finding in findings))
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """The report for a terminal."""
+    lines: list[str] = []
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            lines.append(topic)
+        first, *rest = textwrap.wrap(finding.value, _WIDTH) or [""]
+        lines.append(f" {_MARKS[finding.state]} {finding.name:<{_NAME_WIDTH}} {first}".rstrip())
+        lines += [f"{_MARGIN}{more}" for more in [*rest, *([f"-> {finding.advice}"] if finding.advice else [])]]
+    wrong = sum(finding.state == "bad" for finding in findings)
+    lines.append(f"`bertserve serve` would not start: {wrong} wrong" if wrong else "`bertserve serve` would start")
+    return "\n".join(lines)
+
+
+def _json(findings: Sequence[Finding]) -> str:
+    ok = all(finding.state != "bad" for finding in findings)
+    return json.dumps({"ok": ok, "findings": [finding._asdict() for finding in findings]}, indent=1)
 
 
 def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     """Processor, cores, memory and descriptors."""
     topic = "Machine"
-    found = host.instructions(proc / "cpuinfo")
+    instructions = host.instructions(proc / "cpuinfo")
     yield Finding(topic, "processor", host.processor(proc / "cpuinfo"))
-    if any(name in found for name in _INT8):
-        yield Finding(topic, "instructions", ", ".join(found))
+    if any(name in instructions for name in _INT8):
+        yield Finding(topic, "instructions", ", ".join(instructions))
     else:
         advice = "INT8 gains little without VNNI, AMX or dot products; compare it with --precision fp32"
-        yield Finding(topic, "instructions", ", ".join(found) or "none of those that matter", "note", advice)
+        yield Finding(topic, "instructions", ", ".join(instructions) or "none of those that matter", "note", advice)
     yield _cores(topic, settings)
     yield _memory(topic, proc)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -233,7 +278,6 @@ def _cache(topic: str, root: Path | None) -> Finding:
 
 
 def _versions(packages: Sequence[str]) -> list[str]:
-    """Name and version of those that are installed."""
     installed = []
     for name in packages:
         try:
@@ -251,5 +295,5 @@ def _text(file: Path) -> str:
 
 
 def _after(name: str, file: Path) -> str:
-    found = re.search(rf"^{name}:\s*(.+)$", _text(file), re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(rf"^{name}:\s*(.+)$", _text(file), re.MULTILINE)
+    return match[1].strip() if match else ""

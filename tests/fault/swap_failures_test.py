@@ -10,12 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.rollout.unserved import TRIES
-from tests.fault.swap_test import BODY, CONTROLLED, WATCHED, assert_reason
 from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
 from tests.support.tasks import tiny_model, write_bundle
-from tests.support.versions import SWAPPED, Shelf, candidate, engines, index, load, outcome, served, unload, wait_served
+from tests.support.versions import (
+    BODY,
+    CONTROLLED,
+    SWAPPED,
+    WATCHED,
+    Shelf,
+    assert_reason,
+    candidate,
+    engines,
+    index,
+    load,
+    outcome,
+    served,
+    unload,
+    wait_served,
+)
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -21,9 +21,13 @@ from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import FAKE, Server, is_running
 from tests.support.stopping import is_stopped
 from tests.support.versions import (
+    BODY,
+    CONTROLLED,
     SWAPPED,
+    WATCHED,
     Readers,
     Shelf,
+    assert_reason,
     candidate,
     engines,
     index,
@@ -31,6 +35,7 @@ from tests.support.versions import (
     outcome,
     served,
     unload,
+    wait_looks,
     wait_served,
 )
 from tests.support.waiting import wait_for
@@ -40,9 +45,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ORT = ("--engine", "ort-cpu", "--precision", "fp32", "--default-timeout-ms", "30000")
-CONTROLLED = ("--model-control", "true")
-WATCHED = ("--watch-models-s", "0.1")
-BODY = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}'
 CLIENTS = (Tei, V2Json, Grpc, Grpc)
 
 
@@ -185,12 +187,6 @@ def test_a_version_that_fails_verification_never_serves(server: Server, shelf: S
     shutil.rmtree(shelf.path(version))
 
 
-def assert_reason(said: str, pattern: str) -> None:
-    """What is said names what is wrong."""
-    with pytest.raises(ValueError, match=pattern):
-        raise ValueError(said)
-
-
 def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf) -> None:
     """Everything about it is in order but its answers, which are not finite; over gRPC, FAILED_PRECONDITION."""
     before = served(server)
@@ -215,7 +211,7 @@ def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) 
         flip(place)
         place.rename(own_shelf.path(version))
         watching.wait_logged(f"version {version} is not served", 60)
-        time.sleep(1)  # ten looks
+        wait_looks(watching, own_shelf, 4)
         assert metric(watching, "bertserve_swaps_total", outcome="refused") == 1
         (own_shelf.path(version) / FP32).write_bytes(good)
         wait_served(watching, version)
@@ -278,7 +274,7 @@ def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Sh
         (second,) = engines(running) - first
         third = own_shelf.add()
         call = pool.submit(load, running, third)
-        time.sleep(0.2)  # until it waits; were it too short, the call would only find less to wait for
+        wait_for(lambda: metric(running, "bertserve_connections", protocol="http") == 2, "the call")
         assert not call.done()
         os.kill(second, signal.SIGKILL)
         assert call.result().status == 200

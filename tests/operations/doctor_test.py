@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.host import cpu_quota, memory_limit
-from serving.operations.doctor import Finding, engines, gpus, machine
-from serving.operations.doctor_cli import text
+from serving.operations.doctor import Finding, engines, gpus, machine, text
 from serving.settings import Settings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.errors import StartupError
-from serving.operations.settings_page import render
+from serving.operations.generated_pages import settings_page
 from serving.settings import Settings, flag_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_every_setting_is_explained(name: str) -> None:
     description = Settings.model_fields[name].description
     assert description
     assert description.endswith(".")
-    assert f"`{flag_of(name)}`" in render()
+    assert f"`{flag_of(name)}`" in settings_page()
 
 
 def test_settings_do_not_change() -> None:
