@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -113,7 +113,7 @@ lint: $(call STAMP,dev) ## style, types and generated files
 	@$(BIN)/mypy
 
 bench: $(call STAMP,dev) models/minilm ## latency and throughput beside the raw engine
-	@$(BIN)/python -m loadtest.benchmarks.server.command --models models
+	@$(BIN)/python -m loadtest.benchmarks server
 
 # Each peer has an environment of its own, whole and pinned. 2 GB in all, most of it PyTorch for infinity.
 build/peers/%/.installed: loadtest/benchmarks/peers/requirements/%.txt | $(BIN)/python
@@ -141,13 +141,28 @@ build/peers/dynamic.onnx: | build/peers/models
 PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model \
   build/peers/dynamic.onnx
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
-	@$(BIN)/python -m loadtest.benchmarks.peers
+	@$(BIN)/python -m loadtest.benchmarks peers
+
+bench-mixed: $(call STAMP,dev) models/minilm build/triton/.installed ## mixed lengths beside a tuned Triton; ten minutes
+	@$(BIN)/python -m loadtest.benchmarks mixed-lengths
+
+# The servers that are compared with ours; what they share with it is borrowed from the project's environment.
+build/wires/.installed: loadtest/benchmarks/wires/requirements.txt $(call STAMP,dev)
+	@echo "installing the empty servers ..."
+	@$(BIN)/python -m venv build/wires
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$(build/wires/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
+	@build/wires/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+bench-wires: $(call STAMP,dev) build/wires/.installed ## our HTTP and gRPC beside the libraries that they replace
+	@$(BIN)/python -m loadtest.benchmarks wires
 
 bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
-	@$(BIN)/python -m loadtest.benchmarks.scheduling --models models
+	@$(BIN)/python -m loadtest.benchmarks scheduling
 
 bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
-	@$(BIN)/python -m loadtest.benchmarks.swap --models models
+	@$(BIN)/python -m loadtest.benchmarks swap
 
 bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
 	@$(BIN)/python -m export.benchmarks.gpu

@@ -24,7 +24,7 @@ from locust.runners import WorkerRunner
 
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import SILENCE_S, Lane, connect
-from loadtest.generator.grpc_client import METHOD, request_bytes
+from loadtest.generator.grpc_messages import METHOD, request_bytes
 from loadtest.generator.http2 import GrpcWire, prefixed
 from loadtest.generator.scenario import SCENARIOS, find_scenario
 from loadtest.generator.workload import spoken_text

@@ -11,10 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.workload import sentence_words
+from loadtest.generator.search import search
+from loadtest.generator.workload import make_texts, sentence_words
+from loadtest.report.progress import Progress
 from loadtest.report.result import Result
+from loadtest.report.slo import parse_slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +27,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadtest.generator.messages import Target
+    from loadtest.generator.workload import Bundle
+
+SLO_MS = 250.0
+"""What p99 is held to where a capacity is searched for."""
 
 _TEXTS = 200
+_LEAST_WORDS, _MOST_WORDS = 6, 250
+_SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
 _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
@@ -193,6 +203,26 @@ class Requests:
         low_us, high_us = float(np.median(beside[short])), float(np.median(beside[~short]))
         slope = max(0.0, (high_us - low_us) / (high - low))
         return max(0.0, low_us - slope * low), slope
+
+
+def mixed_texts(bundle: Bundle) -> Workload:
+    """Texts of 6 to 250 words."""
+    return Workload.of_words(bundle.path / "tokenizer.json", bundle.max_length, _LEAST_WORDS, _MOST_WORDS)
+
+
+def short_texts(bundle: Bundle) -> Workload:
+    """Texts of 8 tokens."""
+    texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
+    return Workload.of_tokens(texts, _SHORT_TOKENS)
+
+
+def find_capacity(target: Target, workload: Workload, probe_s: float, rate: float) -> dict[str, Any]:
+    """The highest rate at which p99 keeps the objective, searched from a rate on."""
+    scenario = Scenario("capacity", "", even(probe_s), {1: 1.0}, rate=rate)
+    measurement = Measurement(target, scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
+    with Progress(scenario.seconds) as progress:
+        result = search(measurement, scenario, progress).as_json()
+    return {name: result[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
 
 
 def even(seconds: float) -> tuple[Phase, ...]:

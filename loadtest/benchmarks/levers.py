@@ -1,4 +1,4 @@
-"""What the choices about ONNX Runtime on a CPU are worth here: `python -m loadtest.benchmarks.levers --models models`.
+"""What the choices about ONNX Runtime on a CPU are worth here.
 
 Each variant differs from the served options in one thing. All run in turns, block by block, over the server's own
 artifact, so that a host which changes its speed meets all of them alike; figures are ratios to the served options
@@ -7,39 +7,36 @@ within a pass over the variants.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnxruntime as ort
 
 from loadtest.benchmarks.raw_engine import session_options, tensors_of
-from loadtest.errors import BenchError
-from loadtest.generator.workload import find_bundle, make_texts
-from loadtest.report import machine
-from loadtest.report.sample import Spread
-from loadtest.report.tables import Table, as_markdown
+from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.generator.workload import make_texts
+from loadtest.report.machine import usable_cores
+from loadtest.report.sample import Spread, Window, sample_of
+from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from loadtest.benchmarks.raw_engine import Tensors
-    from loadtest.generator.workload import Bundle
+    from loadtest.benchmarks.store import Step, Store
+    from loadtest.report.sample import Exchange, Sample
 
-LENGTHS = (8, 32, 128)
-_BLOCK_S = 0.1
+_TEXTS = 50
 _LEAST_RUNS = 4
 _PAUSE_S = 0.0004
 """Between two runs, as between two requests of one client: what it makes of threads that wait is the question."""
 _SPIN = "session.intra_op.spin_duration_us"
-_NOTE = """\
-One text at a time on {cores} threads, {pause:.1f} ms between two runs; median time divided by that of the served
-options in the same pass, quartiles in brackets; {passes} passes."""
+SERVED = "as served"
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +61,7 @@ def variants(artifact: Path) -> Iterator[Variant]:
     def spinning(duration_us: int) -> Callable[[ort.SessionOptions], None]:
         return lambda options: options.add_session_config_entry(_SPIN, str(duration_us))
 
-    yield Variant("as served", lambda _: None, served)
+    yield Variant(SERVED, lambda _: None, served)
     yield Variant("threads do not spin", _not_spinning, served)
     yield Variant("threads spin for 0.1 ms", spinning(100), served)
     yield Variant("threads spin for 10 ms", spinning(10_000), served)
@@ -90,75 +87,71 @@ def _with_fast_gelu(data: bytes) -> bytes:
     return model.SerializeToString()
 
 
-def measure(bundle: Bundle, lengths: Sequence[int], passes: int) -> dict[str, dict[int, list[float]]]:
-    """Each variant's median milliseconds by length, pass by pass."""
-    cores = machine.usable_cores()
-    feeds = {
-        tokens: [tensors_of(bundle.inputs, [text.ids]) for text in make_texts(bundle.path, tokens, 50)]
-        for tokens in lengths
-    }
-    sessions: dict[str, ort.InferenceSession] = {}
-    for variant in variants(bundle.artifact):
-        options = session_options("served", cores, cores)
-        variant.change(options)
-        sessions[variant.name] = ort.InferenceSession(variant.data, options, providers=["CPUExecutionProvider"])
-    found: dict[str, dict[int, list[float]]] = {name: {tokens: [] for tokens in lengths} for name in sessions}
-    for number in range(1, passes + 1):
-        print(f"pass {number} of {passes}", file=sys.stderr, flush=True)
-        for tokens in lengths:
-            for name, session in sessions.items():
-                found[name][tokens].append(_block(session, feeds[tokens]))
-    return found
+class LeversBenchmark(Benchmark):
+    """Every variant in a pass, length by length."""
+
+    name = "levers"
+    purpose = "ONNX Runtime's options on a CPU beside those that the server chooses"
+    rounds = 20
+    seconds = 0.1
+    tokens = (8, 32, 128)
+
+    def __init__(self, options: Any) -> None:  # noqa: ANN401  argparse
+        """As `Benchmark`; the variants are of the INT8 artifact."""
+        super().__init__(options)
+        options.precision = "int8"
+
+    def steps(self) -> Iterator[Step]:
+        for number in range(1, self.options.rounds + 1):
+            for tokens in self.options.tokens:
+                yield round_name(number, tokens), partial(self._pass, tokens)
+
+    @cached_property
+    def _sessions(self) -> dict[str, ort.InferenceSession]:
+        sessions, cores = {}, usable_cores()
+        for variant in variants(self.bundle.artifact):
+            options = session_options("served", cores, cores)
+            variant.change(options)
+            sessions[variant.name] = ort.InferenceSession(variant.data, options, providers=["CPUExecutionProvider"])
+        return sessions
+
+    @cached_property
+    def _feeds(self) -> dict[int, list[Tensors]]:
+        bundle = self.bundle
+        return {
+            tokens: [tensors_of(bundle.inputs, [text.ids]) for text in make_texts(bundle.path, tokens, _TEXTS)]
+            for tokens in self.options.tokens
+        }
+
+    def _pass(self, tokens: int) -> dict[str, Any]:
+        feeds = self._feeds[tokens]
+        return {name: asdict(block(run.run, feeds, self.options.seconds)) for name, run in self._sessions.items()}
+
+    def page(self, store: Store) -> Page:
+        samples = Samples.of(store)
+        lengths = list(samples.rounds)
+        others = [name for name in samples.subjects(lengths[0]) if name != SERVED]
+        rows = [[SERVED, *(f"{samples.spread(tokens, SERVED, 'p50_ms').median:.2f} ms" for tokens in lengths)]]
+        for name in others:
+            ratios = [samples.ratios(tokens, name, SERVED, "p50_ms") for tokens in lengths]
+            spreads = [Spread.quartiles(values) if len(values) > 1 else Spread.of(values) for values in ratios]
+            rows.append([name, *(spread.text(2) for spread in spreads)])
+        note = (
+            f"One text at a time on all cores, {1e3 * _PAUSE_S:.1f} ms between two runs; median time divided by that of"
+            f" the served options in the same pass, quartiles in brackets; passes: {samples.counts()}."
+        )
+        head = ("options", *(f"{tokens} tokens" for tokens in lengths))
+        table = Table("ONNX Runtime's options", note, head, rows, words=1)
+        return Page("ONNX Runtime's options on a CPU", "", [table])
 
 
-def _block(session: ort.InferenceSession, feeds: Sequence[Tensors]) -> float:
-    times: list[float] = []
-    started = time.perf_counter()
-    while len(times) < _LEAST_RUNS or time.perf_counter() - started < _BLOCK_S:
+def block(run: Callable[..., object], feeds: Sequence[Tensors], seconds: float) -> Sample:
+    """One variant for so long, with a pause before each run, and a few runs at least."""
+    runs: list[Exchange] = []
+    started, cpu_s = time.perf_counter(), time.process_time()
+    while len(runs) < _LEAST_RUNS or time.perf_counter() - started < seconds:
         time.sleep(_PAUSE_S)
         begun = time.perf_counter()
-        session.run(None, feeds[len(times) % len(feeds)])
-        times.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(times)
-
-
-def table(found: dict[str, dict[int, list[float]]], passes: int) -> Table:
-    """A row for each variant, a column for each length."""
-    served, *others = found
-    lengths = list(found[served])
-    rows = [[served, *(f"{Spread.of(found[served][tokens]).median:.2f} ms" for tokens in lengths)]]
-    for name in others:
-        cells = []
-        for tokens in lengths:
-            ratios = [one / other for one, other in zip(found[name][tokens], found[served][tokens], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
-        rows.append([name, *cells])
-    note = _NOTE.format(cores=machine.usable_cores(), pause=1e3 * _PAUSE_S, passes=passes)
-    return Table(
-        "ONNX Runtime's options", note, ("options", *(f"{tokens} tokens" for tokens in lengths)), rows, words=1
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.benchmarks.levers", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--models", type=Path, default=Path("models"), help="model repository (default: models)")
-    parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS, help="lengths of the texts")
-    parser.add_argument("--passes", type=int, default=20, help="passes over the variants (default: 20)")
-    given = parser.parse_args(argv)
-    if given.passes < 2 or min(given.tokens) < 1:  # noqa: PLR2004  quartiles need two
-        parser.error("--passes must be at least 2, --tokens positive")
-    try:
-        found = measure(find_bundle(given.models, "int8"), given.tokens, given.passes)
-    except BenchError as error:
-        print(f"levers: {error}", file=sys.stderr)
-        return 1
-    print(as_markdown(table(found, given.passes)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        run(None, feeds[len(runs) % len(feeds)])
+        runs.append((begun, time.perf_counter()))
+    return sample_of(runs, Window(started, runs[-1][1]), time.process_time() - cpu_s)

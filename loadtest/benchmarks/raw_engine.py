@@ -11,12 +11,12 @@ import itertools
 import threading
 import time
 from pathlib import Path
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
-from loadtest.benchmarks.server.subjects import NARROW, OPTIONS, WIDE, batch_size
 from loadtest.errors import BenchError
 from loadtest.generator.child import answer
 from loadtest.report.sample import Window, sample_of
@@ -28,7 +28,26 @@ if TYPE_CHECKING:
 
 _LOG_ERRORS_ONLY = 3
 
+OPTIONS = ("served", "default")
+"""`served` copies the session options of the server's engine; `default` is what ONNX Runtime does by itself."""
+
+WIDE, NARROW = "wide", "narrow"
+"""One text after the other on one session that uses all cores; in parallel on one single-threaded session a core."""
+
+BATCHED = (f"{WIDE}8", f"{NARROW}2", f"{NARROW}8")
+"""Batches tried, by kind of session and size, where the artifact allows the server to batch."""
+
 Tensors = dict[str, Any]
+
+
+def ways(*, batch_invariant: bool) -> tuple[str, ...]:
+    """How texts are brought to the cores."""
+    return (WIDE, NARROW, *(BATCHED if batch_invariant else ()))
+
+
+def batch_size(way: str) -> int:
+    """Texts at a time."""
+    return int(way.lstrip(ascii_letters) or 1)
 
 
 def session_options(options: str, threads: int, cores: int) -> ort.SessionOptions:

@@ -57,7 +57,7 @@ class ServerProcess:
         Args:
             command: The words of the command.
             environment: All of its environment.
-            ready: The port and the path that answer 200 once it is ready.
+            ready: The port and the path that answer 200 once it is ready; without a path the port answers.
             folder: Where it runs; None: where this process does.
             log: What its output is added to; None: a file that nobody sees.
         """
@@ -204,6 +204,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def _answers(port: int, path: str) -> bool:
+    if not path:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+            return True
+        return False
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", path)

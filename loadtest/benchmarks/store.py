@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    Step = tuple[str, Callable[[], Any]]
 
 
 @dataclass(slots=True)
@@ -22,13 +22,30 @@ class Store:
 
     Attributes:
         path: Of the file.
-        facts: What all steps have in common: the machine, the model, the texts.
-        steps: What each found; plain values.
+        facts: What all steps have in common: the machine, the model, how long is measured.
+        steps: What each measured, as JSON values.
+        command: What was typed when a step was last measured.
     """
 
     path: Path
     facts: dict[str, Any]
     steps: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Store:
+        """What the file holds.
+
+        Raises:
+            BenchError: There is no such file, or it is no store.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+            return cls(path, content["facts"], content["steps"], content.get("command", ""))
+        except OSError as error:
+            raise BenchError(f"{path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"{path} holds no measurements ({type(error).__name__}: {error})") from error
 
     @classmethod
     def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
@@ -39,53 +56,47 @@ class Store:
         """
         if fresh or not path.exists():
             return cls(path, facts)
-        content = json.loads(path.read_bytes())
+        store = cls.read(path)
         for name, value in facts.items():
-            if content["facts"].get(name) != value:
+            if store.facts.get(name) != value:
                 raise BenchError(f"{path} was measured with another {name}; start afresh with --fresh")
-        return cls(path, facts, content["steps"])
+        return store
 
-    def keep(self, name: str, found: Any) -> None:  # noqa: ANN401  whatever JSON holds
+    def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  whatever JSON holds
         """Adds a step and writes the file, whole or not at all."""
-        self.steps[name] = found
+        self.steps[name] = value
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_suffix(".new")
-        aside.write_text(json.dumps({"facts": self.facts, "steps": self.steps}, indent=1) + "\n", encoding="utf-8")
-        aside.replace(self.path)
+        content = {"command": self.command, "facts": self.facts, "steps": self.steps}
+        staged = self.path.with_suffix(".new")
+        staged.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        staged.replace(self.path)
 
     def fill(
-        self, steps: Iterable[tuple[str, Callable[[], Any]]], minutes: float, is_wanted: Callable[[str], bool]
+        self, steps: Iterable[Step], minutes: float, is_wanted: Callable[[str], bool], say: Callable[[str], None]
     ) -> None:
-        """Measures the steps that are missing, and says which.
+        """Measures the steps that are missing.
 
         Args:
-            steps: Their names and what finds each of them, in order.
-            minutes: None begins after so long.
-            is_wanted: Told a step's name; what is not wanted now is left out.
+            steps: Their names and what measures each of them, in order.
+            minutes: None begins that would end later than this, taking as long as the longest before it.
+            is_wanted: By a step's name; what is not wanted now is left out.
+            say: Shows the progress.
 
         Raises:
             BenchError: As a step does; those before it are kept.
         """
-        limit = time.monotonic() + 60 * minutes
-        for name, find in steps:
+        started, longest = time.monotonic(), 0.0
+        for name, measure in steps:
             if name in self.steps or not is_wanted(name):
                 continue
-            if time.monotonic() > limit:
-                print(f"{minutes:g} minutes are over: run it again to go on", file=sys.stderr)
-                break
-            print(name, file=sys.stderr, flush=True)
-            self.keep(name, find())
+            begun = time.monotonic()
+            if begun - started + longest > 60 * minutes:
+                say(f"no time for another step within {minutes:g} minutes: run it again to go on")
+                return
+            say(name)
+            self.keep(name, measure())
+            longest = max(longest, time.monotonic() - begun)
 
     def named(self, prefix: str) -> dict[str, Any]:
         """The steps whose names begin so, by the rest of their names."""
-        return {name.removeprefix(prefix): found for name, found in self.steps.items() if name.startswith(prefix)}
-
-
-def add_options(parser: argparse.ArgumentParser, out: str) -> None:
-    """What every measurement in sittings is told; `out` is where its figures usually are."""
-    parser.add_argument("--models", type=Path, default=Path("models"), help="model repository")
-    parser.add_argument("--precision", default="auto", help="as `bertserve serve` has it")
-    parser.add_argument("--out", type=Path, default=Path(out), help="file of the figures")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no step after so long")
-    parser.add_argument("--fresh", action="store_true", help="throw away what the file holds")
-    parser.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
+        return {name.removeprefix(prefix): value for name, value in self.steps.items() if name.startswith(prefix)}

@@ -23,19 +23,20 @@ _STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 _CLOSES = b"\r\nconnection: close"
 
 
-def post_bytes(authority: str, path: str, body: object, identity: str = "") -> bytes:
-    """A whole POST of JSON on a connection that stays open.
+def post_bytes(authority: str, path: str, body: object, identity: str = "", headers: str = "") -> bytes:
+    """A whole POST on a connection that stays open.
 
     Args:
         authority: `host:port` of the server.
         path: What is posted to.
-        body: What JSON can hold.
+        body: Bytes, or what JSON can hold.
         identity: The request's id; empty: the server chooses one.
+        headers: More header lines, each with its end.
     """
-    data = json.dumps(body).encode()
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = f"X-Request-Id: {identity}\r\n" if identity else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{named}"
+        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{named}{headers}"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from loadtest.errors import BenchError
-from loadtest.generator.grpc_client import METHOD, request_bytes
+from loadtest.generator.forms import FORMS
+from loadtest.generator.grpc_messages import METHOD, request_bytes
 from loadtest.generator.http1 import HttpWire, post_bytes
 from loadtest.generator.http2 import GrpcWire, prefixed
 from loadtest.generator.scenario import GRPC_TASKS
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.generator.wire import Wire
+
+INFER = "infer"
+"""`embed` over the Open Inference Protocol with binary tensors, as Triton is asked; no task of scenarios."""
 
 _QUESTION = "What is this about?"
 _PATHS = {
@@ -107,6 +111,9 @@ def messages(target: Target, task: str, texts: Sequence[str], identity: str = ""
     Raises:
         BenchError: The task is not to be had over this protocol.
     """
+    if task == INFER and target.protocol == "http":
+        path, requests = f"/v2/models/{target.model}/infer", map(FORMS["v2"].request, texts)
+        return [post_bytes(target.authority, path, body, identity, headers) for headers, body in requests]
     if target.protocol == "http":
         return [post_bytes(target.authority, _PATHS[task], _body(task, text), identity) for text in texts]
     if task not in GRPC_TASKS:

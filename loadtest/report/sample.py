@@ -78,6 +78,21 @@ class Spread:
         """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
+    @classmethod
+    def quartiles(cls, values: Sequence[float]) -> Spread:
+        """The median between the quartiles of at least two values."""
+        low, median, high = statistics.quantiles(values, n=4)
+        return cls(median, low, high, len(values))
+
+    def times(self, factor: float) -> Spread:
+        """The same in another unit."""
+        return Spread(factor * self.median, factor * self.low, factor * self.high, self.rounds)
+
+    def text(self, decimals: int, sign: str = "") -> str:
+        """The median, with the least and the greatest value in brackets where they differ."""
+        median = f"{self.median:{sign}.{decimals}f}"
+        return median if self.low == self.high else f"{median} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
+
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile: the least value that at least `percent` of all values do not exceed.

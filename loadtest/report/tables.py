@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MET = {True: "yes", False: "**no**", None: "-"}
+"""Whether a figure is as asked; None where it was not measured."""
+
+
 @dataclass(slots=True, frozen=True)
 class Table:
     """A table.

@@ -13,7 +13,8 @@ import yaml
 
 from export.cli import export as export_cli
 from export.cli import inspect
-from loadtest.benchmarks.rolling import __main__ as rolling
+from loadtest.benchmarks import runner
+from loadtest.benchmarks.__main__ import BENCHMARKS
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
 from simulate import cli as simulate_cli
@@ -48,8 +49,8 @@ def test_commands_are_understood() -> None:
         simulate_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
-    for words in commands("python", "-m", "loadtest.benchmarks.rolling"):
-        rolling.parser().parse_args(words)
+    for words in commands("python", "-m", "loadtest.benchmarks"):
+        runner.parser(BENCHMARKS).parse_args(words)
     targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line}
     assert {word for (word,) in commands("make")} <= targets
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest import loadgen
-from loadtest.benchmarks.peers.client import Clients
 from loadtest.errors import BenchError
+from loadtest.generator.client import Clients
 from tests.support.expected import cosines, fake_answers
 from tests.support.models import HIDDEN_SIZE, NAME
 from tests.support.server import free_port

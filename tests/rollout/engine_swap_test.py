@@ -230,7 +230,7 @@ def test_swaps_are_compared_with_the_calm_before_them(tmp_path: Path) -> None:
     assert (found["before_p99_ms"], found["during_p99_ms"], found["ratio"]) == (10.0, 13.5, 1.35)
     store = Store(tmp_path / "swap.json", {"machine": {"cores": "2"}, "model": "m"})
     store.keep("round 1 mixed", {"rate": 24.0, **found})
-    page.write(store, "a command")
+    page.page(store).write(store)
     written = (tmp_path / "swap.md").read_text(encoding="utf-8")
     assert "| 6 to 250 words | 24.0 | 2 | 1.00 | 32 |" in written
     assert "| 1.35 (1.35 to 1.35) | 0 | **no** |" in written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from loadtest.generator.workload import find_bundle
 from loadtest.report.machine import usable_cores
 
 if TYPE_CHECKING:
+    import argparse
+
     from loadtest.generator.workload import Bundle
 
 TRITON_BATCH = 8
@@ -56,6 +59,21 @@ class Kit:
     dynamic: Bundle
     environments: Path
     threads: int
+
+    def facts(self) -> dict[str, str]:
+        """What is served, by its digests."""
+        digests = {
+            bundle.artifact.name: hashlib.sha256(bundle.artifact.read_bytes()).hexdigest()
+            for bundle in (self.ort, self.openvino)
+        }
+        return {"model": self.ort.model, "version": str(self.ort.version), **digests}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the peers are."""
+    parser.add_argument(
+        "--environments", type=Path, default=Path("build/peers"), help="the peers' environments (%(default)s)"
+    )
 
 
 def kit_of(models: Path, environments: Path) -> Kit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtest.benchmarks.peers.client import GRPC
+from loadtest.generator.client import GRPC
 
 ONE, MANY = 1, 32
 """Connections at which latency and throughput are measured."""
@@ -48,6 +48,10 @@ class Subject:
     def name(self) -> str:
         """What it is called in tables and in the file of samples."""
         return " ".join(filter(None, [self.system, self.engine, self.protocol]))
+
+    def key(self, connections: int) -> str:
+        """The name of its samples under so many connections."""
+        return f"{self.name} {connections}"
 
     def place(self, connections: int) -> str:
         """Where it is asked under so many connections."""

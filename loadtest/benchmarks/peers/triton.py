@@ -30,6 +30,7 @@ parameters {{ key: "artifact" value {{ string_value: "{artifact}" }} }}
 parameters {{ key: "tokenizer" value {{ string_value: "{tokenizer}" }} }}
 parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}
 parameters {{ key: "together" value {{ string_value: "{together}" }} }}
+parameters {{ key: "max_tokens" value {{ string_value: "{max_tokens}" }} }}
 """
 
 
@@ -47,6 +48,7 @@ class TritonModel:
         threads: Of each instance.
         batch: Texts that Triton's dynamic batcher may put together; 1: no batching.
         together: Whether they are computed as one batch rather than one after the other.
+        max_tokens: Longer texts are cut, as our server cuts them.
     """
 
     name: str
@@ -58,6 +60,7 @@ class TritonModel:
     threads: int
     batch: int = 1
     together: bool = False
+    max_tokens: int = 512
 
     @property
     def config(self) -> str:
@@ -73,6 +76,7 @@ class TritonModel:
             tokenizer=self.tokenizer.absolute(),
             threads=self.threads,
             together="true" if self.together else "false",
+            max_tokens=self.max_tokens,
         )
 
 

@@ -1,35 +1,35 @@
-"""Which configuration of Triton's Python backend serves best here: `python -m loadtest.benchmarks.peers.tune`.
+"""Which configuration of Triton's Python backend serves best here.
 
 It has to be found once for a machine; `servers.triton_models` holds what was found.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import sys
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.peers.servers import KINDS, TRITON_BATCH, kit_of, triton_model
+from loadtest.benchmarks.peers import servers
+from loadtest.benchmarks.peers.servers import KINDS, TRITON_BATCH, triton_model
 from loadtest.benchmarks.peers.subjects import MANY, ONE
 from loadtest.benchmarks.peers.triton import TritonServer
-from loadtest.benchmarks.server.subjects import LENGTHS
-from loadtest.errors import BenchError
+from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.store import Store
+from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
 from loadtest.generator.child import Child
+from loadtest.generator.client import GRPC
 from loadtest.generator.workload import make_texts
-from loadtest.report.sample import Sample, Spread
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import argparse
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from loadtest.benchmarks.peers.servers import Kit
     from loadtest.benchmarks.peers.triton import TritonModel
+    from loadtest.benchmarks.store import Step
 
 _TEXTS = 100
-_WARM_UP_S = 0.5
 _RESULT = "-triton.json"
 
 
@@ -51,96 +51,88 @@ def candidates(kit: Kit) -> list[TritonModel]:
     return found
 
 
-def table(samples: Path) -> Table | None:
-    """What was tried, from the file beside those samples; None where nothing was."""
-    path = _beside(samples)
-    if not path.exists():
-        return None
-    lengths = sorted({entry["tokens"] for entry in json.loads(path.read_bytes())})
-    rows: dict[tuple[str, ...], dict[int, str]] = {}
-    for entry in json.loads(path.read_bytes()):
-        batching = "no" if entry["batch"] == 1 else f"up to {entry['batch']}"
-        key = (entry["artifact"], f"{entry['instances']} of {entry['threads']} threads", batching)
-        rows.setdefault(key, {})[entry["tokens"]] = f"{entry['p50_ms']:.2f} ms, {entry['per_s']:.0f}/s"
-    return Table(
-        "Configurations of Triton that were tried",
-        f"p50 at 1 connection and texts a second at {MANY}, over gRPC; medians of a few short rounds.",
-        ("artifact", "instances", "dynamic batching", *(f"{tokens} tokens" for tokens in lengths)),
-        [[*key, *(cells.get(tokens, "") for tokens in lengths)] for key, cells in rows.items()],
-        words=3,
-    )
+class TuneBenchmark(Benchmark):
+    """Every candidate over gRPC in turns."""
 
+    name = "peers-tune"
+    purpose = "configurations of Triton's Python backend beside one another"
+    out = "peers-triton"
+    rounds = 3
+    seconds = 1.0
+    models = "build/peers/models"
+    tokens = (8, 32, 128)
 
-def _beside(samples: Path) -> Path:
-    return samples.with_name(samples.stem + _RESULT)
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
+        servers.add_options(parser)
+        return ()
 
+    @cached_property
+    def _kit(self) -> Kit:
+        return servers.kit_of(self.options.models, self.options.environments)
 
-def _tried(kit: Kit, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
-    models = candidates(kit)
-    texts = {tokens: [text.text for text in make_texts(kit.ort.path, tokens, _TEXTS)] for tokens in LENGTHS}
-    with contextlib.ExitStack() as stack:
+    def model_facts(self) -> dict[str, str]:
+        return self._kit.facts()
+
+    def steps(self) -> Iterator[Step]:
+        for number in range(1, self.options.rounds + 1):
+            for tokens in self.options.tokens:
+                yield round_name(number, tokens), partial(self._round, tokens)
+
+    @cached_property
+    def _client(self) -> tuple[TritonServer, Child, list[TritonModel]]:
+        kit = self._kit
+        models = candidates(kit)
+        texts = {
+            tokens: [text.text for text in make_texts(kit.ort.path, tokens, _TEXTS)] for tokens in self.options.tokens
+        }
         server = TritonServer(kit.environments / "triton", kit.environments / "work-tune", models)
-        stack.enter_context(server)
-        client = stack.enter_context(Child("loadtest.benchmarks.peers.client"))
+        self.stack.enter_context(server)
+        client = self.stack.enter_context(Child("loadtest.generator.client"))
         for model in models:
-            client.ask(
-                "open",
-                way=model.name,
-                form="grpc",
-                port=server.grpc_port,
-                place=model.name,
-                hidden_size=model.hidden_size,
-                texts=texts,
+            way: dict[str, Any] = {"way": subject(model), "form": GRPC, "port": server.grpc_port, "place": model.name}
+            client.ask("open", hidden_size=model.hidden_size, texts=texts, **way)
+        return server, client, models
+
+    def _round(self, tokens: int) -> dict[str, Any]:
+        server, client, models = self._client
+        turns = []
+        for model in models:
+            for connections in (ONE, MANY):
+                arguments = {"way": subject(model), "tokens": tokens, "connections": connections}
+                name = f"{subject(model)}; {connections}"
+                turns.append(Turn(name, client, arguments, self.options.seconds, server))
+        return measure_round(turns, self.say)
+
+    def page(self, store: Store) -> Page:
+        return Page("Configurations of Triton", "Over gRPC, in turns.", [_table(store)])
+
+
+def subject(model: TritonModel) -> str:
+    """A configuration, cell by cell of its row in the table."""
+    batching = "no" if model.batch == 1 else f"up to {model.batch}"
+    return f"{model.artifact.name}; {model.instances} of {model.threads} threads; {batching}"
+
+
+def table(comparison: Path) -> Table | None:
+    """What was tried, from the file beside that of the comparison; None where nothing was."""
+    path = comparison.with_name(comparison.stem + _RESULT)
+    return _table(Store.read(path)) if path.exists() else None
+
+
+def _table(store: Store) -> Table:
+    samples = Samples.of(store)
+    lengths = list(samples.rounds)
+    rows = []
+    for name in dict.fromkeys(key.rpartition("; ")[0] for key in samples.subjects(lengths[0])):
+        row = name.split("; ")
+        for tokens in lengths:
+            p50, per_s = (
+                samples.spread(tokens, f"{name}; {count}", figure).median
+                for count, figure in ((ONE, "p50_ms"), (MANY, "per_s"))
             )
-        found: dict[tuple[int, str], list[tuple[Sample, Sample]]] = {}
-        for number in range(1, rounds + 1):
-            for tokens in LENGTHS:
-                for model in models:
-                    print(f"round {number} of {rounds}, {tokens} tokens, {model.name}", file=sys.stderr, flush=True)
-                    asked: dict[str, Any] = {
-                        "way": model.name,
-                        "tokens": tokens,
-                        "warm_up_s": _WARM_UP_S,
-                        "seconds": seconds,
-                    }
-                    pair = [Sample(**client.ask("measure", connections=count, **asked)) for count in (ONE, MANY)]
-                    found.setdefault((tokens, model.name), []).append((pair[0], pair[1]))
-    for model in models:
-        for tokens in LENGTHS:
-            pairs = found[tokens, model.name]
-            yield {
-                "artifact": model.artifact.name,
-                "instances": model.instances,
-                "threads": model.threads,
-                "batch": model.batch,
-                "tokens": tokens,
-                "p50_ms": Spread.of([one.p50_ms for one, _ in pairs]).median,
-                "per_s": Spread.of([many.per_s for _, many in pairs]).median,
-            }
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Tries every candidate and writes the figures beside those of the comparison."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.benchmarks.peers.tune", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--models", type=Path, default=Path("build/peers/models"), help="model repository")
-    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="the peers' environments")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a measurement (default: 1)")
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/peers.json"), help="file of the comparison")
-    given = parser.parse_args(argv)
-    try:
-        tried = list(_tried(kit_of(given.models, given.environments), given.rounds, given.seconds))
-    except BenchError as error:
-        print(f"tune: {error}", file=sys.stderr)
-        return 1
-    out = _beside(given.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(tried, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {out}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            row.append(f"{p50:.2f} ms, {per_s:.0f}/s")
+        rows.append(row)
+    note = f"p50 at 1 connection and texts a second at {MANY}, over gRPC; medians of a few short rounds."
+    head = ("artifact", "instances", "dynamic batching", *(f"{tokens} tokens" for tokens in lengths))
+    return Table("Configurations of Triton that were tried", note, head, rows, words=3)

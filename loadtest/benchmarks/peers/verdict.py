@@ -25,10 +25,10 @@ from loadtest.benchmarks.peers.subjects import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loadtest.benchmarks.peers.store import Store
+    from loadtest.benchmarks.turns import Samples
     from loadtest.report.sample import Spread
 
-    Compare = Callable[[Store, int, Subject, Subject], Spread]
+    Compare = Callable[[Samples, int, Subject, Subject], Spread]
 
 LENGTHS = (8, 32, 128)
 _TRITON_PROTOCOLS = ((HTTP, V2), (V2, V2), (GRPC_NAME, GRPC_NAME))
@@ -50,9 +50,21 @@ class Figure:
     more: bool
 
 
-_P50 = Figure("p50 at 1 connection, ratio", lambda found, *two: found.ratio(*two, ONE, "p50_ms"), more=False)
-_PER_S = Figure(f"texts/s at {MANY}, ratio", lambda found, *two: found.ratio(*two, MANY, "per_s"), more=True)
-_OVER = Figure("p50 at 1 connection, ms above", lambda found, *two: found.above(*two, ONE, "p50_ms"), more=False)
+def _p50_ratio(samples: Samples, tokens: int, ours: Subject, theirs: Subject) -> Spread:
+    return samples.ratio(tokens, ours.key(ONE), theirs.key(ONE), "p50_ms")
+
+
+def _per_s_ratio(samples: Samples, tokens: int, ours: Subject, theirs: Subject) -> Spread:
+    return samples.ratio(tokens, ours.key(MANY), theirs.key(MANY), "per_s")
+
+
+def _p50_above(samples: Samples, tokens: int, ours: Subject, theirs: Subject) -> Spread:
+    return samples.above(tokens, ours.key(ONE), theirs.key(ONE), "p50_ms")
+
+
+_P50 = Figure("p50 at 1 connection, ratio", _p50_ratio, more=False)
+_PER_S = Figure(f"texts/s at {MANY}, ratio", _per_s_ratio, more=True)
+_OVER = Figure("p50 at 1 connection, ms above", _p50_above, more=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -136,14 +148,14 @@ AIMS = (
 )
 
 
-def judge(found: Store, model: str, aim: Aim) -> dict[int, Verdict]:
+def judge(samples: Samples, model: str, aim: Aim) -> dict[int, Verdict]:
     """An aim's verdicts by the number of tokens."""
     ours = find(model, "bertserve", aim.ours, aim.protocol)
     theirs = find(model, *aim.theirs)
     figure = aim.figure
     return {
         tokens: Verdict(
-            asked, figure.compare(found, tokens, ours, theirs) if tokens in found.lengths else None, figure.more
+            asked, figure.compare(samples, tokens, ours, theirs) if tokens in samples.rounds else None, figure.more
         )
         for tokens, asked in aim.asked.items()
     }

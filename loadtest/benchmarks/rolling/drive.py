@@ -18,6 +18,7 @@ from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica
 from loadtest.benchmarks.server_process import HOST
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
+from loadtest.generator.client import GRPC
 from loadtest.generator.messages import Target
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 PROTOCOLS = ("http", "grpc")
+_SLICES = 240
 _SHARE = 0.7
 _TOKENS, _TEXTS = 16, 50
 _CONNECTIONS = 16
@@ -137,7 +139,40 @@ class Found:
         """All but the single requests, as JSON can hold it."""
         kept = ("rate", "capacity", "seconds", "offered", "faults", "proxy")
         values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        values |= {"unaccounted": len(self.unaccounted), "latencies": self.latency_figures(), "slices": self.slices()}
         return {**values, "restarts": [asdict(one) for one in self.restarts], "wrong": self.verdict()}
+
+    def latency_figures(self) -> dict[str, dict[str, float]]:
+        """Answers and percentiles in milliseconds, while a replica restarts and otherwise."""
+        disturbed = np.zeros(len(self.times), bool)
+        for restart in self.restarts:
+            disturbed |= (self.times >= restart.signalled) & (self.times < restart.back)
+        figures = {}
+        for name, chosen in (("while one restarts", disturbed), ("else", ~disturbed)):
+            answered = self.latencies[chosen & np.isfinite(self.latencies)] * 1e3
+            if len(answered):
+                percentiles = {f"p{p:g}": float(np.percentile(answered, p)) for p in (50, 99, 99.9)}
+                figures[name] = {"answers": len(answered), **percentiles, "most": float(answered.max())}
+        return figures
+
+    def slices(self) -> list[dict[str, float | None]]:
+        """Requests offered and answered a second, and percentiles in milliseconds, second by second or so."""
+        count = max(1, min(_SLICES, int(self.seconds)))
+        width = self.seconds / count
+        numbers = np.clip((self.times / width).astype(int), 0, count - 1)
+        slices: list[dict[str, float | None]] = []
+        for number in range(count):
+            latencies = self.latencies[numbers == number] * 1e3
+            answered = latencies[np.isfinite(latencies)]
+            row: dict[str, float | None] = {
+                "at_s": (number + 0.5) * width,
+                "offered_per_s": len(latencies) / width,
+                "answered_per_s": len(answered) / width,
+            }
+            for percent in (50, 99):
+                row[f"p{percent}_ms"] = float(np.percentile(answered, percent)) if len(answered) else None
+            slices.append(row)
+        return slices
 
 
 class _Load:
@@ -250,12 +285,15 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
 
 def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
     """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
-    keyed = {_TOKENS: texts}
-    with Child("loadtest.generator.http_client") as http, Child("loadtest.generator.grpc_client") as grpc:
-        http.ask("open", host=HOST, port=proxy.http_port, hidden_size=hidden_size, texts=keyed)
-        grpc.ask("open", target=f"{HOST}:{proxy.grpc_port}", model=model, hidden_size=hidden_size, texts=keyed)
-        asked = {"connections": _CONNECTIONS, "tokens": _TOKENS, "warm_up_s": _WARM_UP_S, "seconds": _CAPACITY_S}
-        rates = [float(client.ask("measure", **asked)["per_s"]) for client in (http, grpc)]
+    ways = {"http": ("ours", proxy.http_port, "/embed"), "grpc": (GRPC, proxy.grpc_port, model)}
+    rates = []
+    with Child("loadtest.generator.client") as client:
+        for way, (form, port, place) in ways.items():
+            arguments: dict[str, Any] = {"form": form, "port": port, "place": place, "hidden_size": hidden_size}
+            client.ask("open", way=way, texts={_TOKENS: texts}, **arguments)
+            times: dict[str, Any] = {"warm_up_s": _WARM_UP_S, "seconds": _CAPACITY_S}
+            sample = client.ask("measure", way=way, connections=_CONNECTIONS, tokens=_TOKENS, **times)
+            rates.append(float(sample["per_s"]))
     return len(rates) / sum(1 / rate for rate in rates)
 
 

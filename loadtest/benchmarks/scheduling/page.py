@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from charts.lines import Series, chart_file
 from charts.plot import Axis
-from loadtest.benchmarks.scheduling.steps import BASELINE, OURS, REPLAYED, SLO_MS
-from loadtest.report.tables import Table, as_markdown
+from loadtest.benchmarks.drive import SLO_MS
+from loadtest.benchmarks.runner import Page, Part, Picture
+from loadtest.benchmarks.scheduling.steps import BASELINE, OURS, REPLAYED
+from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,48 +26,38 @@ _REFUSAL_MS, _RECOVERY_S = 20.0, 5.0
 _NEAR, _TAIL_NEAR = 0.15, 0.25
 _KNEE = 0.9
 _COLOURS = ("blue", "orange", "green")
-_MET = {True: "yes", False: "**no**"}
 
 
-def write(store: Store, command: str) -> None:
-    """Writes the page and its plots beside the file of the figures."""
-    for name, picture in _plots(store).items():
-        store.path.with_name(f"{store.path.stem}-{name}.svg").write_text(picture, encoding="utf-8")
-    store.path.with_suffix(".md").write_text(markdown(store, command), encoding="utf-8")
-
-
-def markdown(store: Store, command: str) -> str:
+def page(store: Store) -> Page:
     """The page, as far as it has been measured."""
-    pictures = _plots(store)
-    facts = {**store.facts["machine"], "model": f"{store.facts['model']} version {store.facts['version']}"}
     method = (
-        f"Made by `{command}`; `{store.path.name}` holds every figure. Texts of 6 to 250 words of real English in even"
-        " steps, open loop, Poisson arrivals, over HTTP; the generator shares the cores with the server. A latency"
-        " counts from the intended time. The baseline is the same server with `--scheduling fifo`: the oldest texts"
-        " first, as many as fit one token budget, text-embeddings-inference's rule."
+        "Texts of 6 to 250 words of real English in even steps, open loop, Poisson arrivals, over HTTP; the generator"
+        " shares the cores with the server. A latency counts from the intended time. The baseline is the same server"
+        " with `--scheduling fifo`: the oldest texts first, as many as fit one token budget,"
+        " text-embeddings-inference's rule."
     )
-    parts = [
-        "# Scheduling: batches against deadlines, beside first come, first served",
-        method,
-        "\n".join(f"- {name}: {value}" for name, value in facts.items()),
-    ]
-    sections: Sequence[tuple[Callable[[Steps], Table | None], str | None]] = (
-        (_budget, None),
-        (_capacity, None),
+    steps = store.steps
+    plots = {
+        "tails": {"tails": _tails_plot(steps)},
+        "goodput": {"goodput": _goodput_plot(steps)},
+        "t4": {f"t4-{table}": _t4_plot(steps, table) for table in _tables(steps)},
+    }
+    sections: Sequence[tuple[Callable[[Steps], Table | None], str]] = (
+        (_budget, ""),
+        (_capacity, ""),
         (_turns, "tails"),
         (_overload, "goodput"),
-        (_knee, None),
-        (_replays, None),
+        (_knee, ""),
+        (_replays, ""),
         (_t4, "t4"),
     )
-    for section, picture in sections:
-        table = section(store.steps)
-        if table is None:
-            continue
-        parts.append(as_markdown(table))
-        shown = [name for name in pictures if picture and name.startswith(picture)]
-        parts += [f"![{name}]({store.path.stem}-{name}.svg)" for name in shown]
-    return "\n\n".join(parts) + "\n"
+    parts: list[Part] = []
+    for section, kind in sections:
+        if (table := section(steps)) is not None:
+            parts += [table, *(Picture(name, svg) for name, svg in plots.get(kind, {}).items() if svg)]
+    facts = {"model": f"{store.facts['model']} version {store.facts['version']}"}
+    title = "Scheduling: batches against deadlines, beside first come, first served"
+    return Page(title, method, parts, facts=facts)
 
 
 def _named(steps: Steps, prefix: str) -> list[tuple[list[str], Any]]:
@@ -119,8 +111,8 @@ def _turns(steps: Steps) -> Table | None:
     ratios = {n: medians[OURS][n] / medians[BASELINE][n] for n, _ in columns}
     rows = [[subject, *(f"{medians[subject][n]:.1f}" for n, _ in columns)] for subject in (OURS, BASELINE)]
     rows.append(["ratio", *(f"{ratios[n]:.2f}" for n, _ in columns)])
-    met = [_MET[ratios[n] <= limit] if limit else "" for n, limit in columns[:-1]]
-    rows.append(["as asked", *met, _MET[ratios["answered_per_s"] >= _ANSWERED]])
+    met = [MET[ratios[n] <= limit] if limit else "" for n, limit in columns[:-1]]
+    rows.append(["as asked", *met, MET[ratios["answered_per_s"] >= _ANSWERED]])
     note = (
         f"In turns, medians of {min(map(len, runs.values()))}. Asked: p99 of the shortest third at most {_SHORT:g}"
         f" times the baseline's, of all at most {_ALL:g} times, throughput not lower (by more than 2%)."
@@ -171,7 +163,7 @@ def _asked_of(factor: float, run: dict[str, float], own: float) -> str:
         return ""
     kept = run["good_per_s"] >= _GOOD[factor] * own and run["bad_until_s"] <= _RECOVERY_S
     kept = kept and run.get("p99_ms", 0.0) <= _TAIL.get(factor, float("inf")) * SLO_MS
-    return _MET[kept and (factor > min(_GOOD) or run.get("refusal_p99_ms", 0.0) <= _REFUSAL_MS)]
+    return MET[kept and (factor > min(_GOOD) or run.get("refusal_p99_ms", 0.0) <= _REFUSAL_MS)]
 
 
 def _knee(steps: Steps) -> Table | None:
@@ -206,7 +198,7 @@ def _replays(steps: Steps) -> Table | None:
             off = statistics.median(run["simulated"][name] / run["measured"][name] for run in runs) - 1
             near = near and abs(off) <= limit
             row += [f"{measured:.1f}", f"{simulated:.1f}", f"{100 * off:+.0f}%"]
-        rows.append([*row, _MET[near]])
+        rows.append([*row, MET[near]])
     if not rows:
         return None
     head = ["of C"]
@@ -241,13 +233,6 @@ def _t4(steps: Steps) -> Table | None:
     )
     head = ("table", "tokens", "objective ms", "requests/s", "p50 ms", "p99 ms")
     return Table("One T4, simulated", note, head, rows, words=1)
-
-
-def _plots(store: Store) -> dict[str, str]:
-    """Every plot for which there is something to show, by name."""
-    found = {"tails": _tails_plot(store.steps), "goodput": _goodput_plot(store.steps)}
-    found |= {f"t4-{table}": _t4_plot(store.steps, table) for table in _tables(store.steps)}
-    return {name: picture for name, picture in found.items() if picture}
 
 
 def _tables(steps: Steps) -> list[str]:

@@ -15,16 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.drive import Workload, drive, even
+from loadtest.benchmarks.drive import SLO_MS, Workload, drive, even, find_capacity, mixed_texts, short_texts
 from loadtest.benchmarks.scheduling import simulated
 from loadtest.benchmarks.server_process import HOST, BertServer
-from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import Target
-from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.search import search
-from loadtest.generator.workload import make_texts
-from loadtest.report.progress import Progress
-from loadtest.report.slo import parse_slo
+from loadtest.generator.scenario import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +27,6 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Store
     from loadtest.generator.workload import Bundle
 
-SLO_MS = 250.0
 OURS, BASELINE = "ours", "baseline"
 SHARES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15)
 OVERLOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)
@@ -44,8 +38,6 @@ _LOAD_AFTER, _AFTER_S = 0.5, 10.0
 _CALM_SHARE = 0.3
 _WARM_SHARE, _WARM_S = 0.5, 3.0
 _SETTLED_S = 15.0
-_LEAST_WORDS, _MOST_WORDS = 6, 250
-_SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _REPLY_US, _BATCH_US = 100.0, 70.0
 """Of what the server adds, the parts behind the engine's work: by the CPU time of docs/benchmarks/main-job.md."""
 
@@ -94,10 +86,7 @@ class Bench:
     @classmethod
     def over(cls, bundle: Bundle, threads: int, store: Store, plan: Plan, stack: contextlib.ExitStack) -> Bench:
         """Makes the texts; servers start when they are asked for."""
-        mixed = Workload.of_words(bundle.path / "tokenizer.json", bundle.max_length, _LEAST_WORDS, _MOST_WORDS)
-        texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
-        short = Workload.of_tokens(texts, _SHORT_TOKENS)
-        return cls(bundle, threads, store, plan, mixed, short, stack)
+        return cls(bundle, threads, store, plan, mixed_texts(bundle), short_texts(bundle), stack)
 
     def server(self, subject: str, *, deadline: bool = False, budget: int | None = None) -> BertServer:
         """A subject's server, started and warm."""
@@ -212,14 +201,8 @@ def _warm(bench: Bench, server: BertServer, rate: float) -> None:
     drive(bench.target(server), bench.mixed, half, min(rate, bench.guess()), 1000)
 
 
-def _capacity(bench: Bench, subject: str, workload: Workload) -> Any:  # noqa: ANN401  JSON
-    scenario = Scenario("scheduling", "", even(bench.plan.probe_s), {1: 1.0}, rate=0.8 * bench.guess())
-    measurement = Measurement(
-        bench.target(bench.server(subject)), scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1
-    )
-    with Progress(scenario.seconds) as progress:
-        found = search(measurement, scenario, progress).as_json()
-    return {name: found[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
+def _capacity(bench: Bench, subject: str, workload: Workload) -> dict[str, Any]:
+    return find_capacity(bench.target(bench.server(subject)), workload, bench.plan.probe_s, 0.8 * bench.guess())
 
 
 def _at_share(bench: Bench, subject: str, share: float, seconds: float, seed: int) -> dict[str, float]:

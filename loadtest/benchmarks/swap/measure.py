@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
+from loadtest.benchmarks.drive import Recorded, Requests, Workload, find_capacity, mixed_texts, short_texts
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.errors import BenchError
-from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import Target
 from loadtest.generator.run import Load, run
 from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.search import search
-from loadtest.generator.workload import make_texts
-from loadtest.report.progress import Progress
-from loadtest.report.slo import parse_slo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
     from loadtest.generator.workload import Bundle
     from loadtest.report.result import Result
 
-SLO_MS = 250.0
 SHARE = 0.3
 """Of capacity, the load during which is swapped."""
 
@@ -51,8 +45,6 @@ _AFTER_S = 0.5
 
 _PROBE_S = 15.0
 _FIRST_GUESS = {"mixed": 50.0, "short": 800.0}
-_LEAST_WORDS, _MOST_WORDS = 6, 250
-_SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _SWAP_LIMIT_S = 120.0
 
 
@@ -117,13 +109,13 @@ class Swapper:
     def run(self) -> None:
         """Makes the swaps, each after a calm; one that takes longer than planned moves those that follow."""
         self._started.wait(_SWAP_LIMIT_S)
-        for number, (aside, place) in enumerate(self.versions):
+        for number, (staged, place) in enumerate(self.versions):
             calm_from = max(number * self.plan.each_s, self.swaps[-1].end if self.swaps else 0.0)
             due = calm_from + self.plan.calm_s
             if due + self.plan.room_s > len(self.versions) * self.plan.each_s:
                 return
             time.sleep(max(0.0, self._start + due - time.perf_counter()))
-            aside.rename(place)
+            staged.rename(place)
             begin = time.perf_counter() - self._start
             try:
                 _load(self.port, self.model)
@@ -166,9 +158,7 @@ class Bench:
     @classmethod
     def over(cls, bundle: Bundle, threads: int, place: Path, plan: Plan, store: Store) -> Bench:
         """Makes the texts."""
-        mixed = Workload.of_words(bundle.path / "tokenizer.json", bundle.max_length, _LEAST_WORDS, _MOST_WORDS)
-        texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
-        workloads = {"mixed": mixed, "short": Workload.of_tokens(texts, _SHORT_TOKENS)}
+        workloads = {"mixed": mixed_texts(bundle), "short": short_texts(bundle)}
         return cls(bundle, threads, place, plan, store, workloads)
 
     def target(self, server: BertServer) -> Target:
@@ -185,14 +175,10 @@ def steps(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"round {number} {name}", partial(_round, bench, name, number)
 
 
-def _capacity(bench: Bench, name: str) -> Any:  # noqa: ANN401  JSON
-    workload = bench.workloads[name]
-    with BertServer(bench.bundle.path.parents[1], bench.bundle.precision, bench.threads) as server:
-        scenario = Scenario("swap", "", even(_PROBE_S), {1: 1.0}, rate=_FIRST_GUESS[name])
-        measurement = Measurement(bench.target(server), scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
-        with Progress(scenario.seconds) as progress:
-            found = search(measurement, scenario, progress).as_json()
-    return {key: found[key] for key in ("capacity_per_s", "confidence")}
+def _capacity(bench: Bench, name: str) -> dict[str, Any]:
+    bundle = bench.bundle
+    with BertServer(bundle.path.parents[1], bundle.precision, bench.threads) as server:
+        return find_capacity(bench.target(server), bench.workloads[name], _PROBE_S, _FIRST_GUESS[name])
 
 
 def _round(bench: Bench, name: str, number: int) -> dict[str, Any]:
@@ -269,19 +255,19 @@ def _percentile(latencies: NDArray[np.float64], percent: float) -> float:
 
 @contextlib.contextmanager
 def _versions(bench: Bench) -> Iterator[tuple[Path, list[tuple[Path, Path]]]]:
-    """A repository with version 1, and what its further versions are called aside and in their place."""
-    repository, aside = bench.place / "models", bench.place / "aside"
+    """A repository with version 1, and what its further versions are called staged and in their place."""
+    repository, staged = bench.place / "models", bench.place / "staged"
     place = repository / bench.bundle.model
     try:
         _copy(bench.bundle.path, place / "1", 1)
         moves = []
         for version in range(2, bench.plan.swaps + 2):
-            _copy(bench.bundle.path, aside / str(version), version)
-            moves.append((aside / str(version), place / str(version)))
+            _copy(bench.bundle.path, staged / str(version), version)
+            moves.append((staged / str(version), place / str(version)))
         yield repository, moves
     finally:
         shutil.rmtree(repository, ignore_errors=True)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _copy(bundle: Path, target: Path, version: int) -> None:

@@ -7,44 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from charts.lines import Series, chart_file
 from charts.plot import Axis
-from loadtest.benchmarks.swap.measure import SHARE, SLO_MS
-from loadtest.report.tables import Table, as_markdown
+from loadtest.benchmarks.drive import SLO_MS
+from loadtest.benchmarks.runner import Page, Part, Picture
+from loadtest.benchmarks.swap.measure import SHARE
+from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
     from loadtest.benchmarks.store import Store
 
 _MOST_RATIO = 1.3
-_MET = {True: "yes", False: "**no**"}
 _TEXTS = {"mixed": "6 to 250 words", "short": "8 tokens"}
 
 
-def write(store: Store, command: str) -> None:
-    """Writes the page and its plots beside the file of the figures."""
-    pictures = {name: _plot(rounds, name) for name, rounds in _rounds(store).items()}
-    for name, picture in pictures.items():
-        store.path.with_name(f"{store.path.stem}-{name}.svg").write_text(picture, encoding="utf-8")
-    store.path.with_suffix(".md").write_text(markdown(store, command), encoding="utf-8")
-
-
-def markdown(store: Store, command: str) -> str:
+def page(store: Store) -> Page:
     """The page, as far as it has been measured."""
-    facts = {**store.facts["machine"], "model": store.facts["model"]}
     method = (
-        f"Made by `{command}`; `{store.path.name}` holds every figure. Open loop, Poisson arrivals over HTTP at"
-        f" {SHARE:g} of the capacity for a p99 of {SLO_MS:g} ms; the generator shares the cores with the server. A copy"
-        " of the model is put into the repository as its next version and loaded by a call: verified, loaded and"
-        " warmed in a second engine process, then switched to. A latency counts from the intended time."
+        f"Open loop, Poisson arrivals over HTTP at {SHARE:g} of the capacity for a p99 of {SLO_MS:g} ms; the generator"
+        " shares the cores with the server. A copy of the model is put into the repository as its next version and"
+        " loaded by a call: verified, loaded and warmed in a second engine process, then switched to. A latency counts"
+        " from the intended time."
     )
-    parts = [
-        "# A swap of versions: what requests notice",
-        method,
-        "\n".join(f"- {name}: {value}" for name, value in facts.items()),
-    ]
     rounds = _rounds(store)
-    if rounds:
-        parts.append(as_markdown(_table(rounds)))
-        parts += [f"![{name}]({store.path.stem}-{name}.svg)" for name in rounds]
-    return "\n\n".join(parts) + "\n"
+    pictures = [Picture(name, _plot(of, name)) for name, of in rounds.items()]
+    parts: list[Part] = [_table(rounds), *pictures] if rounds else []
+    title = "A swap of versions: what requests notice"
+    return Page(title, method, parts, facts={"model": store.facts["model"]})
 
 
 def _rounds(store: Store) -> dict[str, list[dict[str, Any]]]:
@@ -73,7 +60,7 @@ def _table(rounds: dict[str, list[dict[str, Any]]]) -> Table:
                 ),
                 f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                 str(sum(found["without_answer"] for found in of)),
-                _MET[ratio <= _MOST_RATIO],
+                MET[ratio <= _MOST_RATIO],
             ]
         )
     fewest = min(map(len, rounds.values()))

@@ -1,29 +1,37 @@
-"""The options of ONNX Runtime beside the served ones: a short run over the real artifact."""
+"""The options of ONNX Runtime beside the served ones, without a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks import levers
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from loadtest.benchmarks.levers import SERVED, block, variants
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+
+def test_each_variant_differs_in_one_thing(tmp_path: Path) -> None:
+    """The first one in nothing; one in the graph, the others in the options."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "b", "y")]
+    node = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
+    served = helper.make_model(helper.make_graph([node], "graph", ports[:2], ports[2:])).SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(served)
+    first, *others = variants(tmp_path / "model.onnx")
+    assert (first.name, first.data) == (SERVED, served)
+    assert [variant.name for variant in others if variant.data != served] == ["GELU by tanh"]
+    assert onnx.load_from_string(others[-1].data).graph.node[0].op_type == "FastGelu"
+    for variant in others[:-1]:
+        variant.change(ort.SessionOptions())
 
 
-def test_every_variant_is_measured_beside_the_served_options(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A time for what is served, a ratio with its quartiles for everything else."""
-    assert levers.main(["--models", str(models), "--tokens", "8", "--passes", "2"]) == 0
-    told = capsys.readouterr()
-    rows = [line.split("|")[1:-1] for line in told.out.splitlines() if line.startswith("| ")][2:]
-    assert [name.strip() for name, _ in rows][:2] == ["as served", "threads do not spin"]
-    assert rows[0][1].strip().endswith(" ms")
-    assert all(" to " in ratio for _, ratio in rows[1:])
-    assert "pass 2 of 2" in told.err
-
-
-def test_no_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who has no model is told so."""
-    assert levers.main(["--models", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith(f"levers: {tmp_path} holds no model")
+def test_a_block_measures_a_few_runs_at_least() -> None:
+    """However short it is; every text has its turn."""
+    fed: list[Any] = []
+    sample = block(lambda _, feed: fed.append(feed), [{"a": 1}, {"a": 2}], 0.0)
+    assert fed == [{"a": 1}, {"a": 2}] * 2
+    assert sample.requests == 4
+    assert sample.p50_ms < 1000

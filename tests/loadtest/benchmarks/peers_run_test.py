@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.benchmarks import turns
 from loadtest.benchmarks.peers import rounds
 from loadtest.benchmarks.peers.servers import Place
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, find
@@ -43,7 +44,7 @@ def running(models: Path) -> Iterator[tuple[dict[str, Place], dict[str, Child]]]
         modules = {
             "fp32": "loadtest.benchmarks.raw_engine",
             "raw": "loadtest.benchmarks.raw_engine",
-            "client": "loadtest.benchmarks.peers.client",
+            "client": "loadtest.generator.client",
         }
         yield {"ours-ort": place}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
 
@@ -55,7 +56,7 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every subject has a sample at both numbers of connections, though its server sleeps between its turns."""
-    monkeypatch.setattr(rounds, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(turns, "_SETTLE_S", 0.05)
     monkeypatch.setattr(rounds, "_FROZEN_FROM_PERCENT", -1.0)
     places, children = running
     measuring = rounds.Rounds(SUBJECTS, places, children)
@@ -65,8 +66,8 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
     finally:
         for pid in places["ours-ort"].server.pids():
             os.kill(pid, signal.SIGCONT)
-    assert samples.keys() == {(subject.name, count) for subject in SUBJECTS for count in (ONE, MANY)}
-    assert all(sample.requests > 0 for sample in samples.values())
+    assert samples.keys() == {subject.key(count) for subject in SUBJECTS for count in (ONE, MANY)}
+    assert all(sample["requests"] > 0 for sample in samples.values())
     assert all(0.95 < cosine <= 1.00001 for cosine in measuring.likeness.values())
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import struct
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest.benchmarks.peers import page, servers, store, tune, verdict
-from loadtest.benchmarks.peers.__main__ import main, parse
-from loadtest.benchmarks.peers.forms import FORMS, request_bytes
+from loadtest.benchmarks.__main__ import BENCHMARKS
+from loadtest.benchmarks.peers import servers, tune, verdict
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
+from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.store import Store
+from loadtest.benchmarks.turns import Round, Samples, round_name
 from loadtest.errors import BenchError
+from loadtest.generator.forms import FORMS
+from loadtest.generator.http1 import post_bytes
 from loadtest.generator.wire import Reply
 from loadtest.generator.workload import Bundle
-from loadtest.report.sample import Sample
+from loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MODEL = "minilm"
-FACTS = store.Facts({"CPU": "a fast one"}, {"model": MODEL, "version": "1"}, 2.0)
 OURS, TRITON = (find(MODEL, system, ORT, V2) for system in ("bertserve", "Triton"))
 
 
@@ -39,46 +42,33 @@ def sample(p50_ms: float, per_s: float, others_percent: float = 0.0) -> Sample:
     )
 
 
-def round_of(ours_ms: float, others_percent: float = 0.0) -> store.Round:
+def round_of(ours_ms: float, others_percent: float = 0.0) -> Round:
     """A round in which everybody else takes 1 ms and answers 1000 texts a second."""
-    samples = {(subject.name, count): sample(1.0, 1000.0) for subject in subjects(MODEL) for count in (ONE, MANY)}
-    samples[OURS.name, ONE] = sample(ours_ms, 1000.0, others_percent)
+    samples = {subject.key(count): sample(1.0, 1000.0) for subject in subjects(MODEL) for count in (ONE, MANY)}
+    samples[OURS.key(ONE)] = sample(ours_ms, 1000.0, others_percent)
     return samples
 
 
-def measured(*rounds: store.Round) -> store.Store:
+def measured(*rounds: Round) -> Samples:
     """A comparison at 8 tokens."""
-    likeness = {subject.name: 0.99 for subject in subjects(MODEL)}
-    return store.Store(FACTS, {8: list(rounds)}, likeness, {"triton": {"nvidia-pytriton": "0.7.0"}}, {"triton": 0.1})
+    return Samples({8: rounds})
 
 
-def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
-    """What was written is read again, sample by sample; the file that is not there holds nothing."""
-    path = tmp_path / "peers.json"
-    assert not store.read(path, FACTS).lengths
-    kept = measured(round_of(0.5))
-    kept.write(path)
-    assert store.read(path, FACTS) == kept
-
-
-def test_samples_of_another_machine_are_no_part_of_it(tmp_path: Path) -> None:
-    """Figures of two machines, models or durations never stand in one table."""
-    path = tmp_path / "peers.json"
-    measured(round_of(0.5)).write(path)
-    with pytest.raises(BenchError, match=r"with another machine; start afresh with --fresh"):
-        store.read(path, store.Facts({"CPU": "a slow one"}, FACTS.model, FACTS.seconds))
+def ratio(*rounds: Round) -> Spread:
+    """Our latency beside Triton's."""
+    return measured(*rounds).ratio(8, OURS.key(ONE), TRITON.key(ONE), "p50_ms")
 
 
 def test_ratios_are_taken_within_a_round() -> None:
     """The median of the rounds' ratios, with the least and the greatest."""
-    ratio = measured(round_of(0.5), round_of(0.9), round_of(0.6)).ratio(8, OURS, TRITON, ONE, "p50_ms")
-    assert (ratio.median, ratio.low, ratio.high) == (0.6, 0.5, 0.9)
+    spread = ratio(round_of(0.5), round_of(0.9), round_of(0.6))
+    assert (spread.median, spread.low, spread.high) == (0.6, 0.5, 0.9)
 
 
 def test_a_disturbed_round_counts_only_where_there_is_no_other() -> None:
     """What others did to the machine is no figure of a server."""
-    assert measured(round_of(0.5), round_of(9.0, 50.0)).ratio(8, OURS, TRITON, ONE, "p50_ms").high == 0.5
-    assert measured(round_of(9.0, 50.0)).ratio(8, OURS, TRITON, ONE, "p50_ms").high == 9.0
+    assert ratio(round_of(0.5), round_of(9.0, 50.0)).high == 0.5
+    assert ratio(round_of(9.0, 50.0)).high == 9.0
 
 
 def test_the_verdict_is_yes_no_or_not_measured() -> None:
@@ -97,7 +87,13 @@ def test_the_verdict_is_yes_no_or_not_measured() -> None:
 def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
     """Each subject has its row and its bars; the plot is well-formed."""
     path = tmp_path / "peers.json"
-    page.write(measured(round_of(0.5), round_of(0.7)), path, "python -m loadtest.benchmarks.peers")
+    check = {"least_cosine": {subject.name: 0.99 for subject in subjects(MODEL)}, "idle_percent": {"triton": 0.1}}
+    facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 2.0}
+    store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}, "check": check})
+    for number, ours_ms in enumerate((0.5, 0.7), 1):
+        samples = round_of(ours_ms)
+        store.keep(round_name(number, 8), {subject: asdict(one) for subject, one in samples.items()})
+    assert main(BENCHMARKS, ["peers", "--page-only", "--out", str(path)]) == 0
     text = path.with_suffix(".md").read_text()
     drawn = ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314  our own file
     words = [entry.text for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
@@ -108,13 +104,14 @@ def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
     assert "at most 0.90: yes, 0.60 (0.50 to 0.70)" in text
     assert "at most 0.95: not measured" in text
     assert "nvidia-pytriton 0.7.0" in text
-    assert "Idle, of one core: triton 0.1%" in text
+    assert "idle, of one core: triton 0.1%" in text
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_asks_with_the_text_and_its_length(name: str) -> None:
     """The body is as long as its header says and holds the text."""
-    head, _, body = request_bytes(FORMS[name], 80, "/path", "Grüße").partition(b"\r\n\r\n")
+    headers, content = FORMS[name].request("Grüße")
+    head, _, body = post_bytes("127.0.0.1:80", "/path", content, headers=headers).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /path HTTP/1.1\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert "Grüße".encode() in body or b"Gr\\u00fc\\u00dfe" in body
@@ -130,7 +127,7 @@ def test_a_form_asks_with_the_text_and_its_length(name: str) -> None:
 )
 def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
     """It reads the vector, and takes neither a failure nor a short body for one."""
-    check = FORMS[name].check(2)
+    check = FORMS[name].check(2, 8)
     check(Reply(0.0, "", b"", body))
     assert FORMS[name].vector(body, 2) == [0.5, 0.25]
     for wrong in (Reply(0.0, "429", b"", body), Reply(0.0, "", b"", b"{}")):
@@ -162,20 +159,22 @@ def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_was_tried_stands_in_a_table(tmp_path: Path) -> None:
-    """A row for each configuration, a column for each length; no table where nothing was tried."""
-    samples = tmp_path / "peers.json"
-    assert tune.table(samples) is None
-    shared = {"artifact": "model.onnx", "instances": 2, "threads": 1, "batch": 8, "p50_ms": 1.5, "per_s": 900.0}
-    (tmp_path / "peers-triton.json").write_text(json.dumps([{**shared, "tokens": tokens} for tokens in (8, 32)]))
-    table = tune.table(samples)
+    """A row for each configuration, a column for each length; no table where nothing was."""
+    assert tune.table(tmp_path / "peers.json") is None
+    store = Store(tmp_path / "peers-triton.json", {"machine": {}})
+    name = "model.onnx; 2 of 1 threads; up to 8"
+    samples = {f"{name}; {count}": asdict(sample(1.5, 900.0)) for count in (ONE, MANY)}
+    for tokens in (8, 32):
+        store.keep(round_name(1, tokens), samples)
+    table = tune.table(tmp_path / "peers.json")
     assert table is not None
     assert table.rows == [["model.onnx", "2 of 1 threads", "up to 8", "1.50 ms, 900/s", "1.50 ms, 900/s"]]
 
 
 def test_an_environment_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who has not installed the peers is told how."""
-    assert main(["--models", str(tmp_path), "--out", str(tmp_path / "peers.json")]) == 1
-    assert capsys.readouterr().err.startswith(f"bench-peers: {tmp_path} holds no model")
+    assert main(BENCHMARKS, ["peers", "--models", str(tmp_path), "--out", str(tmp_path / "peers.json")]) == 1
+    assert capsys.readouterr().err.startswith(f"peers: {tmp_path} holds no model")
 
 
 def test_the_raw_engine_is_no_server() -> None:
@@ -186,10 +185,3 @@ def test_the_raw_engine_is_no_server() -> None:
 
 
 _OTHERS = ("ours-ort", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
-
-
-def test_settings_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
-    """A benchmark of nothing is refused."""
-    with pytest.raises(SystemExit, match="2"):
-        parse(["--seconds", "0"])
-    assert "must be positive" in capsys.readouterr().err

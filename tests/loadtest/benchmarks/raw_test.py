@@ -7,8 +7,7 @@ import onnxruntime as ort
 import pytest
 
 import serving.engine.cpu.ort as server_engine
-from loadtest.benchmarks.raw_engine import RawEngine, session_options, tensors_of
-from loadtest.benchmarks.server.subjects import ways
+from loadtest.benchmarks.raw_engine import RawEngine, session_options, tensors_of, ways
 from loadtest.errors import BenchError
 from loadtest.generator.workload import find_bundle, make_texts
 

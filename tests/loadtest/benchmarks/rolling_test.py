@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.benchmarks.rolling import page
-from loadtest.benchmarks.rolling.__main__ import main
 from loadtest.benchmarks.rolling.accounting import AccountingGenerator, identity
 from loadtest.benchmarks.rolling.drive import Found, Restart
 from loadtest.benchmarks.rolling.parts import Replica
-from loadtest.generator.grpc_client import request_bytes
+from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.store import Store
+from loadtest.generator.grpc_messages import request_bytes
 from loadtest.generator.messages import Target
 from loadtest.generator.open_loop import Job, Request
 from loadtest.generator.wire import Reply
@@ -154,23 +156,31 @@ def test_a_verdict_names_every_broken_promise() -> None:
         assert words in told
 
 
+def kept(path: Path, run: Found) -> str:
+    """The page of a run, as it is written from its store."""
+    store = Store(path, {"machine": {"CPU": "a processor"}}, {"rolling": {**run.figures(), "server": "the server"}})
+    store.keep("rolling", store.steps["rolling"])
+    page.page(Store.read(path).steps["rolling"]).write(store)
+    return path.with_suffix(".md").read_text()
+
+
 def test_the_page_says_it(tmp_path: Path) -> None:
     """With its figures and its plots beside it, each SIGTERM marked."""
-    page.write(found(), tmp_path / "rolling.md", "the command", "the server")
-    text = (tmp_path / "rolling.md").read_text()
+    text = kept(tmp_path / "rolling.json", found())
     assert "**40 requests over 1 restarts: none lost, none reset, no 5xx.**" in text
+    assert "| while one restarts | 20 | 2.0 | 2.0 | 2.0 | 2 |" in text
     assert (tmp_path / "rolling-latency.svg").read_text().count('class="moment"') == 1
-    assert json.loads((tmp_path / "rolling.json").read_text())["wrong"] == []
     broken = found()
     broken.faults["503 Service Unavailable"] = 2
-    page.write(broken, tmp_path / "broken.md", "the command", "the server")
-    assert "Not kept" in (tmp_path / "broken.md").read_text()
+    broken.latencies[::2] = np.nan
+    assert "Not kept" in kept(tmp_path / "broken.json", broken)
 
 
-def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Before anything starts."""
     with pytest.raises(SystemExit):
-        main(["--restarts", "0"])
+        main(BENCHMARKS, ["rolling", "--restarts", "0"])
     assert "must be positive" in capsys.readouterr().err
-    assert main(["--models", "/nonexistent", "--rate", "1"]) == 1
+    out = str(tmp_path / "rolling.json")
+    assert main(BENCHMARKS, ["rolling", "--models", "/nonexistent", "--rate", "1", "--out", out]) == 1
     assert "holds no model" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def full_store(path: Path) -> Store:
 def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
     """Tables, plots and what was asked for; the simulation of a T4 is called one, with its sources."""
     store = full_store(tmp_path / "scheduling.json")
-    page.write(store, "the command")
+    page.page(store).write(store)
     text = (tmp_path / "scheduling.md").read_text()
     assert "| ratio | 0.50 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
     assert "| as asked | yes | yes |  |  | yes |" in text
@@ -178,11 +178,11 @@ def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
 def test_what_is_not_as_asked_is_said(tmp_path: Path, step: str, change: dict[str, float]) -> None:
     """One figure beyond its limit, and the page says no."""
     store = full_store(tmp_path / "scheduling.json")
-    assert "**no**" not in page.markdown(store, "")
+    assert "**no**" not in page.page(store).markdown(store)
     changed = {step: change} if "turn" not in step else {f"turn {number} ours": change for number in (1, 2, 3)}
     for name, figures in changed.items():
         store.steps[name] |= figures
-    assert "**no**" in page.markdown(store, "")
+    assert "**no**" in page.page(store).markdown(store)
 
 
 def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
     whole = full_store(tmp_path / "scheduling.json")
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
-        assert page.markdown(part, "").startswith("# Scheduling")
+        assert page.page(part).markdown(part).startswith("# Scheduling")
 
 
 @pytest.mark.long

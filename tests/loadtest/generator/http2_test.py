@@ -9,7 +9,7 @@ from hpack import Encoder
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import Lane, connect
 from loadtest.generator.http2 import FieldReader, GrpcWire, header_block, prefixed
-from tests.loadtest.generator.grpc_client_test import server
+from tests.support.grpc_server import grpc_server
 from tests.support.http2 import (
     ACK,
     CONTINUATION,
@@ -210,7 +210,7 @@ def test_a_message_of_any_size_reaches_a_server_of_grpc_s_own(size: int) -> None
     def check(found: object) -> None:
         assert getattr(found, "fault", None) == ""
 
-    with server(lambda request, _: request) as target:
+    with grpc_server(lambda request, _: request) as target:
         host, _, port = target.rpartition(":")
         with connect(host, int(port)) as connection:
             lane = Lane(connection, GrpcWire(target, METHOD), check)

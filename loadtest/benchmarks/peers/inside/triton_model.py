@@ -1,7 +1,7 @@
 """A text model on Triton's Python backend, as lean as it goes: the engine that its `config.pbtxt` names.
 
-Written into a Triton repository as `model.py`. Its parameters: `engine` (`onnxruntime` or `openvino`),
-`artifact` and `tokenizer` (files), `threads` (of each instance), `together` (whether the texts that Triton's
+Written into a Triton repository as `model.py`. Its parameters: `engine` (`onnxruntime` or `openvino`), `artifact` and
+`tokenizer` (files), `max_tokens` (of a text), `threads` (of each instance), `together` (whether the texts that Triton's
 dynamic batcher put together are computed as one batch).
 """
 
@@ -28,6 +28,7 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         chosen = {name: value["string_value"] for name, value in parameters.items()}
         self._tokenizer = Tokenizer.from_file(chosen["tokenizer"])
+        self._tokenizer.enable_truncation(int(chosen["max_tokens"]))
         self._together = chosen["together"] == "true"
         open_engine = {"onnxruntime": _onnxruntime, "openvino": _openvino}[chosen["engine"]]
         self._pooled = open_engine(chosen["artifact"], int(chosen["threads"]))

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.errors import BenchError
-from loadtest.generator.grpc_client import METHOD, GrpcClient, ReplyCheck, request_bytes
+from loadtest.generator.client import GRPC, Clients
+from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
+from tests.support.grpc_server import SERVICE, grpc_server
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-SERVICE = "inference.GRPCInferenceService"
 HIDDEN = 4
 VECTOR = [0.5, -0.5, 0.5, -0.5]
 
@@ -28,24 +24,11 @@ def reply(vector: list[float]) -> bytes:
     return bytes(message.SerializeToString())
 
 
-@contextmanager
-def server(answer: Callable[[bytes, Any], bytes]) -> Iterator[str]:
-    """A server whose `ModelInfer` is a function from bytes to bytes; gives its target."""
-    handler = grpc.unary_unary_rpc_method_handler(answer)
-    with ThreadPoolExecutor(4) as pool:
-        running = grpc.server(pool)
-        running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": handler}),))
-        port = running.add_insecure_port("127.0.0.1:0")
-        running.start()
-        yield f"127.0.0.1:{port}"
-        running.stop(None).wait()
-
-
-def opened(target: str) -> GrpcClient:
+def opened(target: str) -> Clients:
     """A client with two requests for that target."""
-    client = GrpcClient()
-    client.open(target, "minilm", HIDDEN, {"8": ["one", "two"]})
-    return client
+    clients = Clients()
+    clients.open("way", GRPC, int(target.rpartition(":")[2]), "minilm", HIDDEN, {"8": ["one", "two"]})
+    return clients
 
 
 @pytest.mark.parametrize("text", ["", "a text", "ü" * 200, "x" * 70_000])
@@ -95,10 +78,10 @@ def test_replies_are_counted(connections: int) -> None:
         calls.append(request)
         return reply(VECTOR)
 
-    with server(answer) as target:
+    with grpc_server(answer) as target:
         client = opened(target)
-        assert client.vector(8) == VECTOR
-        sample = client.measure(connections, 8, 0.02, 0.3)
+        assert client.vectors("way", 8, 1) == [VECTOR]
+        sample = client.measure("way", connections, 8, 0.02, 0.3)
     assert 0 < sample["requests"] < sample["exchanges"]
     assert sample["exchanges"] + 1 + min(connections, 4) == len(calls)
     assert 0 < sample["p50_ms"] <= sample["p99_ms"]
@@ -116,8 +99,8 @@ def test_a_failing_call_stops_the_measurement(connections: int) -> None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
         return reply(VECTOR)
 
-    with server(answer) as target, pytest.raises(BenchError, match="too much"):
-        opened(target).measure(connections, 8, 0.0, 5.0)
+    with grpc_server(answer) as target, pytest.raises(BenchError, match="too much"):
+        opened(target).measure("way", connections, 8, 0.0, 5.0)
 
 
 def test_a_wrong_reply_under_load_stops_the_measurement() -> None:
@@ -128,5 +111,5 @@ def test_a_wrong_reply_under_load_stops_the_measurement() -> None:
         calls.append(request)
         return reply(VECTOR) if len(calls) <= 20 else reply(VECTOR[:3])
 
-    with server(answer) as target, pytest.raises(BenchError, match="wrong reply over gRPC"):
-        opened(target).measure(6, 8, 0.0, 5.0)
+    with grpc_server(answer) as target, pytest.raises(BenchError, match="wrong reply over gRPC"):
+        opened(target).measure("way", 6, 8, 0.0, 5.0)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.errors import BenchError
+from loadtest.generator.client import Clients
+from loadtest.generator.forms import FORMS
 from loadtest.generator.http1 import HttpWire, post_bytes
-from loadtest.generator.http_client import Expected, HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 HIDDEN = 4
 TOKENS = 8
 BODY = b"[[0.5,0.5,0.5,0.5]]"
-EXPECTED = Expected.embedding(TOKENS, HIDDEN)
+CHECK = FORMS["ours"].check(HIDDEN, TOKENS)
 
 
 def reply(status: str = "200 OK", body: bytes = BODY, tokens: int = TOKENS) -> bytes:
@@ -73,11 +74,11 @@ def serve() -> Iterator[Callable[[Sequence[bytes]], int]]:
         yield start
 
 
-def opened(port: int) -> HttpClient:
+def opened(port: int) -> Clients:
     """A client with three requests for that port."""
-    client = HttpClient()
-    client.open("127.0.0.1", port, HIDDEN, {str(TOKENS): ["one", "two", "three"]})
-    return client
+    clients = Clients()
+    clients.open("way", "ours", port, "/embed", HIDDEN, {str(TOKENS): ["one", "two", "three"]})
+    return clients
 
 
 def read(data: bytes) -> None:
@@ -85,7 +86,7 @@ def read(data: bytes) -> None:
     wire = HttpWire()
     wire.request(b"", None)
     for found in wire.feed(data):
-        EXPECTED.check(found)
+        CHECK(found)
 
 
 def test_a_request_is_a_whole_post() -> None:
@@ -136,7 +137,7 @@ def test_replies_are_counted(
 ) -> None:
     """One connection or several, replies whole or in pieces: each is counted once and takes its time."""
     client = opened(serve(pieces))
-    sample = client.measure(connections, TOKENS, 0.02, 0.2)
+    sample = client.measure("way", connections, TOKENS, 0.02, 0.2)
     assert 0 < sample["requests"] < sample["exchanges"]
     assert sample["per_s"] == pytest.approx(sample["requests"] / 0.2)
     assert 0 < sample["p50_ms"] <= sample["p99_ms"] < 200
@@ -145,7 +146,7 @@ def test_replies_are_counted(
 
 def test_the_vector_of_a_reply_is_read(serve: Callable[[Sequence[bytes]], int]) -> None:
     """The embedding itself can be had, so that it can be compared with the engine's."""
-    assert opened(serve([reply()])).vector(TOKENS) == [0.5] * HIDDEN
+    assert opened(serve([reply()])).vectors("way", TOKENS, 1) == [[0.5] * HIDDEN]
 
 
 @pytest.mark.parametrize("connections", [1, 3])
@@ -161,7 +162,7 @@ def test_a_failing_server_stops_the_measurement(
 ) -> None:
     """An error or a connection that ends is reported with what the server said."""
     with pytest.raises(BenchError, match=sentence):
-        opened(serve(pieces)).measure(connections, TOKENS, 0.0, 5.0)
+        opened(serve(pieces)).measure("way", connections, TOKENS, 0.0, 5.0)
 
 
 def test_no_server_is_a_sentence() -> None:
@@ -169,4 +170,4 @@ def test_no_server_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(BenchError, match=f"cannot connect to 127.0.0.1:{port}"):
-        opened(port).measure(1, TOKENS, 0.0, 0.1)
+        opened(port).measure("way", 1, TOKENS, 0.0, 0.1)

@@ -1,24 +1,16 @@
-"""Measures `ModelInfer` in a closed loop: `python -m loadtest.generator.grpc_client` when asked (see child.py)."""
+"""The messages of `ModelInfer` (Open Inference Protocol over gRPC), written by hand: no generated code is needed."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError
-from loadtest.generator.child import answer
-from loadtest.generator.closed_loop import Lane, connect, measure
-from loadtest.generator.http2 import GrpcWire, prefixed
 
 if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_CONNECTIONS = 4
-"""Calls side by side share so many connections, as clients of gRPC do."""
-
 _BYTES_FIELD = 2  # wire type of protobuf's length-delimited fields
 
 
@@ -80,51 +72,3 @@ class ReplyCheck:
     def vector(self, reply: bytes) -> list[float]:
         """The embedding in a reply that was checked."""
         return list(self._format.unpack(reply[-self._format.size :]))
-
-
-class GrpcClient:
-    """Requests to one server, by length of their texts."""
-
-    def __init__(self) -> None:
-        """Starts with nothing; see `open`."""
-        self._target = ""
-        self._requests: dict[int, list[bytes]] = {}
-        self._check = ReplyCheck(0)
-
-    def open(self, target: str, model: str, hidden_size: int, texts: dict[str, list[str]]) -> None:
-        """Makes the requests.
-
-        Args:
-            target: `host:port` of the server.
-            model: Its model.
-            hidden_size: Numbers in an embedding.
-            texts: Texts by their number of tokens.
-        """
-        self._target = target
-        self._check = ReplyCheck(hidden_size)
-        self._requests = {
-            int(tokens): [prefixed(request_bytes(model, text)) for text in group] for tokens, group in texts.items()
-        }
-
-    def vector(self, tokens: int) -> list[float]:
-        """The server's embedding of the first text of that length."""
-        with contextlib.ExitStack() as stack:
-            return self._check.vector(self._lane(stack).exchange(self._requests[tokens][0]).body)
-
-    def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Keeps so many calls under way, over a few connections; returns a `Sample`'s fields."""
-        requests = self._requests[tokens]
-        with contextlib.ExitStack() as stack:
-            lanes = [self._lane(stack) for _ in range(min(connections, _CONNECTIONS))]
-            for lane in lanes:
-                lane.exchange(requests[0])  # the settings of both sides are known from here on
-            return dataclasses.asdict(measure(lanes, requests, connections, warm_up_s, seconds))
-
-    def _lane(self, stack: contextlib.ExitStack) -> Lane:
-        host, _, port = self._target.rpartition(":")
-        return Lane(stack.enter_context(connect(host, int(port))), GrpcWire(self._target, METHOD), self._check.check)
-
-
-if __name__ == "__main__":
-    client = GrpcClient()
-    answer({"open": client.open, "vector": client.vector, "measure": client.measure})

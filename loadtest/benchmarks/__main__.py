@@ -1,0 +1,35 @@
+"""`python -m loadtest.benchmarks NAME`: everything that is measured for docs/benchmarks; `--help` lists the names."""
+
+from __future__ import annotations
+
+import sys
+
+from loadtest.benchmarks import runner
+from loadtest.benchmarks.ceiling import CeilingBenchmark
+from loadtest.benchmarks.levers import LeversBenchmark
+from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
+from loadtest.benchmarks.peers.benchmark import PeersBenchmark
+from loadtest.benchmarks.peers.mixed_lengths import MixedLengthsBenchmark
+from loadtest.benchmarks.peers.tune import TuneBenchmark
+from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
+from loadtest.benchmarks.scheduling.benchmark import SchedulingBenchmark
+from loadtest.benchmarks.server import ServerBenchmark
+from loadtest.benchmarks.swap.benchmark import SwapBenchmark
+from loadtest.benchmarks.wires.benchmark import WiresBenchmark
+
+BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
+    ServerBenchmark,
+    PeersBenchmark,
+    TuneBenchmark,
+    MixedLengthsBenchmark,
+    SchedulingBenchmark,
+    RollingBenchmark,
+    SwapBenchmark,
+    WiresBenchmark,
+    CeilingBenchmark,
+    LeversBenchmark,
+    MetricsCostBenchmark,
+)
+
+if __name__ == "__main__":
+    sys.exit(runner.main(BENCHMARKS))

@@ -1,0 +1,143 @@
+"""Our server beside those that a user would pick instead."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from charts.bars import Bar, Block, bars_file
+from loadtest.benchmarks.peers import servers, tune
+from loadtest.benchmarks.peers.page import CONFIGURATIONS, tables, verdict_table
+from loadtest.benchmarks.peers.rounds import Rounds
+from loadtest.benchmarks.peers.subjects import MANY, ONE, SERVERS, subjects
+from loadtest.benchmarks.runner import Benchmark, Page, Part, Picture
+from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.errors import BenchError
+from loadtest.generator.child import Child
+from loadtest.generator.workload import find_bundle, make_texts
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from loadtest.benchmarks.store import Step, Store
+
+_TEXTS = 200
+_SHOWN_PACKAGES = {
+    "triton": ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers"),
+    "infinity": ("infinity_emb", "torch", "transformers", "sentence-transformers", "optimum-onnx", "onnxruntime"),
+    "fastapi": ("fastapi", "uvicorn", "onnxruntime", "tokenizers"),
+}
+_COLOURS = {"bertserve": "blue", "raw engine": "violet"}
+
+
+class PeersBenchmark(Benchmark):
+    """`make bench-peers`."""
+
+    name = "peers"
+    purpose = "the server beside Triton, infinity and a FastAPI application"
+    rounds = 5
+    seconds = 2.0
+    models = "build/peers/models"
+    tokens = (8, 32, 128)
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
+        servers.add_options(parser)
+        return ()
+
+    @cached_property
+    def _kit(self) -> servers.Kit:
+        return servers.kit_of(self.options.models, self.options.environments)
+
+    def model_facts(self) -> dict[str, str]:
+        return self._kit.facts()
+
+    def steps(self) -> Iterator[Step]:
+        yield "versions", self._versions
+        yield "check", self._check
+        for number in range(1, self.options.rounds + 1):
+            for tokens in self.options.tokens:
+                yield round_name(number, tokens), partial(self._round, tokens)
+
+    def _versions(self) -> dict[str, dict[str, str]]:
+        environments = self.options.environments
+        return {name: _versions(environments / name, packages) for name, packages in _SHOWN_PACKAGES.items()}
+
+    @cached_property
+    def _rounds(self) -> Rounds:
+        kit = self._kit
+        places = {name: servers.place(kit, name) for name in SERVERS}
+        for name, place in places.items():
+            self.say(f"starting {name}")
+            self.stack.enter_context(place.server)
+        raw = "loadtest.benchmarks.raw_engine"
+        modules = {"fp32": raw, "raw": raw, "client": "loadtest.generator.client"}
+        children = {name: self.stack.enter_context(Child(module)) for name, module in modules.items()}
+        rounds = Rounds(subjects(kit.ort.model), places, children)
+        self.say("comparing the vectors")
+        texts = {tokens: make_texts(kit.ort.path, tokens, _TEXTS) for tokens in self.options.tokens}
+        rounds.open(find_bundle(self.options.models, "fp32"), kit.ort, texts, kit.threads)
+        return rounds
+
+    def _check(self) -> dict[str, Any]:
+        return {"least_cosine": self._rounds.likeness, "idle_percent": self._rounds.idle_percent}
+
+    def _round(self, tokens: int) -> dict[str, Any]:
+        return self._rounds.run(tokens, self.options.seconds, self.say)
+
+    def page(self, store: Store) -> Page:
+        samples, check = Samples.of(store), store.steps["check"]
+        idle = ", ".join(f"{name} {percent:.1f}%" for name, percent in check["idle_percent"].items())
+        facts = {name: _joined(versions) for name, versions in store.steps["versions"].items()}
+        method = (
+            f"Interleaved rounds ({samples.counts()}), {store.facts['seconds']:g} s a measurement after its warm-up;"
+            " medians of the rounds, least to greatest in brackets; ratios are taken within a round."
+            f" {samples.quiet()}."
+        )
+        model = store.facts["model"]
+        tried = tune.table(store.path)
+        parts: list[Part] = [
+            Picture("", plot(samples, model), "p50 and throughput of every server"),
+            *tables(samples, model, check["least_cosine"]),
+            verdict_table(samples, model),
+            CONFIGURATIONS,
+            *([tried] if tried else []),
+        ]
+        title = "Beside the servers that one would pick instead"
+        return Page(title, method, parts, facts={**facts, "idle, of one core": idle})
+
+
+def plot(samples: Samples, model: str) -> str:
+    """Bars for every server, lengths side by side, latency above throughput."""
+    shown = subjects(model)
+
+    def block(title: str, connections: int, figure: str, decimals: int) -> Block:
+        panels = {}
+        for tokens in samples.rounds:
+            spreads = [samples.spread(tokens, subject.key(connections), figure) for subject in shown]
+            panels[f"{tokens} tokens"] = [Bar(spread.median, spread.low, spread.high) for spread in spreads]
+        return Block(title, decimals, panels)
+
+    blocks = [
+        block("p50 at 1 connection, ms (shorter is better)", ONE, "p50_ms", 2),
+        block(f"texts a second at {MANY} connections (longer is better)", MANY, "per_s", 0),
+    ]
+    names = [(subject.name, _COLOURS.get(subject.system, "grey")) for subject in shown]
+    return bars_file("p50 and throughput of every server", names, blocks)
+
+
+def _joined(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _versions(environment: Path, packages: Sequence[str]) -> dict[str, str]:
+    """The versions in another environment, as its own interpreter reports them."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        raise BenchError(f"{environment} is no virtual environment; make it with `make bench-peers`")
+    code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
+    shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
+    return dict(zip(packages, shown.stdout.split(), strict=True))

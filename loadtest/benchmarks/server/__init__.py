@@ -1,1 +1,0 @@
-"""The server in turns with the raw engine."""

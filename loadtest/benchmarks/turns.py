@@ -1,0 +1,205 @@
+"""Subjects measured in turns: what else the machine did meanwhile, what each request cost, what the rounds say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from loadtest.benchmarks.processes import cpu_s, descendants, machine_cpu_s
+from loadtest.errors import BenchError
+from loadtest.report.sample import Sample, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from loadtest.benchmarks.server_process import ServerProcess
+    from loadtest.benchmarks.store import Store
+    from loadtest.generator.child import Child
+
+Round = dict[str, Sample]
+"""The samples of one round, by subject."""
+
+_LONGEST_WARM_UP_S = 0.5
+_ASK_S = 120.0
+_MOST_REPEATS = 2
+_SETTLE_S = 2.0
+
+
+def warm_up_s(seconds: float) -> float:
+    """What comes before a measurement and is not counted."""
+    return min(_LONGEST_WARM_UP_S, seconds / 4)
+
+
+@dataclass(slots=True, frozen=True)
+class Turn:
+    """One measurement.
+
+    Attributes:
+        subject: The name under which its sample is kept.
+        child: The process that measures.
+        arguments: Of its verb `measure`.
+        seconds: Length of the measurement.
+        server: Whose CPU time is counted; None where no server answers.
+        is_frozen: Whether the server is stopped but for its turns, since it does not rest while nobody asks.
+    """
+
+    subject: str
+    child: Child
+    arguments: Mapping[str, object]
+    seconds: float
+    server: ServerProcess | None = None
+    is_frozen: bool = False
+
+
+def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures each in its turn; again while others use the machine, up to half as many turns as there are.
+
+    Returns:
+        The samples by subject, as JSON values.
+    """
+    left, samples = len(turns) // 2, {}
+    for turn in turns:
+        say(turn.subject)
+        best = _measure(turn)
+        for _ in range(_MOST_REPEATS):
+            if best.quiet or not left:
+                break
+            left -= 1
+            best = min(best, _measure(turn), key=lambda sample: sample.others_percent)
+        samples[turn.subject] = asdict(best)
+    return samples
+
+
+def _measure(turn: Turn) -> Sample:
+    with _thawed(turn):
+        before = turn.server.cpu_s() if turn.server else None
+        all_before, own_before = _cpu_s()
+        started = time.perf_counter()
+        try:
+            fields = turn.child.ask(
+                "measure",
+                _ASK_S + turn.seconds,
+                warm_up_s=warm_up_s(turn.seconds),
+                seconds=turn.seconds,
+                **turn.arguments,
+            )
+        except BenchError as error:
+            said = f"\n\nThe server said last:\n{turn.server.last_words()}" if turn.server else ""
+            raise BenchError(f"{turn.subject}: {error}{said}") from error
+        passed = time.perf_counter() - started
+        after = turn.server.cpu_s() if turn.server else None
+        all_after, own_after = _cpu_s()
+    others = max(0.0, (all_after - all_before) - (own_after - own_before))
+    sample = replace(Sample(**fields), others_percent=100 * others / passed / (os.cpu_count() or 1))
+    if before is None or after is None:
+        return sample
+    each = 1e6 / sample.exchanges
+    server_us, engine_us = (after.server - before.server) * each, (after.engine - before.engine) * each
+    return replace(sample, server_cpu_us=server_us, engine_cpu_us=engine_us)
+
+
+@contextlib.contextmanager
+def _thawed(turn: Turn) -> Iterator[None]:
+    if turn.server is None or not turn.is_frozen:
+        yield
+        return
+    send_signal(turn.server, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        send_signal(turn.server, signal.SIGSTOP)
+
+
+def send_signal(server: ServerProcess, number: signal.Signals) -> None:
+    """To all of its processes."""
+    for pid in server.pids():
+        os.kill(pid, number)
+
+
+def idle_percent(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
+    """CPU that each uses while nobody asks, in percent of one core."""
+    time.sleep(_SETTLE_S)  # pools of threads spin for a while after their last work
+    before, started = [server.cpu_s() for server in servers.values()], time.perf_counter()
+    time.sleep(_SETTLE_S)
+    passed = time.perf_counter() - started
+    used = [
+        server.cpu_s().server + server.cpu_s().engine - usage.server - usage.engine
+        for server, usage in zip(servers.values(), before, strict=True)
+    ]
+    return {name: 100 * seconds / passed for name, seconds in zip(servers, used, strict=True)}
+
+
+def _cpu_s() -> tuple[float, float]:
+    """CPU time of the whole machine and of everything that belongs to this run, in seconds."""
+    own = os.getpid()
+    return machine_cpu_s()[0], sum(cpu_s(pid) for pid in [own, *descendants(own)])
+
+
+def round_name(number: int, tokens: int) -> str:
+    """The name of the step that holds a round."""
+    return f"round {number}, {tokens} tokens"
+
+
+class Samples:
+    """The rounds of every length.
+
+    What is compared is compared within a round, where both met the same state of the machine: a difference of two
+    medians would mix rounds. A round in which others used the machine counts only where there is no quiet one.
+    """
+
+    def __init__(self, rounds: Mapping[int, Sequence[Round]]) -> None:
+        """Takes rounds by the number of tokens."""
+        self.rounds = dict(sorted(rounds.items()))
+
+    @classmethod
+    def of(cls, store: Store) -> Samples:
+        """All rounds that have been measured."""
+        rounds: dict[int, list[Round]] = {}
+        for name, samples in store.named("round ").items():
+            tokens = int(name.split()[1])
+            rounds.setdefault(tokens, []).append({subject: Sample(**fields) for subject, fields in samples.items()})
+        return cls(rounds)
+
+    def subjects(self, tokens: int) -> list[str]:
+        return list(self.rounds[tokens][0])
+
+    def every(self) -> list[Sample]:
+        """All samples of all subjects."""
+        return [sample for rounds in self.rounds.values() for samples in rounds for sample in samples.values()]
+
+    def counts(self) -> str:
+        """How many rounds there are, in words."""
+        return ", ".join(f"{len(rounds)} at {tokens} tokens" for tokens, rounds in self.rounds.items())
+
+    def quiet(self) -> str:
+        """How many measurements had the machine to themselves, in words."""
+        every = self.every()
+        return (
+            f"{sum(sample.quiet for sample in every)} of {len(every)} measurements had the machine to themselves; one"
+            " that had not counts only where there is no other"
+        )
+
+    def values(self, tokens: int, subjects: Sequence[str], figure: Callable[..., float]) -> list[float]:
+        """A figure of several subjects' samples, round by round."""
+        rounds = [[samples[subject] for subject in subjects] for samples in self.rounds[tokens]]
+        quiet = [samples for samples in rounds if all(sample.quiet for sample in samples)]
+        return [figure(*samples) for samples in quiet or rounds]
+
+    def spread(self, tokens: int, subject: str, figure: str) -> Spread:
+        """A field of a subject's samples."""
+        return Spread.of(self.values(tokens, [subject], lambda sample: float(getattr(sample, figure))))
+
+    def ratio(self, tokens: int, one: str, other: str, figure: str) -> Spread:
+        """A field of one subject divided by that of another."""
+        return Spread.of(self.ratios(tokens, one, other, figure))
+
+    def ratios(self, tokens: int, one: str, other: str, figure: str) -> list[float]:
+        return self.values(tokens, [one, other], lambda a, b: getattr(a, figure) / getattr(b, figure))
+
+    def above(self, tokens: int, one: str, other: str, figure: str) -> Spread:
+        """A field of one subject less that of another."""
+        return Spread.of(self.values(tokens, [one, other], lambda a, b: getattr(a, figure) - getattr(b, figure)))

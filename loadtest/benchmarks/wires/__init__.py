@@ -1,0 +1,1 @@
+"""Empty servers side by side: what a wire alone costs."""

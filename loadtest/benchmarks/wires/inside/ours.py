@@ -1,0 +1,87 @@
+"""An empty handler behind our own connections: `python ours.py http|grpc PORT`.
+
+The one file of this package that knows the server from within: it is run in a process of its own and never imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from serving.http.exchange import HttpReply, HttpRequest
+
+HOST = "127.0.0.1"
+REPLY = b"x" * 5120
+
+
+def _ignored(*_: object, **__: object) -> None:
+    """Counts and logs no error: there are none."""
+
+
+async def http(port: int) -> None:
+    """A hot route, which the connection calls past ASGI."""
+    from serving.http.api import Api  # noqa: PLC0415  either subject alone
+    from serving.http.app import App  # noqa: PLC0415
+    from serving.http.routes import HotRoute, Router  # noqa: PLC0415
+
+    from serving.http.exchange import OCTETS, HttpReply  # noqa: PLC0415
+    from serving.http.listener import HttpListener  # noqa: PLC0415
+
+    router = Router("wires")
+
+    @router.post("/", summary="nothing", kind=HotRoute)
+    async def empty(_: Api, __: HttpRequest) -> HttpReply:
+        return HttpReply(REPLY, content_type=OCTETS)
+
+    nothing: Any = SimpleNamespace()  # what an empty handler never asks
+    settings = Settings.load([], {})
+    api = Api(nothing, nothing, nothing, settings, nothing, dict, bytes, "", _ignored)
+    app = App(api, [router], documented=False)
+    await HttpListener(app, _opened(port), settings, closing=lambda: False).start()
+    await asyncio.Event().wait()
+
+
+class _Bytes:
+    """A message that is its bytes."""
+
+    data = b""
+
+    def ParseFromString(self, data: bytes) -> None:  # noqa: N802  protobuf's names
+        self.data = data
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return REPLY
+
+
+async def grpc(port: int) -> None:
+    """A unary method."""
+    from serving.grpc.connection import GrpcConnection  # noqa: PLC0415
+    from serving.grpc.dispatch import CallDispatch  # noqa: PLC0415
+
+    from serving.grpc.calls import Method  # noqa: PLC0415  either subject alone
+    from serving.net.acceptor import Acceptor  # noqa: PLC0415
+
+    async def empty(message: _Bytes, _: object) -> _Bytes:
+        return message
+
+    kind: Any = _Bytes
+    unary: Any = empty
+    dispatch = CallDispatch({"/wires.Wires/Echo": Method(kind, unary=unary)}, Settings.load([], {}), _ignored)
+    await Acceptor(_opened(port), lambda: GrpcConnection(dispatch), None, "h2").start()
+    await asyncio.Event().wait()
+
+
+def _opened(port: int) -> socket.socket:
+    return socket.create_server((HOST, port))
+
+
+if __name__ == "__main__":
+    uvloop.run({"http": http, "grpc": grpc}[sys.argv[1]](int(sys.argv[2])))

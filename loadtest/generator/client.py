@@ -1,0 +1,130 @@
+"""The closed loop's client of every server: `python -m loadtest.generator.client` measures when asked (child.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from loadtest.errors import BenchError
+from loadtest.generator.child import answer
+from loadtest.generator.closed_loop import Lane, connect, measure
+from loadtest.generator.forms import FORMS
+from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
+from loadtest.generator.http1 import HttpWire, post_bytes
+from loadtest.generator.http2 import GrpcWire, prefixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loadtest.generator.wire import Reply
+
+    Texts = dict[str, list[str]]
+
+HOST = "127.0.0.1"
+GRPC, GRPC_BYTES = "grpc", "grpc bytes"
+_GRPC_CONNECTIONS = 4
+"""Calls side by side share so many connections, as clients of gRPC do."""
+
+
+class _Http:
+    """Requests to one server over HTTP."""
+
+    def __init__(self, form: str, port: int, path: str, hidden_size: int, texts: Texts) -> None:
+        self._port = port
+        self._form = FORMS[form]
+        self._hidden_size = hidden_size
+        self._requests = {int(tokens): [self._request(path, text) for text in texts[tokens]] for tokens in texts}
+
+    def vectors(self, tokens: int, count: int) -> list[list[float]]:
+        with contextlib.ExitStack() as stack:
+            lane = self._lane(stack, tokens)
+            bodies = [lane.exchange(request).body for request in self._requests[tokens][:count]]
+        return [self._form.vector(body, self._hidden_size) for body in bodies]
+
+    def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            lanes = [self._lane(stack, tokens) for _ in range(connections)]
+            return dataclasses.asdict(measure(lanes, self._requests[tokens], connections, warm_up_s, seconds))
+
+    def _request(self, path: str, text: str) -> bytes:
+        headers, body = self._form.request(text)
+        return post_bytes(f"{HOST}:{self._port}", path, body, headers=headers)
+
+    def _lane(self, stack: contextlib.ExitStack, tokens: int) -> Lane:
+        check = self._form.check(self._hidden_size, tokens)
+        return Lane(stack.enter_context(connect(HOST, self._port)), HttpWire(), check)
+
+
+class _Grpc:
+    """Requests over gRPC, to one model of a server or with bytes of any kind to any method."""
+
+    def __init__(self, form: str, port: int, place: str, hidden_size: int, texts: Texts) -> None:
+        self._port = port
+        self._method = METHOD if form == GRPC else place
+        self._is_embedding = form == GRPC
+        self._size = hidden_size
+        self._messages = {
+            int(tokens): [prefixed(request_bytes(place, text) if form == GRPC else text.encode()) for text in group]
+            for tokens, group in texts.items()
+        }
+
+    def vectors(self, tokens: int, count: int) -> list[list[float]]:
+        vectors = []
+        for message in self._messages[tokens][:count]:
+            check = ReplyCheck(self._size)  # texts of one length may have ids of several
+            with contextlib.ExitStack() as stack:
+                vectors.append(check.vector(self._lane(stack, check.check).exchange(message).body))
+        return vectors
+
+    def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
+        messages = self._messages[tokens]
+        check = ReplyCheck(self._size).check if self._is_embedding else self._check_size
+        with contextlib.ExitStack() as stack:
+            lanes = [self._lane(stack, check) for _ in range(min(connections, _GRPC_CONNECTIONS))]
+            for lane in lanes:
+                lane.exchange(messages[0])  # the settings of both sides are known from here on
+            return dataclasses.asdict(measure(lanes, messages, connections, warm_up_s, seconds))
+
+    def _check_size(self, reply: Reply) -> None:
+        if reply.fault or len(reply.body) < self._size:
+            raise BenchError(f"a wrong reply over gRPC ({len(reply.body)} bytes): {reply.fault}")
+
+    def _lane(self, stack: contextlib.ExitStack, check: Callable[[Reply], None]) -> Lane:
+        wire = GrpcWire(f"{HOST}:{self._port}", self._method)
+        return Lane(stack.enter_context(connect(HOST, self._port)), wire, check)
+
+
+class Clients:
+    """A client for each way to each server."""
+
+    def __init__(self) -> None:
+        """Starts with none; see `open`."""
+        self._clients: dict[str, _Http | _Grpc] = {}
+
+    def open(self, way: str, form: str, port: int, place: str, hidden_size: int, texts: Texts) -> None:
+        """Makes the requests of a way.
+
+        Args:
+            way: Its name, for `vectors` and `measure`.
+            form: `grpc`, `grpc bytes` or one of `FORMS`.
+            port: Of the server.
+            place: The path of HTTP; of gRPC the model, or with `grpc bytes` the method.
+            hidden_size: Numbers in an embedding, or bytes in a reply.
+            texts: Texts by their number of tokens.
+        """
+        kind = _Grpc if form in {GRPC, GRPC_BYTES} else _Http
+        self._clients[way] = kind(form, port, place, hidden_size, texts)
+
+    def vectors(self, way: str, tokens: int, count: int) -> Sequence[Sequence[float]]:
+        """The embeddings of the first `count` texts of that length."""
+        return self._clients[way].vectors(tokens, count)
+
+    def measure(self, way: str, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
+        """Keeps one request under way on each connection; returns a `Sample`'s fields."""
+        return self._clients[way].measure(connections, tokens, warm_up_s, seconds)
+
+
+if __name__ == "__main__":
+    clients = Clients()
+    answer({"open": clients.open, "vectors": clients.vectors, "measure": clients.measure})

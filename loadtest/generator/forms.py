@@ -1,0 +1,91 @@
+"""How a server is asked for an embedding over HTTP, and where the vector stands in its reply."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loadtest.generator.wire import Reply
+
+_FLOAT_BYTES = 4
+_SHOWN_BYTES = 400
+
+
+@dataclass(slots=True, frozen=True)
+class Form:
+    """A way to ask over HTTP.
+
+    Attributes:
+        request: The body that asks for a text's embedding, and the header lines that go with it.
+        vector: The embedding in the body of a reply, given the number of its numbers.
+        edges: What the body of a reply begins and ends with.
+        number_bytes: A reply has at least so many for each number.
+        counts: Whether a reply's header must tell the tokens.
+    """
+
+    request: Callable[[str], tuple[str, bytes]]
+    vector: Callable[[bytes, int], list[float]]
+    edges: tuple[bytes, bytes]
+    number_bytes: int
+    counts: bool = False
+
+    def check(self, size: int, tokens: int) -> Callable[[Reply], None]:
+        """What raises BenchError for a reply that holds no embedding of so many numbers."""
+        least, (begin, end) = self.number_bytes * size, self.edges
+        header = b"\r\nx-compute-tokens: %d\r\n" % tokens if self.counts else b""
+
+        def check(reply: Reply) -> None:
+            body = reply.body
+            is_right = not reply.fault and len(body) >= least and body.startswith(begin) and body.endswith(end)
+            if not is_right or header not in reply.head:
+                shown = (reply.head + body)[:_SHOWN_BYTES].decode("utf-8", "replace")
+                raise BenchError(f"a wrong reply over HTTP ({len(body)} bytes, expected an embedding):\n{shown}")
+
+        return check
+
+
+def _json(body: object) -> tuple[str, bytes]:
+    return "", json.dumps(body).encode()
+
+
+def _v2_request(text: str) -> tuple[str, bytes]:
+    """Tensors behind the JSON in both directions, as Triton's own client has it by default."""
+    data = text.encode()
+    tensor = struct.pack("<I", len(data)) + data
+    size = {"binary_data_size": len(tensor)}
+    head = json.dumps(
+        {
+            "inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "parameters": size}],
+            "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+        }
+    ).encode()
+    return f"Inference-Header-Content-Length: {len(head)}\r\n", head + tensor
+
+
+def _v2_vector(body: bytes, hidden_size: int) -> list[float]:
+    return list(struct.unpack(f"<{hidden_size}f", body[-_FLOAT_BYTES * hidden_size :]))
+
+
+_EMBED = Form(lambda text: _json({"inputs": text}), lambda body, _: list(json.loads(body)[0]), (b"[[", b"]]"), 2)
+FORMS = {
+    "ours": dataclasses.replace(_EMBED, counts=True),
+    "embed": _EMBED,
+    "v2": Form(_v2_request, _v2_vector, (b"{", b""), _FLOAT_BYTES),
+    "openai": Form(
+        lambda text: _json({"model": "minilm", "input": text}),
+        lambda body, _: list(json.loads(body)["data"][0]["embedding"]),
+        (b"{", b"}"),
+        2,
+    ),
+    "bytes": Form(lambda text: ("", text.encode()), lambda _, __: [], (b"", b""), 1),
+}
+"""`POST /embed` of ours and of a plain application, the Open Inference Protocol with binary tensors, the OpenAI API;
+and for empty servers a body of any kind, whose size is all that is expected of the reply."""

@@ -1,0 +1,141 @@
+"""The server beside the raw engine, without either: what is compared with what, and what the page says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.benchmarks.__main__ import BENCHMARKS
+from loadtest.benchmarks.raw_engine import OPTIONS, ways
+from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.server import (
+    CONNECTIONS,
+    PROTOCOLS,
+    busiest_raw,
+    fastest_raw,
+    over_raw_ms,
+    percent_of_raw,
+    targets,
+)
+from loadtest.benchmarks.store import Store
+from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.report.sample import Sample, Spread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadtest.benchmarks.turns import Round
+
+USAGE = {"ready_s": 2.0, "server_mb": 100.0, "engine_mb": 200.0, "idle_percent": 0.1, "cores": 2}
+
+
+def sample(p50_ms: float = 1.0, per_s: float = 100.0, others_percent: float = 1.0) -> Sample:
+    """A sample of which a test names what matters."""
+    return Sample(200, 250, per_s, p50_ms, 2 * p50_ms, 50.0, 100.0, 400.0, others_percent)
+
+
+def round_of() -> Round:
+    """Every subject, raw engines at 1 ms and 100 texts a second, the server at 1.4 ms and 90."""
+    raw = {f"raw {way} {options}": sample() for options in OPTIONS for way in ways(batch_invariant=False)}
+    return raw | {f"{protocol} {count}": sample(1.4, 90.0) for protocol in PROTOCOLS for count in CONNECTIONS}
+
+
+def samples(*lengths: int) -> Samples:
+    """Two rounds of each length."""
+    return Samples({tokens: [round_of(), round_of()] for tokens in lengths or (8, 128)})
+
+
+def test_the_better_raw_engine_is_the_baseline() -> None:
+    """The baseline is not handicapped: the fastest options count for latency, the busiest way for throughput."""
+    made = Samples(
+        {
+            8: [
+                {
+                    "raw wide served": sample(1.2, 800),
+                    "raw wide default": sample(1.0, 900),
+                    "raw narrow served": sample(0.1, 1000),
+                }
+            ]
+        }
+    )
+    assert fastest_raw(made, 8) == "raw wide default"
+    assert busiest_raw(made, 8) == "raw narrow served"
+
+
+def test_subjects_are_compared_within_a_round() -> None:
+    """A round in which the whole machine was slow changes neither difference nor share."""
+    rounds = [
+        {
+            "raw wide served": sample(slow, 1000 / slow),
+            "raw wide default": sample(2 * slow, 10),
+            "HTTP 1": sample(slow + 0.25, 800 / slow),
+        }
+        for slow in (1.0, 10.0, 1.0)
+    ]
+    assert over_raw_ms(Samples({8: rounds}), 8, "HTTP") == Spread(0.25, 0.25, 0.25, 3)
+    assert percent_of_raw(Samples({8: rounds}), 8, "HTTP", 1).median == pytest.approx(80)
+
+
+def test_disturbed_measurements_count_only_where_there_is_no_quiet_one() -> None:
+    """While others use the machine neither side's figures say anything, unless they are all there is."""
+    rounds = [
+        {
+            "raw wide served": sample(1.0 + raw, others_percent=raw),
+            "raw wide default": sample(1000.0),
+            "HTTP 1": sample(1.5 + own, others_percent=own),
+            "HTTP 8": sample(2.0, others_percent=60.0),
+        }
+        for own, raw in ((0.0, 0.0), (50.0, 0.0), (0.0, 50.0))
+    ]
+    made = Samples({8: rounds})
+    assert over_raw_ms(made, 8, "HTTP") == Spread(0.5, 0.5, 0.5, 1)
+    assert made.spread(8, "HTTP 1", "p50_ms") == Spread(1.5, 1.5, 1.5, 2)
+    assert made.spread(8, "HTTP 8", "p50_ms") == Spread(2.0, 2.0, 2.0, 3)
+
+
+def test_the_targets_are_the_specification_s() -> None:
+    """A fast server meets all of them, and each says what was found."""
+    judged = targets(samples(), USAGE)
+    assert [target.met for target in judged] == [True] * 6
+    assert judged[0].result == "0.40 ms"
+    assert judged[2].result == "90%"
+    assert judged[4].result == "300 MB (100 + 200)"
+
+
+def test_a_missed_target_is_seen() -> None:
+    """Too slow, too large, too late: each is reported by itself."""
+    slow = samples()
+    for rounds in slow.rounds.values():
+        for one in rounds:
+            one.update({"HTTP 1": sample(1.46, 84.0), "gRPC 32": sample(1.46, 84.0)})
+    missed = [target for target in targets(slow, {**USAGE, "engine_mb": 401.0, "ready_s": 10.1}) if not target.met]
+    assert [target.what.split(",")[0] for target in missed] == [
+        "HTTP",
+        "gRPC",
+        "Resident memory of server and engine after the load",
+        "Start to READY",
+    ]
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    """A run over other lengths leaves the targets open."""
+    assert [target.met for target in targets(samples(32), None)] == [None] * 4
+
+
+def test_the_page_has_a_row_for_each_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal and page show every length, the medians, the machine and the command."""
+    facts = {"machine": {"CPU": "a processor"}, "model": "minilm", "version": "1", "seconds": 0.4}
+    store = Store(tmp_path / "bench.json", facts, {"usage": USAGE}, "the command")
+    for tokens in (8, 128):
+        store.keep(round_name(1, tokens), {subject: asdict(replace(one)) for subject, one in round_of().items()})
+    assert main(BENCHMARKS, ["server", "--page-only", "--out", str(store.path)]) == 0
+    page = store.path.with_suffix(".md").read_text()
+    assert "+0.40" in page
+    assert "+0.40" in capsys.readouterr().out
+    assert "CPU: a processor" in page
+    assert "`the command`" in page
+    latency = page.split("## Latency")[1].split("##")[0]
+    assert [line.split("|")[1].strip() for line in latency.splitlines() if line.startswith("|")][2:] == ["8", "128"]
+    assert len({line.count("|") for line in latency.splitlines() if line.startswith("|")}) == 1
