@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loadtest.benchmarks.peers.triton import isolated
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import ServerProcess, free_ports
-from loadtest.benchmarks.turns import Samples, Turn, measure_round
+from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child, module_environment
 from loadtest.generator.client import GRPC_BYTES
@@ -86,7 +86,7 @@ class WiresBenchmark(Benchmark):
 
     def steps(self) -> Iterator[Step]:
         for number in range(1, self.options.rounds + 1):
-            yield f"round {number}, {_GROUP} tokens", self._round
+            yield round_name(number, _GROUP), self._round
 
     @cached_property
     def _turns(self) -> list[Turn]:

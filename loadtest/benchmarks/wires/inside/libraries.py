@@ -124,7 +124,7 @@ def grpclib(port: int) -> None:
     from grpclib.encoding.base import CodecBase  # noqa: PLC0415
     from grpclib.server import Server  # noqa: PLC0415
 
-    class Bytes(CodecBase):  # type: ignore[misc]  untyped where grpclib is not installed
+    class Bytes(CodecBase):  # type: ignore[misc]  # it has no types
         """Messages as they are."""
 
         __content_subtype__ = "proto"

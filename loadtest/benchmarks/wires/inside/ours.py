@@ -9,14 +9,20 @@ import asyncio
 import socket
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
+from serving.grpc.calls import Method
+from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import CallDispatch
+from serving.http.api import Api
+from serving.http.app import App
+from serving.http.exchange import OCTETS, HttpReply, HttpRequest
+from serving.http.listener import HttpListener
+from serving.http.routes import HotRoute, Router
+from serving.net.acceptor import Acceptor
 from serving.settings import Settings
-
-if TYPE_CHECKING:
-    from serving.http.exchange import HttpReply, HttpRequest
 
 HOST = "127.0.0.1"
 REPLY = b"x" * 5120
@@ -28,19 +34,12 @@ def _ignored(*_: object, **__: object) -> None:
 
 async def http(port: int) -> None:
     """A hot route, which the connection calls past ASGI."""
-    from serving.http.api import Api  # noqa: PLC0415  either subject alone
-    from serving.http.app import App  # noqa: PLC0415
-    from serving.http.routes import HotRoute, Router  # noqa: PLC0415
-
-    from serving.http.exchange import OCTETS, HttpReply  # noqa: PLC0415
-    from serving.http.listener import HttpListener  # noqa: PLC0415
-
     router = Router("wires")
 
-    @router.post("/", summary="nothing", kind=HotRoute)
     async def empty(_: Api, __: HttpRequest) -> HttpReply:
         return HttpReply(REPLY, content_type=OCTETS)
 
+    router.post("/", summary="nothing", kind=HotRoute)(empty)
     nothing: Any = SimpleNamespace()  # what an empty handler never asks
     settings = Settings.load([], {})
     api = Api(nothing, nothing, nothing, settings, nothing, dict, bytes, "", _ignored)
@@ -63,11 +62,6 @@ class _Bytes:
 
 async def grpc(port: int) -> None:
     """A unary method."""
-    from serving.grpc.connection import GrpcConnection  # noqa: PLC0415
-    from serving.grpc.dispatch import CallDispatch  # noqa: PLC0415
-
-    from serving.grpc.calls import Method  # noqa: PLC0415  either subject alone
-    from serving.net.acceptor import Acceptor  # noqa: PLC0415
 
     async def empty(message: _Bytes, _: object) -> _Bytes:
         return message
