@@ -1,17 +1,15 @@
 """The error tree and its table: every failure a client can see, with its status on each wire.
 
     BertserveError
-    ├── InvalidRequest ── MalformedRequest, EmptyInput, WrongTask, ModelNotNamed, RouteNotFound, MethodNotAllowed,
-    │                     UnsupportedMediaType, BodyTooLarge, HeadersTooLarge, SlowRequest, ModelNotFound,
-    │                     ServiceNotFound, VersionRefused, Unauthenticated, Forbidden, Unsupported, ClientGone
+    ├── InvalidRequest: the client's own, and what the operator has not switched on
     ├── Overloaded
     ├── DeadlineExceeded
     ├── Unavailable ── NotReady, EngineLost, VersionNotLoaded
     └── InternalError ── EngineFault, NonFiniteOutput
 
-A class carries its `reason`, HTTP status, gRPC code and whether trying again can help. A message is made
-from a template that names the field, the limit and the size received; it never repeats received text.
-The mapping follows google.rpc.Code where that has a counterpart.
+Each class states its reason, HTTP status and gRPC code where it differs from its parent's. A message is made from a
+template that names the field, the limit and the size received; it never repeats received text. The mapping follows
+google.rpc.Code where that has a counterpart. Errors that no client sees stand at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +24,12 @@ class BertserveError(Exception):
     reason: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
-    retryable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, reason: str = "", http: int = 0, grpc: str = "") -> None:
+        super().__init_subclass__()
+        cls.reason = reason or cls.reason
+        cls.http_status = http or cls.http_status
+        cls.grpc_code = grpc or cls.grpc_code
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, jitter: float = 0.0) -> None:
         """Makes the failure.
@@ -48,186 +51,100 @@ class BertserveError(Exception):
         return None if self.retry_after_s is None else math.ceil(self.retry_after_s * (1 + self._jitter) * 1e3)
 
 
-class InvalidRequest(BertserveError):
+class InvalidRequest(BertserveError, reason="invalid_request", http=422, grpc="INVALID_ARGUMENT"):
     """The request was understood and breaks the schema or a limit."""
 
-    reason = "invalid_request"
-    http_status = 422
-    grpc_code = "INVALID_ARGUMENT"
 
-
-class MalformedRequest(InvalidRequest):
+class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
     """The bytes could not be parsed."""
 
-    reason = "malformed_request"
-    http_status = 400
 
-
-class EmptyInput(InvalidRequest):
+class EmptyInput(InvalidRequest, reason="empty_input"):
     """A list of inputs without an element."""
 
-    reason = "empty_input"
 
-
-class WrongTask(InvalidRequest):
+class WrongTask(InvalidRequest, reason="wrong_task", http=400):
     """The model exists and does something else."""
 
-    reason = "wrong_task"
-    http_status = 400
 
-
-class ModelNotNamed(InvalidRequest):
+class ModelNotNamed(InvalidRequest, reason="model_not_named", http=400):
     """Several models could answer, none of them is the default, and the request names none."""
 
-    reason = "model_not_named"
-    http_status = 400
 
-
-class RouteNotFound(InvalidRequest):
+class RouteNotFound(InvalidRequest, reason="not_found", http=404, grpc="UNIMPLEMENTED"):
     """No such path."""
 
-    reason = "not_found"
-    http_status = 404
-    grpc_code = "UNIMPLEMENTED"
 
-
-class ModelNotFound(InvalidRequest):
+class ModelNotFound(InvalidRequest, reason="model_not_found", http=404, grpc="NOT_FOUND"):
     """No model or version of that name is served."""
 
-    reason = "model_not_found"
-    http_status = 404
-    grpc_code = "NOT_FOUND"
 
-
-class ServiceNotFound(InvalidRequest):
+class ServiceNotFound(InvalidRequest, reason="service_not_found", http=404, grpc="NOT_FOUND"):
     """The health service was asked about a service that is not offered."""
 
-    reason = "service_not_found"
-    http_status = 404
-    grpc_code = "NOT_FOUND"
 
-
-class VersionRefused(InvalidRequest):
+class VersionRefused(InvalidRequest, reason="version_refused", http=400, grpc="FAILED_PRECONDITION"):
     """A version was asked for that must not or cannot be served; what is there serves on."""
 
-    reason = "version_refused"
-    http_status = 400
-    grpc_code = "FAILED_PRECONDITION"
+
+class Unauthenticated(InvalidRequest, reason="invalid_api_key", http=401, grpc="UNAUTHENTICATED"):
+    """The server has API keys and the request brings none of them; the reason is OpenAI's word for it."""
 
 
-class Unauthenticated(InvalidRequest):
-    """The server has API keys and the request brings none of them; the reason is the word that OpenAI has for it."""
-
-    reason = "invalid_api_key"
-    http_status = 401
-    grpc_code = "UNAUTHENTICATED"
-
-
-class Forbidden(InvalidRequest):
+class Forbidden(InvalidRequest, reason="forbidden", http=403, grpc="PERMISSION_DENIED"):
     """What the operator has not switched on."""
 
-    reason = "forbidden"
-    http_status = 403
-    grpc_code = "PERMISSION_DENIED"
 
-
-class Unsupported(InvalidRequest):
+class Unsupported(InvalidRequest, reason="unsupported", http=501, grpc="UNIMPLEMENTED"):
     """A part of a protocol that this server leaves out."""
 
-    reason = "unsupported"
-    http_status = 501
-    grpc_code = "UNIMPLEMENTED"
 
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, reason="method_not_allowed", http=405, grpc="UNIMPLEMENTED"):
     """The path exists for other methods, which `allowed` names as the header Allow does."""
-
-    reason = "method_not_allowed"
-    http_status = 405
-    grpc_code = "UNIMPLEMENTED"
 
     def __init__(self, message: str, *, allowed: str = "") -> None:
         super().__init__(message)
         self.allowed = allowed
 
 
-class SlowRequest(InvalidRequest):
+class SlowRequest(InvalidRequest, reason="slow_request", http=408, grpc="DEADLINE_EXCEEDED"):
     """Headers or body did not arrive in time."""
 
-    reason = "slow_request"
-    http_status = 408
-    grpc_code = "DEADLINE_EXCEEDED"
 
-
-class BodyTooLarge(InvalidRequest):
+class BodyTooLarge(InvalidRequest, reason="body_too_large", http=413, grpc="RESOURCE_EXHAUSTED"):
     """More bytes than `body_limit_bytes`."""
 
-    reason = "body_too_large"
-    http_status = 413
-    grpc_code = "RESOURCE_EXHAUSTED"
 
-
-class ClientGone(InvalidRequest):
+class ClientGone(InvalidRequest, reason="client_gone", http=499, grpc="CANCELLED"):
     """The client left before its answer; nobody sees the status, the metrics count it."""
 
-    reason = "client_gone"
-    http_status = 499
-    grpc_code = "CANCELLED"
 
-
-class UnsupportedMediaType(InvalidRequest):
+class UnsupportedMediaType(InvalidRequest, reason="unsupported_media_type", http=415, grpc="UNIMPLEMENTED"):
     """A Content-Type or Content-Encoding that the route does not read."""
 
-    reason = "unsupported_media_type"
-    http_status = 415
-    grpc_code = "UNIMPLEMENTED"
 
-
-class HeadersTooLarge(InvalidRequest):
+class HeadersTooLarge(InvalidRequest, reason="headers_too_large", http=431, grpc="RESOURCE_EXHAUSTED"):
     """More header bytes or lines than the limits."""
 
-    reason = "headers_too_large"
-    http_status = 431
-    grpc_code = "RESOURCE_EXHAUSTED"
 
-
-class Overloaded(BertserveError):
+class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_EXHAUSTED"):
     """Refused before any work: the queue holds as much as it may."""
 
-    reason = "overloaded"
-    http_status = 429
-    grpc_code = "RESOURCE_EXHAUSTED"
-    retryable = True
 
-
-class DeadlineExceeded(BertserveError):
+class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before an answer was there."""
 
-    reason = "deadline_exceeded"
-    http_status = 504
-    grpc_code = "DEADLINE_EXCEEDED"
-    retryable = True
 
-
-class Unavailable(BertserveError):
+class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):
     """Not now: another replica, or this one a little later, will answer."""
 
-    reason = "unavailable"
-    http_status = 503
-    grpc_code = "UNAVAILABLE"
-    retryable = True
 
-
-class NotReady(Unavailable):
+class NotReady(Unavailable, reason="not_ready"):
     """Starting, warming up, restarting its engine or draining."""
 
-    reason = "not_ready"
 
-
-class EngineLost(Unavailable):
+class EngineLost(Unavailable, reason="engine_lost"):
     """The engine process ended while it held the request."""
-
-    reason = "engine_lost"
 
 
 class VersionNotLoaded(Unavailable):
@@ -237,19 +154,21 @@ class VersionNotLoaded(Unavailable):
 class InternalError(BertserveError):
     """Our bug; the log has the details, the client gets a bare sentence."""
 
-    reason = "internal"
 
-
-class EngineFault(InternalError):
+class EngineFault(InternalError, reason="engine_fault"):
     """The engine raised on this input and lives on."""
 
-    reason = "engine_fault"
 
-
-class NonFiniteOutput(InternalError):
+class NonFiniteOutput(InternalError, reason="non_finite_output"):
     """The engine answered NaN or infinity; such numbers are never sent."""
 
-    reason = "non_finite_output"
+
+def reasons() -> list[str]:
+    """The reason of every class of the tree, in alphabetical order."""
+    kinds: list[type[BertserveError]] = [BertserveError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return sorted({kind.reason for kind in kinds})
 
 
 class BundleError(Exception):
@@ -278,11 +197,3 @@ class StartupError(Exception):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def reasons() -> list[str]:
-    """The reason of every class of the tree, in alphabetical order."""
-    kinds: list[type[BertserveError]] = [BertserveError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return sorted({kind.reason for kind in kinds})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from export.errors import ExportError
 from serving.models.manifest import TOKENIZER
-from serving.models.staging_dir import Aside
+from serving.models.staging_dir import StagingDir
 from serving.models.verified_dir import digest
 from serving.records import POSITIONS
 from serving.scheduling.buckets import bucket_for
@@ -108,8 +108,8 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
     for name in names:
         if (out / name).exists():
             raise ExportError(f"{out / name} is there already: remove it, or name another directory for --triton")
-    with _aside(out) as aside:
-        staged = aside.path
+    with _staging(out) as staging:
+        staged = staging.path
         for name, artifact in engines.items():
             _write_engine(staged / name, bundle, artifact)
         if manifest.model in names:
@@ -293,12 +293,12 @@ def _start(folder: Path, config: Message, manifest: Manifest) -> Path:
     return version
 
 
-def _aside(out: Path) -> Aside:
+def _staging(out: Path) -> StagingDir:
     """A hidden directory on the file system of `out`.
 
     It lies beside `out`, because Triton takes any directory inside for a model, unless that is another disk.
     """
-    return Aside(out if out.is_mount() else out.parent, f".{out.name}.staging-")
+    return StagingDir(out if out.is_mount() else out.parent, f".{out.name}.staging-")
 
 
 def _publish(staged: Path, out: Path, names: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """The model bundle: `<repository>/<model>/<version>/`, what `export` writes and `serve` opens.
 
-A bundle is data from outside. `open_bundle` refuses it unless the manifest is well-formed, the directory
-holds exactly the files that it lists, every file is a plain file with the listed size and SHA-256, every
-ONNX file passes `onnx_scan` and takes and answers what the manifest says, and every TensorRT engine passes
-`plan_scan`. Nothing here needs the library of an engine. `BundleWriter` makes a bundle visible in one step.
+A bundle is data from outside. `open_bundle` refuses it unless the manifest is well-formed, the directory holds exactly
+the files that it lists, every file is a plain file with the listed size and SHA-256, and every artifact passes
+`artifact_scan` and is what the manifest says. Nothing here needs the library of an engine. `BundleWriter` makes a
+bundle visible in one step.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 from serving.errors import BundleError
 from serving.models import verified_dir
+from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
 from serving.models.manifest import ENGINE_GRAPH, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
-from serving.models.onnx_scan import UnsafeModelError, check_model_file
-from serving.models.plan_scan import UnfitPlanError, check_plan_file
-from serving.models.verified_dir import SealError, Staging, digest
+from serving.models.staging_dir import StagedVersion
+from serving.models.verified_dir import UnverifiedError, digest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.manifest import Artifact
+    from serving.records import EngineBuild
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,11 +75,11 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: The bundle is not what its manifest says, or holds what must not be served.
     """
-    return _verify(path, path.parent.name, path.name)
+    return _verified(read_bundle(path))
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Reads a bundle's manifest and looks at nothing else of it, for whoever lets it be verified afterwards.
+    """Reads a bundle's manifest and looks at nothing else of it; somebody else verifies it afterwards.
 
     Args:
         path: `<repository>/<model>/<version>`.
@@ -92,57 +93,57 @@ def read_bundle(path: Path) -> Bundle:
 def _read(path: Path, model: str, version: str) -> Bundle:
     try:
         manifest, sha256 = verified_dir.read(path, MANIFEST, Manifest)
-    except SealError as error:
+    except UnverifiedError as error:
         raise BundleError(f"bundle {path}: {error}") from error
-    if (wrong := problem(manifest, model, version)) is not None:
-        raise BundleError(f"bundle {path}: {MANIFEST}: {wrong}")
+    if (broken := problem(manifest, model, version)) is not None:
+        raise BundleError(f"bundle {path}: {MANIFEST}: {broken}")
     return Bundle(path, manifest, sha256)
 
 
-def _verify(path: Path, model: str, version: str) -> Bundle:
-    bundle = _read(path, model, version)
+def _verified(bundle: Bundle) -> Bundle:
+    path, manifest = bundle.path, bundle.manifest
+    graphs = [ENGINE_GRAPH] if bundle.has_engine_graph else []
+    builds = {artifact.file: artifact.engine for artifact in manifest.artifacts} | dict.fromkeys(graphs)
     try:
-        _check(path, bundle.manifest)
-    except SealError as error:
+        verified_dir.check(path, MANIFEST, manifest.entries())
+        for file, build in builds.items():
+            check_artifact(path / file, manifest, build)
+    except UnverifiedError as error:
         raise BundleError(f"bundle {path}: {error}") from error
     return bundle
 
 
-def _check(path: Path, manifest: Manifest) -> None:
-    verified_dir.check(path, MANIFEST, manifest.entries())
-    for artifact in manifest.artifacts:
-        try:
-            _check_artifact(path / artifact.file, artifact, manifest)
-        except (UnsafeModelError, UnfitPlanError) as error:
-            raise SealError(f"{artifact.file} {error}") from error
-    if any(entry.file == ENGINE_GRAPH for entry in manifest.files):
-        try:
-            _check_graph(path / ENGINE_GRAPH, manifest)
-        except UnsafeModelError as error:
-            raise SealError(f"{ENGINE_GRAPH} {error}") from error
+def check_artifact(path: Path, manifest: Manifest, build: EngineBuild | None) -> None:
+    """Looks into a graph or, with `build`, an engine whose digest is right, and holds it against the manifest.
 
-
-def _check_artifact(path: Path, artifact: Artifact, manifest: Manifest) -> None:
-    """Looks into an artifact whose digest is right, and holds it against the manifest."""
-    if artifact.engine is not None:
-        check_plan_file(path, artifact.engine)
-    else:
-        _check_graph(path, manifest)
+    Raises:
+        UnverifiedError: It holds what must not be served, or is something else than the manifest says.
+    """
+    try:
+        if build is not None:
+            check_plan_file(path, build)
+        else:
+            _check_graph(path, manifest)
+    except UnsafeArtifactError as error:
+        raise UnverifiedError(f"{path.name} {error}") from error
 
 
 def _check_graph(path: Path, manifest: Manifest) -> None:
     graph = check_model_file(path)
-    for kind, found, said in (("inputs", graph.inputs, manifest.inputs), ("outputs", graph.outputs, manifest.outputs)):
-        if [tuple(tensor) for tensor in found] != [(spec.name, spec.dtype, spec.shape) for spec in said]:
-            raise UnsafeModelError(f"has other {kind} than the manifest says")
-    if graph.words - {manifest.vocab_size}:
-        raise UnsafeModelError(f"knows {max(graph.words)} words, the manifest says {manifest.vocab_size}")
+    for kind, tensors, specs in (
+        ("inputs", graph.inputs, manifest.inputs),
+        ("outputs", graph.outputs, manifest.outputs),
+    ):
+        if [tuple(tensor) for tensor in tensors] != [(spec.name, spec.dtype, spec.shape) for spec in specs]:
+            raise UnsafeArtifactError(f"has other {kind} than the manifest says")
+    if graph.vocabularies - {manifest.vocab_size}:
+        raise UnsafeArtifactError(f"knows {max(graph.vocabularies)} words, the manifest says {manifest.vocab_size}")
 
 
-class BundleWriter(Staging):
-    """Builds a bundle aside and moves it into place whole.
+class BundleWriter(StagedVersion):
+    """Builds a bundle in a staging directory and moves it into place whole.
 
-    Used as `Staging` is:
+    Used as `StagedVersion` is:
 
         with BundleWriter(Path("models"), "minilm") as writer:
             (writer.path / "model.fp32.onnx").write_bytes(...)
@@ -160,5 +161,5 @@ class BundleWriter(Staging):
     def publish(self, manifest: Manifest) -> Bundle:
         """Writes the manifest, verifies the whole, makes it durable and moves it into place."""
         verified_dir.write(self.path, MANIFEST, manifest)
-        bundle = _verify(self.path, self.model, str(self.version))
+        bundle = _verified(_read(self.path, self.model, str(self.version)))
         return Bundle(self.move(), manifest, bundle.sha256)

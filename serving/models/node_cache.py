@@ -9,7 +9,6 @@ served, or refused, as if there were no cache.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import threading
@@ -21,10 +20,10 @@ import msgspec
 
 from serving import host
 from serving.models import verified_dir
-from serving.models.bundle import file_entry
+from serving.models.bundle import check_artifact, file_entry
 from serving.models.manifest import GPUS, Accuracy, Artifact, FileEntry, Invariance, Parity, problem
-from serving.models.plan_scan import UnfitPlanError, check_plan_file
-from serving.models.verified_dir import SealError, Staging, versions
+from serving.models.staging_dir import StagedVersion, attempted
+from serving.models.verified_dir import UnverifiedError, versions
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Target
-    from serving.records import EngineBuild
 
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1
@@ -49,9 +47,6 @@ _DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
 _KEPT = 3
 """Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
 started, and has itself added its costs and its kernels since."""
-
-_ATTEMPTS = 10
-"""Other processes may publish in between as often."""
 
 _SHOWN_DIGITS = 12
 
@@ -132,7 +127,7 @@ def libraries_of(target: Target) -> dict[str, str]:
 
 
 class CacheError(Exception):
-    """What the cache holds of a bundle must not be used; the message names the place and says why."""
+    """What the cache holds of a bundle must not be used; the message names the directory and says why."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,13 +152,13 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
     Raises:
         CacheError: What it holds is of another bundle, damaged, or must not be used.
     """
-    place = root / bundle.manifest.model / str(bundle.manifest.version)
+    directory = root / bundle.manifest.model / str(bundle.manifest.version)
     try:
-        _check_place(place)
-        found = versions(place) if place.is_dir() else []
-        return _verified(place / str(found[-1]), bundle) if found else None
-    except (SealError, OSError) as error:
-        raise CacheError(f"cache {place}: {error}") from error
+        _check_directory(directory)
+        numbers = versions(directory) if directory.is_dir() else []
+        return _verified(directory / str(numbers[-1]), bundle) if numbers else None
+    except (UnverifiedError, OSError) as error:
+        raise CacheError(f"cache {directory}: {error}") from error
 
 
 def with_engines(root: Path, bundle: Bundle) -> Bundle:
@@ -207,10 +202,10 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
     return replace(bundle, manifest=manifest, made_here=tuple((artifact, entry.path) for artifact in made))
 
 
-class CacheWriter(Staging):
-    """Makes the next entry of a bundle aside and moves it into place whole.
+class CacheWriter(StagedVersion):
+    """Makes the next entry of a bundle in a staging directory and moves it into place whole.
 
-    Used as `Staging` is; files are written to `path` first:
+    Used as `StagedVersion` is; files are written to `path` first:
 
         with CacheWriter(root, "minilm", 1) as writer:
             (writer.path / "model.sm75.fp16.engine").write_bytes(...)
@@ -218,17 +213,17 @@ class CacheWriter(Staging):
     """
 
     def __init__(self, root: Path, model: str, version: int) -> None:
-        """Names the place.
+        """Names the bundle's directory in the cache.
 
         Raises:
             CacheError: A link stands there.
         """
-        place = root / model / str(version)
+        directory = root / model / str(version)
         try:
-            _check_place(place)
-        except SealError as error:
-            raise CacheError(f"cache {place}: {error}") from error
-        super().__init__(place)
+            _check_directory(directory)
+        except UnverifiedError as error:
+            raise CacheError(f"cache {directory}: {error}") from error
+        super().__init__(directory)
         self._root = root
 
     def __enter__(self) -> Self:
@@ -273,15 +268,12 @@ class CacheWriter(Staging):
         made = {engine.file: engine for engine in engines} | {name: file_entry(self.path / name) for name in files}
         # A proof was of the engine that had the name before.
         judged = dict.fromkeys((engine.file for engine in engines), None) | dict(proofs or {})
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(FileExistsError):
-                return self._publish(bundle, made, judged)
-        return self._publish(bundle, made, judged)
+        return attempted(lambda: self._publish(bundle, made, judged), FileExistsError)
 
     def _publish(
         self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
     ) -> CacheEntry:
-        """The same.
+        """Publishes once.
 
         Raises:
             FileExistsError: Another process has published meanwhile, and what it brings is to be taken over too.
@@ -305,7 +297,7 @@ class CacheWriter(Staging):
         verified_dir.write(self.path, DERIVED, derived)
         try:
             _verified(self.path, bundle)
-        except SealError as error:
+        except UnverifiedError as error:
             raise CacheError(f"cache {self.path}: {error}") from error
         try:
             entry = CacheEntry(self.move(), derived)
@@ -341,38 +333,25 @@ def add_file(root: Path, bundle: Bundle, name: str, content: bytes) -> None:
         writer.publish(bundle, files=[name])
 
 
-def _check_place(place: Path) -> None:
-    """Whoever may write into the cache shall not lead elsewhere from it."""
-    for path in (place.parent, place):
+def _check_directory(directory: Path) -> None:
+    """A link that somebody put into the cache must not lead out of it."""
+    for path in (directory.parent, directory):
         if path.is_symlink():
-            raise SealError(f"{path} must be a directory, not a link")
+            raise UnverifiedError(f"{path} must be a directory, not a link")
 
 
 def _verified(path: Path, bundle: Bundle) -> CacheEntry:
     derived, _ = verified_dir.read(path, DERIVED, Derived)
-    if (wrong := _problem(derived, bundle)) is not None:
-        raise SealError(f"{DERIVED}: {wrong}")
+    if (broken := next((sentence for is_broken, sentence in _rules(derived, bundle) if is_broken), None)) is not None:
+        raise UnverifiedError(f"{DERIVED}: {broken}")
     verified_dir.check(path, DERIVED, derived.entries())
     for artifact in derived.engines:
-        if artifact.engine is not None:
-            _check_engine(path / artifact.file, artifact.engine)
+        check_artifact(path / artifact.file, bundle.manifest, artifact.engine)
     return CacheEntry(path, derived)
 
 
-def _check_engine(path: Path, build: EngineBuild) -> None:
-    try:
-        check_plan_file(path, build)
-    except UnfitPlanError as error:
-        raise SealError(f"{path.name} {error}") from error
-
-
-def _problem(derived: Derived, bundle: Bundle) -> str | None:
-    """The first rule that a manifest breaks, as half a sentence; None where it keeps all."""
-    return next((sentence for broken, sentence in _rules(derived, bundle) if broken), None)
-
-
 def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
-    """One after another, since the later ones count on the earlier."""
+    """The rules that a manifest must keep, each as half a sentence; the later ones count on the earlier."""
     manifest = bundle.manifest
     yield derived.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}"
     yield (

@@ -1,21 +1,26 @@
-"""A directory that is written aside and moved into place when it is whole, and who owns it meanwhile.
+"""Directories that are filled where nobody looks and moved into place when they are whole.
 
-Its owner holds the kernel's lock (flock) on it, which ends with the owner however that ends, so that what can be locked
-is nobody's any more. A process id in the name would not tell: containers that share a volume count processes each for
-itself, and see none of the others'.
+The owner of a staging directory holds the kernel's lock (flock) on it, which ends with the owner however that ends: a
+directory that can be locked is abandoned. A process id in the name would not tell: containers that share a volume count
+processes each for itself, and see none of the others'.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 import uuid
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -23,10 +28,23 @@ _FORGOTTEN_S = 86_400.0
 """More than any export takes."""
 
 _ATTEMPTS = 10
-"""Other processes may come in between as often, each time within the microseconds before the lock."""
+"""Other processes may come in between as often, each time within microseconds."""
+
+_PLAIN_MODE = 0o666
+"""Of a directory's permissions those that its files share: nothing in it is run."""
+
+T = TypeVar("T")
 
 
-class Aside:
+def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
+    """What an attempt returns; where another process came in between, it is made again a few times."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(*lost_races):
+            return attempt()
+    return attempt()
+
+
+class StagingDir:
     """A hidden directory of its own name.
 
     Used in a `with` block: leaving it removes what is still there, and the directories above that were made for it
@@ -37,7 +55,7 @@ class Aside:
     """
 
     def __init__(self, home: Path, prefix: str) -> None:
-        """Names the place.
+        """Names the directory.
 
         Args:
             home: Where to make it; need not be there yet.
@@ -50,7 +68,7 @@ class Aside:
         """Makes and locks the directory."""
         self._new = [folder for folder in (self._home, *self._home.parents) if not folder.exists()]
         self._sweep()
-        self.path, self._handle = self._make()
+        self.path, self._handle = attempted(self._make, FileNotFoundError, BlockingIOError)
         return self
 
     def __exit__(
@@ -64,18 +82,11 @@ class Aside:
                 folder.rmdir()
 
     def _make(self) -> tuple[Path, int]:
-        """The directory and the descriptor that locks it."""
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                return self._try()
-        return self._try()
-
-    def _try(self) -> tuple[Path, int]:
-        """The same.
+        """The directory and the descriptor that locks it.
 
         Raises:
-            FileNotFoundError: Another process removed it, or where it lies, before it was locked.
-            BlockingIOError: Another process is at that.
+            FileNotFoundError: Another process removed it, or its home, before it was locked.
+            BlockingIOError: Another process is removing it.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         path = self._home / f"{self._prefix}{uuid.uuid4().hex}"
@@ -83,17 +94,58 @@ class Aside:
         handle = _open(path)
         try:
             _lock(handle)
-            path.stat()  # from now on nobody removes it, but the lock may have been of what is no more
+            path.stat()  # from now on nobody removes it, but it may have been removed before it was locked
         except BaseException:
             os.close(handle)
             raise
         return path, handle
 
     def _sweep(self) -> None:
-        with contextlib.suppress(OSError):  # what is wrong with the place is told when something is made in it
+        with contextlib.suppress(OSError):  # what is wrong with the home is reported when something is made in it
             for leftover in self._home.iterdir():
                 if leftover.name.startswith(self._prefix):
                     _remove_abandoned(leftover)
+
+
+class StagedVersion(StagingDir):
+    """The next version below a directory; leaving the `with` block without `move` removes everything written.
+
+    Attributes:
+        version: The next number.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, ".staging-")
+
+    def __enter__(self) -> Self:
+        """Makes the hidden directory."""
+        super().__enter__()
+        self.version = max(versions(self._home), default=0) + 1
+        return self
+
+    def move(self) -> Path:
+        """Makes what was written durable and moves it into place, which is returned.
+
+        Some libraries leave files that only their owner can read. The server often runs as another user, so every file
+        gets what the process's umask gives to any.
+
+        Raises:
+            FileExistsError: Another process has moved this version into place meanwhile.
+        """
+        mode = stat.S_IMODE(self.path.stat().st_mode) & _PLAIN_MODE
+        for file in self.path.iterdir():
+            file.chmod(mode)
+            _sync(file)
+        _sync(self.path)
+        final = self._home / str(self.version)
+        try:
+            self.path.rename(final)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+            raise FileExistsError(errno.EEXIST, "another process has written this version meanwhile", final) from error
+        _sync(self._home)
+        return final
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -115,7 +167,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Locks a directory; whether its file system can do that.
+    """Locks a directory; False where its file system cannot do that.
 
     Raises:
         BlockingIOError: Another process has it locked.
@@ -127,3 +179,11 @@ def _lock(handle: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -20,7 +20,7 @@ from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import task_model
 from export.precision import openvino
-from serving.models.onnx_scan import check_model_file
+from serving.models.artifact_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
 from tests.support.expected import cosines
 

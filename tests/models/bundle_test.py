@@ -14,7 +14,8 @@ from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupEr
 from serving.inference.served_models import Repository
 from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
 from serving.models.manifest import ENGINE_GRAPH
-from serving.models.verified_dir import Staging, digest, versions
+from serving.models.staging_dir import StagedVersion
+from serving.models.verified_dir import digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
 
@@ -85,7 +86,7 @@ def test_publish_numbers_versions(bundle: Path, tmp_path: Path) -> None:
 
 def test_of_two_at_once_one_is_written(tmp_path: Path) -> None:
     """What another export has published in the meantime stays, and the second one says why it is not written."""
-    with Staging(tmp_path) as first, Staging(tmp_path) as second:
+    with StagedVersion(tmp_path) as first, StagedVersion(tmp_path) as second:
         for staging in (first, second):
             (staging.path / "file").write_text(staging.path.name, encoding="utf-8")
         written = second.path.name
@@ -119,7 +120,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
     """A file that a library made for its owner alone is as open as the others: who serves is often another user."""
-    with Staging(tmp_path) as staging:
+    with StagedVersion(tmp_path) as staging:
         (staging.path / "open").write_bytes(b"x")
         (staging.path / "closed").write_bytes(b"x")
         (staging.path / "closed").chmod(0o600)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.models.onnx_scan import UnsafeModelError, check_model_file
+from serving.models.artifact_scan import UnsafeArtifactError, check_model_file
 from tests.support.poison import tiny_model
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check(file: Path, model: onnx.ModelProto | bytes) -> None:
 
 def refusal(file: Path, model: onnx.ModelProto | bytes) -> str:
     """Why a model is refused."""
-    with pytest.raises(UnsafeModelError) as refused:
+    with pytest.raises(UnsafeArtifactError) as refused:
         check(file, model)
     return str(refused.value)
 

@@ -1,4 +1,4 @@
-"""Directories that are written aside: whose they are, and what a sweep takes. Owners are processes of their own."""
+"""Staging directories: whose they are, and what a sweep takes. Owners are processes of their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.models.staging_dir import Aside
-from serving.models.verified_dir import Staging
+from serving.models.staging_dir import StagedVersion, StagingDir
 from tests.support.server import is_running
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ STRANGER = 4_194_305
 OWN = """
 import os, pathlib, subprocess, sys
 os.getpid = lambda: int(sys.argv[2])
-from serving.models.verified_dir import Staging
-with Staging(pathlib.Path(sys.argv[1])) as staging:
+from serving.models.verified_dir import StagedVersion
+with StagedVersion(pathlib.Path(sys.argv[1])) as staging:
     (staging.path / "engine").write_bytes(b"x")
     print(staging.path, flush=True)
     heir = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -44,17 +43,17 @@ with Staging(pathlib.Path(sys.argv[1])) as staging:
 TURNS = 300
 TAKE_TURNS = f"""
 import pathlib, sys
-from serving.models.staging_dir import Aside
+from serving.models.staging_dir import StagingDir
 for _ in range({TURNS}):
-    with Aside(pathlib.Path(sys.argv[1]), {PREFIX!r}) as aside:
-        (aside.path / "file").touch()
-        if not (aside.path / "file").exists():
+    with StagingDir(pathlib.Path(sys.argv[1]), {PREFIX!r}) as staging:
+        (staging.path / "file").touch()
+        if not (staging.path / "file").exists():
             sys.exit("it was taken away")
 """
 
 
 class Owner:
-    """A process that writes aside, by itself and with one that it has started."""
+    """A process that fills a staging directory, by itself and with one that it has started."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -88,9 +87,9 @@ def owner(place: Path, pid: int = STRANGER) -> Iterator[Owner]:
                 os.kill(started.heir, 9)
 
 
-def sweep(place: Path) -> None:
+def sweep(home: Path) -> None:
     """What another process does that comes by."""
-    with Aside(place, PREFIX):
+    with StagingDir(home, PREFIX):
         pass
 
 
@@ -125,12 +124,12 @@ def test_processes_that_come_and_go_do_not_disturb_one_another(tmp_path: Path) -
     assert list(tmp_path.rglob(f"{PREFIX}*")) == []
 
 
-def _removed(place: Path, _: contextlib.ExitStack) -> None:
-    sweep(place)
+def _removed(home: Path, _: contextlib.ExitStack) -> None:
+    sweep(home)
 
 
-def _about_to_be_removed(place: Path, stack: contextlib.ExitStack) -> None:
-    (found,) = place.iterdir()
+def _about_to_be_removed(home: Path, stack: contextlib.ExitStack) -> None:
+    (found,) = home.iterdir()
     handle = os.open(found, os.O_RDONLY)
     stack.callback(os.close, handle)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -150,11 +149,11 @@ def test_a_sweep_may_come_before_the_lock(
         fcntl.flock(handle, operation)
 
     monkeypatch.setattr("fcntl.flock", late)
-    with contextlib.ExitStack() as stack, Aside(tmp_path, PREFIX) as aside:
+    with contextlib.ExitStack() as stack, StagingDir(tmp_path, PREFIX) as staging:
         assert made
-        assert aside.path not in made
+        assert staging.path not in made
         sweep(tmp_path)
-        assert aside.path.is_dir()
+        assert staging.path.is_dir()
 
 
 def test_where_nothing_can_be_locked_what_is_young_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +167,7 @@ def test_where_nothing_can_be_locked_what_is_young_stays(tmp_path: Path, monkeyp
     for leftover, hours in ((young, 23), (old, 25)):
         leftover.mkdir()
         os.utime(leftover, (time.time() - hours * 3600,) * 2)
-    with Staging(tmp_path) as staging:
+    with StagedVersion(tmp_path) as staging:
         (staging.path / "engine").write_bytes(b"x")
         staging.move()
     assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "1"]
@@ -179,18 +178,18 @@ def test_a_sweep_leads_nowhere_else(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "kept").touch()
-    place = tmp_path / "place"
-    place.mkdir()
-    (place / f"{PREFIX}link").symlink_to(other)
-    (place / f"{PREFIX}file").touch()
-    os.mkfifo(place / f"{PREFIX}pipe")
-    sweep(place)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / f"{PREFIX}link").symlink_to(other)
+    (home / f"{PREFIX}file").touch()
+    os.mkfifo(home / f"{PREFIX}pipe")
+    sweep(home)
     assert (other / "kept").exists()
-    assert len(list(place.iterdir())) == 3
+    assert len(list(home.iterdir())) == 3
 
 
-@pytest.mark.parametrize("place", ["/proc/none", "/dev/null/none"])
-def test_a_place_that_cannot_be_made_is_told(place: str) -> None:
+@pytest.mark.parametrize("home", ["/proc/none", "/dev/null/none"])
+def test_a_directory_that_cannot_be_made_is_reported(home: str) -> None:
     """By its own name, not by that of what would have been made in it."""
-    with pytest.raises(OSError, match=place):
-        sweep(Path(place))
+    with pytest.raises(OSError, match=home):
+        sweep(Path(home))

@@ -128,7 +128,6 @@ def test_error_table(kind: type[BertserveError]) -> None:
     assert grpc.StatusCode[kind.grpc_code] not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
     clients_fault = issubclass(kind, (errors.InvalidRequest, errors.Overloaded))
     assert (400 <= kind.http_status < 500 or kind.http_status == 501) is clients_fault
-    assert kind.retryable is (kind.http_status in {429, 503, 504})
 
 
 def test_reasons_are_unique() -> None:

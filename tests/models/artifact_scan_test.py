@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.models.onnx_scan import Interface, UnsafeModelError, check_model_file
+from serving.models.artifact_scan import Interface, UnsafeArtifactError, check_model_file
 from tests.support.poison import TINY_SIZE, tiny_model
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_domains_on_the_list(folder: Path, domain: str) -> None:
 def test_even_a_harmless_subgraph_is_refused(folder: Path) -> None:
     """An encoder computes straight ahead: a loop might never end, and nothing needs one."""
     node = helper.make_node("If", ["c"], ["y"], then_branch=branch(helper.make_node("Identity", ["a"], ["b"])))
-    with pytest.raises(UnsafeModelError, match="subgraph"):
+    with pytest.raises(UnsafeArtifactError, match="subgraph"):
         check(folder, tiny_model(before=[node]))
 
 
@@ -86,7 +86,7 @@ def test_what_a_graph_takes_and_answers(folder: Path) -> None:
     names = ("input_ids", "attention_mask", "token_type_ids")
     assert found.inputs == tuple((name, "int32", (-1, -1)) for name in names)
     assert found.outputs == (("pooled", "float32", (-1, TINY_SIZE)),)
-    assert found.words == frozenset()
+    assert found.vocabularies == frozenset()
 
 
 @pytest.mark.parametrize("operator", ["Gather", "EmbedLayerNormalization"])
@@ -101,7 +101,7 @@ def test_the_table_of_words(folder: Path, operator: str, stored: str) -> None:
         name, kind = "bytes", TensorProto.INT8
     model = tiny_model(before=nodes)
     model.graph.initializer.append(helper.make_tensor(name, kind, [7, 2], [1] * 14))
-    assert read(folder, model).words == {7}
+    assert read(folder, model).vocabularies == {7}
 
 
 FILLED: dict[str, onnx.TensorProto] = {
@@ -125,7 +125,7 @@ def test_dimensions_must_be_those_of_the_data(folder: Path, case: str) -> None:
         other = onnx.TensorProto.FromString(tensor.SerializeToString())
         other.dims.append(change)
         if case != "nothing" or change in {1 << 33, -1}:
-            with pytest.raises(UnsafeModelError, match="dimensions"):
+            with pytest.raises(UnsafeArtifactError, match="dimensions"):
                 check(folder, with_tensor(other))
 
 
@@ -179,14 +179,14 @@ NODES = {
 @pytest.mark.parametrize("case", NODES)
 def test_nodes_that_are_refused(folder: Path, case: str) -> None:
     """What must not be served is found wherever a node can carry it."""
-    with pytest.raises(UnsafeModelError):
+    with pytest.raises(UnsafeArtifactError):
         check(folder, tiny_model(before=[NODES[case]()]))
 
 
 def test_a_second_graph_counts_too(folder: Path) -> None:
     """A field given twice is judged twice: parsers merge the two."""
     evil = onnx.ModelProto(graph=branch(helper.make_node("Shell", [], ["x"], domain="evil")))
-    with pytest.raises(UnsafeModelError):
+    with pytest.raises(UnsafeArtifactError):
         check(folder, tiny_model().SerializeToString() + evil.SerializeToString())
 
 
@@ -197,7 +197,7 @@ def test_overlong_numbers_do_not_hide_a_field(folder: Path) -> None:
     key = (7 << 3) | 2
     hidden = bytes([key | 0x80, 0x80, 0x00, len(graph) | 0x80, 0x00]) + graph
     assert onnx.ModelProto.FromString(hidden).graph.node[0].domain == "evil", "a parser sees it"
-    with pytest.raises(UnsafeModelError):
+    with pytest.raises(UnsafeArtifactError):
         check(folder, tiny_model().SerializeToString() + hidden)
 
 
@@ -207,7 +207,7 @@ def test_every_truncation_is_refused_or_harmless(folder: Path) -> None:
     for at in range(len(data)):
         try:
             check(folder, data[:at])
-        except UnsafeModelError:
+        except UnsafeArtifactError:
             continue
         assert onnx.ModelProto.FromString(data[:at]).graph.node
 
@@ -228,7 +228,7 @@ def test_every_truncation_is_refused_or_harmless(folder: Path) -> None:
 )
 def test_bytes_that_are_no_model(folder: Path, data: bytes) -> None:
     """Bytes that are no model are refused with the one error."""
-    with pytest.raises(UnsafeModelError):
+    with pytest.raises(UnsafeArtifactError):
         check(folder, data)
 
 
@@ -239,7 +239,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
     file.write_bytes(data)
     try:
         check_model_file(file)
-    except UnsafeModelError:
+    except UnsafeArtifactError:
         return
     assert onnx.ModelProto.FromString(data).graph.node
 
@@ -254,7 +254,7 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     file.write_bytes(model)
     try:
         check_model_file(file)
-    except UnsafeModelError:
+    except UnsafeArtifactError:
         return
     try:
         parsed = onnx.ModelProto.FromString(bytes(model))
@@ -269,6 +269,6 @@ def test_a_sparse_giant_is_not_read(folder: Path) -> None:
     file = folder / "giant.onnx"
     with file.open("wb") as handle:
         handle.truncate(2**31)
-    with pytest.raises(UnsafeModelError, match="2 GiB"):
+    with pytest.raises(UnsafeArtifactError, match="2 GiB"):
         check_model_file(file)
     file.unlink()

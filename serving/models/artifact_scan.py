@@ -1,17 +1,25 @@
-"""Looks through an ONNX file for what a served model must not contain, before any engine parses it.
+"""Looks into an artifact before any engine does: for what a served ONNX file must not hold, and at a plan's head.
 
-An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. This walks its wire format
-field by field, jumping over tensor data by its length, so that a file of 2 GiB costs kilobytes of memory
-and no library that builds objects from it sees a hostile byte. What is refused: data outside the file,
-operator domains that are not on the list, operators that hold compiled or foreign code, subgraphs, sparse
-initialisers, model-local functions, tensors whose dimensions are not those of their data, and anything whose
-lengths do not add up. What is found on the way, the graph's inputs and outputs and its table of words, is
-returned, so that a manifest can be held against it.
+An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. It is walked by hand, field by field over
+the wire format, jumping over tensor data by its length: a file of 2 GiB costs kilobytes of memory, and no library that
+builds objects from it sees a hostile byte. What is refused: data outside the file, operator domains that are not on
+the list, operators that hold compiled or foreign code, subgraphs, sparse initialisers, model-local functions, tensors
+whose dimensions are not those of their data, and anything whose lengths do not add up. The graph's inputs, its outputs
+and the size of its vocabulary are returned, so that a manifest can be held against them.
+
+A TensorRT engine (a plan) is native code: what keeps a foreign one out is its digest. Its head only tells early and
+clearly that a file is none, is cut, or is of another version. Observed in files of TensorRT for RTX 1.7, and for the
+magic and the version also said of the enterprise library by its makers (NVIDIA/TensorRT issue 3073):
+
+    bytes 0-3    a letter and `trt`
+    bytes 16-23  size of the whole file, little-endian (RTX)
+    bytes 24-27  version: major, minor, patch, build
 """
 
 from __future__ import annotations
 
 import mmap
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003  part of the public signature
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +28,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from serving.records import EngineBuild
 
 MAX_BYTES = 2**31
 """A protocol buffer holds less than 2 GiB."""
@@ -46,14 +56,17 @@ _VARINT_DATA = (_INTEGERS, _LONGS, _UNSIGNED)
 
 _IDS = "input_ids"
 _TABLES = {"Gather": (1, 0), "EmbedLayerNormalization": (0, 2), "QEmbedLayerNormalization": (0, 2)}
-"""Operators that look words up: which input holds the ids, and which one the table."""
+"""Operators that look embeddings up: which input holds the ids, and which one the table."""
 _SAME_ROWS = frozenset({"DequantizeLinear", "Cast"})
+
+_PLAN_HEAD = struct.Struct("<4s12xQ3B")
+_PLAN_MAGIC = b"trt"
 
 Shape = tuple[int, ...]
 
 
-class UnsafeModelError(ValueError):
-    """The file is not an ONNX model that may be served; the message says what was found."""
+class UnsafeArtifactError(ValueError):
+    """The file must not be served; the message says why, worded to follow the file's name."""
 
 
 class Tensor(NamedTuple):
@@ -71,12 +84,12 @@ class Interface:
     Attributes:
         inputs: In the graph's order, without those that have a value of their own.
         outputs: In the graph's order.
-        words: Rows of each table that `input_ids` are looked up in.
+        vocabularies: Rows of each table that `input_ids` are looked up in.
     """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    words: frozenset[int]
+    vocabularies: frozenset[int]
 
 
 class _Field(NamedTuple):
@@ -116,7 +129,7 @@ class _Scanner:
             if byte < 0x80:  # noqa: PLR2004  the continuation bit
                 return value, at
             shift += 7
-        raise UnsafeModelError("is damaged: a number does not end")
+        raise UnsafeArtifactError("is damaged: a number does not end")
 
     def key(self, at: int, end: int) -> tuple[int, int, int]:
         """A field's number and wire type, and where its value starts.
@@ -125,14 +138,14 @@ class _Scanner:
         """
         key, after = self.varint(at, end)
         if not _SMALLEST_KEY <= key < 1 << 32 or after - at > _LONGEST_KEY:
-            raise UnsafeModelError("is damaged: a field number is out of range")
+            raise UnsafeArtifactError("is damaged: a field number is out of range")
         return key >> 3, key & 7, after
 
     def spend(self) -> None:
         """Counts what is walked through, so that no file keeps the server from starting."""
         self.fields_left -= 1
         if self.fields_left < 0:
-            raise UnsafeModelError(f"has more than {_MOST_FIELDS} parts")
+            raise UnsafeArtifactError(f"has more than {_MOST_FIELDS} parts")
 
     def fields(self, at: int, end: int) -> Iterator[_Field]:
         """The fields of a message, each checked to lie inside it."""
@@ -148,9 +161,9 @@ class _Scanner:
             elif wire_type in _FIXED_SIZES:
                 at += _FIXED_SIZES[wire_type]
             else:
-                raise UnsafeModelError("is damaged: unknown wire type")
+                raise UnsafeArtifactError("is damaged: unknown wire type")
             if at > end:
-                raise UnsafeModelError("is truncated")
+                raise UnsafeArtifactError("is truncated")
             yield _Field(number, wire_type, value, start, at)
 
     def parts(self, at: int, end: int, readers: Mapping[int, Callable[[int, int], object]]) -> None:
@@ -194,7 +207,7 @@ class _Scanner:
         def operator(at: int, end: int) -> None:
             node.operator = self.text(at, end)
             if node.operator in FORBIDDEN_OPERATORS:
-                raise UnsafeModelError(f"contains a node {node.operator} (compiled or foreign code)")
+                raise UnsafeArtifactError(f"contains a node {node.operator} (compiled or foreign code)")
 
         self.parts(
             at,
@@ -210,7 +223,7 @@ class _Scanner:
 
     def domain(self, at: int, end: int) -> None:
         if self.text(at, end) not in DOMAINS:
-            raise UnsafeModelError("uses an operator domain that is not on the list of domains served")
+            raise UnsafeArtifactError("uses an operator domain that is not on the list of domains served")
 
     def attribute(self, at: int, end: int) -> None:
         # An encoder computes straight ahead; what branches could hide code, and what loops might never end.
@@ -228,7 +241,7 @@ class _Scanner:
         data: dict[int, int] = {}
         for part in self.fields(at, end):
             if part.number == 13 or (part.number == 14 and (part.value or part.wire_type != _VARINT)):  # noqa: PLR2004
-                raise UnsafeModelError("keeps external tensor data; one file must hold everything")
+                raise UnsafeArtifactError("keeps external tensor data; one file must hold everything")
             if part.number == 1:
                 shape += self.numbers(part)
             elif (part.number, part.wire_type) == (2, _VARINT):
@@ -248,12 +261,12 @@ class _Scanner:
         """The integers of a repeated field: one of them, or all packed."""
         if part.wire_type != _LENGTH:
             return [part.value]
-        found, at = [], part.at
+        values, at = [], part.at
         while at < part.end:
             self.spend()
             value, at = self.varint(at, part.end)
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def count(self, part: _Field) -> int:
         """How many integers a repeated field holds."""
@@ -293,7 +306,7 @@ class _Scanner:
         return Interface(inputs, tuple(self.outputs), frozenset(self.tables()))
 
     def tables(self) -> Iterator[int]:
-        """Rows of the tables of words; a table that is stored as integers is turned into numbers first."""
+        """Rows of the embedding tables; one that is stored as integers is turned into numbers first."""
         makers = {name: node for node in self.nodes for name in node.outputs}
         for node in self.nodes:
             ids, table = _TABLES.get(node.operator, (0, 0))
@@ -309,7 +322,7 @@ class _Scanner:
 
 def _refusal(what: str) -> Callable[[int, int], None]:
     def refuse(_at: int, _end: int) -> None:
-        raise UnsafeModelError(f"contains {what}")
+        raise UnsafeArtifactError(f"contains {what}")
 
     return refuse
 
@@ -318,18 +331,18 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
     """Holds a tensor's dimensions against its data."""
     bits = _BITS.get(kind)
     if bits is None:
-        raise UnsafeModelError(f"holds a tensor of a type that is not served ({kind})")
+        raise UnsafeArtifactError(f"holds a tensor of a type that is not served ({kind})")
     elements = 1
     for size in shape:
         elements *= size
         if size >= MAX_BYTES or elements > MAX_BYTES:
-            raise UnsafeModelError("holds a tensor whose dimensions are out of range")
+            raise UnsafeArtifactError("holds a tensor whose dimensions are out of range")
     size_bytes = -(-elements * bits // 8)
     # Two elements of 4 bits share a number.
     numbers = elements if bits >= 8 else size_bytes  # noqa: PLR2004
-    found = (not any(data.values()) and raw == size_bytes) if raw is not None else sum(data.values()) == numbers
-    if not found:
-        raise UnsafeModelError("holds a tensor whose dimensions are not those of its data")
+    filled = (not any(data.values()) and raw == size_bytes) if raw is not None else sum(data.values()) == numbers
+    if not filled:
+        raise UnsafeArtifactError("holds a tensor whose dimensions are not those of its data")
 
 
 def check_model_file(path: Path) -> Interface:
@@ -342,14 +355,36 @@ def check_model_file(path: Path) -> Interface:
         What the graph takes and answers.
 
     Raises:
-        UnsafeModelError: With the first thing found, worded to follow the file's name.
+        UnsafeArtifactError: With the first thing found, worded to follow the file's name.
     """
     size = path.stat().st_size
     if size == 0 or size >= MAX_BYTES:
-        raise UnsafeModelError(f"has {size} bytes; between 1 byte and 2 GiB are allowed")
+        raise UnsafeArtifactError(f"has {size} bytes; between 1 byte and 2 GiB are allowed")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         scanner = _Scanner(data)
         scanner.model(0, size)
     if not scanner.nodes:
-        raise UnsafeModelError("contains no graph")
+        raise UnsafeArtifactError("contains no graph")
     return scanner.interface()
+
+
+def check_plan_file(path: Path, build: EngineBuild) -> None:
+    """Refuses a file that is no engine, is cut, or was built by another version.
+
+    Args:
+        path: The file.
+        build: What the manifest says of it.
+
+    Raises:
+        UnsafeArtifactError: It is not the engine that the manifest describes.
+    """
+    with path.open("rb") as file:
+        head = file.read(_PLAN_HEAD.size)
+    if len(head) < _PLAN_HEAD.size or head[1:4] != _PLAN_MAGIC:
+        raise UnsafeArtifactError("is no TensorRT engine")
+    _, size, *version = _PLAN_HEAD.unpack(head)
+    if build.flavour == "rtx" and size != path.stat().st_size:
+        raise UnsafeArtifactError(f"is truncated: {path.stat().st_size} bytes of {size}")
+    built_by = ".".join(map(str, version))
+    if built_by != ".".join(build.version.split(".")[:3]):
+        raise UnsafeArtifactError(f"was built by TensorRT {built_by}, the manifest says {build.version}")
