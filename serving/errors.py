@@ -187,6 +187,10 @@ class EngineFailed(Exception):
         self.passing = passing
 
 
+class CredentialsError(ValueError):
+    """A file of keys or certificates that cannot be used; the message repeats nothing that stands in it."""
+
+
 class StartupError(Exception):
     """The server cannot start; the message is the one line that the operator reads.
 

@@ -1,8 +1,11 @@
 """Where log lines go: a bounded queue, and one thread that writes them.
 
-Neither the event loop nor an engine's lane ever waits for whoever reads the log. A pipe that nobody reads, one that
+Neither the event loop nor an engine's lane ever waits for the reader of the log. A pipe that nobody reads, one that
 is closed and a disk that is full cost lines, which are counted, and nothing else. A message that comes again and
 again is shown a few times and then once a second, with how many were hidden meanwhile.
+
+The standard library's QueueHandler and QueueListener do not do: the handler formats in the caller's thread, the
+listener wakes and writes for every line, and neither counts what is lost nor flushes within a limit.
 
 No text of the users' gets into a line: messages are templates with names and numbers in them, and of an exception
 that is none of ours only its kind and its place in the code are shown, because its message may repeat its input.
@@ -200,7 +203,7 @@ def line(record: logging.LogRecord, form: Format) -> bytes:
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """An exception and those behind it, the first one first: places in the code, kinds, and messages that are safe."""
+    """An exception and its causes, the first one first: where in the code, which kind, and messages that are safe."""
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if behind is not None:
         yield from _traceback(behind)

@@ -57,8 +57,7 @@ class Bundle:
 
     def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
         """The artifact of that precision for that target, if the bundle has one."""
-        found = (a for a in self.manifest.artifacts if (a.precision, a.target) == (precision, target))
-        return next(found, None)
+        return next((a for a in self.manifest.artifacts if (a.precision, a.target) == (precision, target)), None)
 
 
 def file_entry(path: Path) -> FileEntry:

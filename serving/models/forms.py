@@ -108,8 +108,8 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
         raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
-        found = [(root / name, versions(root / name)) for name in names]
-        newest = [directory / str(numbers[-1]) for directory, numbers in found if numbers]
+        models = [(root / name, versions(root / name)) for name in names]
+        newest = [directory / str(numbers[-1]) for directory, numbers in models if numbers]
         if not newest:
             raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
         bundles = [open_bundle(path) for path in newest]
@@ -130,7 +130,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
-    """The form of a model that an engine shall run: proven before unproven, then the fastest, then this node's own.
+    """The form of a model that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
         BundleError: It has none.

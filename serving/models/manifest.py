@@ -197,7 +197,7 @@ def graph_inputs(task: Task, *, segments: bool) -> tuple[TensorSpec, ...]:
     """The inputs of a task's graph.
 
     `input_ids`, `attention_mask` and, where the architecture knows segments, `token_type_ids`: int32 [batch,
-    sequence]. `fill_mask` takes `mask_positions` too, int32 [batch, masks]: places in the sequence; what is
+    sequence]. `fill_mask` takes `mask_positions` too, int32 [batch, masks]: positions in the sequence; what is
     left of a row is 0 and its answers are thrown away.
     """
     names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if task == "fill_mask" else [])]

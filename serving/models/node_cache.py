@@ -75,7 +75,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, artifact: Artifact) -> Proof:
-        """The proof in an artifact's figures, which this node has just found.
+        """The proof in an artifact's figures, which this node has just measured.
 
         Raises:
             ValueError: It holds none.
@@ -282,7 +282,7 @@ class CacheWriter(StagedVersion):
         self.version = max(versions(self.path.parent), default=0) + 1
         before = self._newest(bundle)
         taken = self._taken_over(before, made) if before else {}
-        known = {proof.file: proof for proof in before.derived.proofs} if before else {}
+        earlier = {proof.file: proof for proof in before.derived.proofs} if before else {}
         entries = (taken | made).values()
         derived = Derived(
             schema_version=SCHEMA_VERSION,
@@ -290,7 +290,7 @@ class CacheWriter(StagedVersion):
             version=bundle.manifest.version,
             bundle=bundle.sha256,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            proofs=tuple(proof for proof in (known | judged).values() if proof is not None),
+            proofs=tuple(proof for proof in (earlier | judged).values() if proof is not None),
             engines=tuple(entry for entry in entries if isinstance(entry, Artifact)),
             files=tuple(entry for entry in entries if isinstance(entry, FileEntry)),
         )

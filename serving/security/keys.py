@@ -1,6 +1,6 @@
 """API keys: a file of them, and whether a request brings one.
 
-A key a line; blank lines and whatever follows a `#` count for nothing. Of the keys only digests are kept.
+One key a line; blank lines and what follows a `#` are ignored. Of the keys only digests are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from serving.errors import Unauthenticated
-from serving.security.errors import CredentialsError
+from serving.errors import CredentialsError, Unauthenticated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,10 +61,10 @@ class ApiKeys:
         """Compares with every key, in a time that depends on their number alone."""
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(known, digest)
-        if not found or scheme.lower() != b"bearer":
+        matches = False
+        for valid in self._digests:
+            matches |= hmac.compare_digest(valid, digest)
+        if not matches or scheme.lower() != b"bearer":
             return False
         if len(self._good) < _REMEMBERED:
             self._good.add(authorization)
@@ -73,7 +72,7 @@ class ApiKeys:
 
 
 def refusal(authorization: bytes | None) -> Unauthenticated:
-    """What a request is told whose `Authorization` carries none of the keys."""
+    """The refusal of a request whose `Authorization` carries none of the keys."""
     if authorization is None:
         return Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`")
     return Unauthenticated("the `Authorization` sent is not `Bearer` and one of this server's API keys")

@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.security.errors import CredentialsError
+from serving.errors import CredentialsError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.security.errors import CredentialsError
+from serving.errors import CredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -80,7 +80,7 @@ def _signature(paths: Sequence[Path]) -> _Signature:
 def _signature_of(path: Path) -> tuple[int, int, int, int] | None:
     """What changes when the file does; None while it cannot be seen."""
     try:
-        found = os.stat(path)  # noqa: PTH116  twice as fast as Path.stat
+        status = os.stat(path)  # noqa: PTH116  twice as fast as Path.stat
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

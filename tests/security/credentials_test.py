@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography.hazmat.primitives import serialization as form
 
-from serving.errors import StartupError
-from serving.security.errors import CredentialsError
+from serving.errors import CredentialsError, StartupError
 from serving.security.keys import ApiKeys, read_keys
 from serving.security.watch import FileWatch
 from serving.settings import Settings

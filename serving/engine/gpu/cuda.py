@@ -51,7 +51,7 @@ class Buffer:
         count = max(1, size) * kind.itemsize
         self._item = kind.itemsize
         self._pinned = device.driver.allocate_pinned(count)
-        # Never given back: as long as there is this array, somebody may write through it.
+        # Never given back: while the array exists, somebody may write through it.
         self._host = np.frombuffer(memoryview((ctypes.c_char * count).from_address(self._pinned)), kind)
         self.address = device.allocate(count)
 
@@ -96,7 +96,7 @@ class Device:
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:
-        """Makes the card the calling thread's own too; whoever runs batches is another thread than the loader."""
+        """Makes the card the calling thread's own too; the thread that runs batches is another than the loader."""
         self.driver.use(self.card.ordinal)
 
     def allocate(self, size: int) -> int:
@@ -176,8 +176,8 @@ class Device:
             raise DeviceLost(reason)
         try:
             self.driver.finish()
-        except CudaError as found:
-            raise DeviceLost(f"{reason}; then {found}") from found
+        except CudaError as error:
+            raise DeviceLost(f"{reason}; then {error}") from error
 
     def _abandon_capture(self) -> None:
         try:

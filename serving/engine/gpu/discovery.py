@@ -1,6 +1,6 @@
-"""What GPUs this machine has and what could run on them, found out by a process of its own.
+"""What GPUs this machine has and what could run on them, examined by a process of its own.
 
-A driver that hangs or a library that crashes then costs that process alone, and whoever asks never starts CUDA, which
+A driver that hangs or a library that crashes then costs that process alone, and the server never starts CUDA, which
 would take memory of each card. `python -m serving.engine.gpu.discovery` is that process: it answers one JSON object.
 """
 
@@ -47,7 +47,7 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What was found.
+    """What this machine has.
 
     Attributes:
         cards: In CUDA's order.
@@ -73,7 +73,7 @@ def look(limit_s: float = LIMIT_S) -> Machine:
         answer, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Not `subprocess.run`, which waits for the end: whoever hangs inside the kernel does not even hear SIGKILL.
+        # Not `subprocess.run`, which waits for the end: SIGKILL does not reach a process that hangs in the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_S)
         return Machine(problem=f"the NVIDIA driver does not answer within {limit_s:g} s", broken=True)
@@ -83,8 +83,8 @@ def look(limit_s: float = LIMIT_S) -> Machine:
         return Machine(problem=f"looking for GPUs ended with status {process.returncode}", broken=True)
 
 
-def found() -> Machine:
-    """The same in this process."""
+def examine() -> Machine:
+    """As `look`, in this process."""
     try:
         driver = cuda_driver.load()
         cards = tuple(_with_free_memory(driver, card) for card in driver.cards())
@@ -146,7 +146,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with answers:
-        answers.write(msgspec.json.encode(found()))
+        answers.write(msgspec.json.encode(examine()))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Program(Protocol):
     records_itself: bool
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
-        """Makes ready for a shape, before its first run; with `graph` where the library shall keep one of it."""
+        """Makes ready for a shape, before its first run; with `graph` where the library is to keep one of it."""
 
     def enqueue(self, shape: Shape, *, eager: bool) -> None:
         """Queues the work for a shape, with `eager` piece by piece even where the library has a graph of it.
@@ -99,7 +99,7 @@ class GraphBudget:
     """How much memory graphs may take on a card, all models together.
 
     Attributes:
-        used: Bytes that they have taken, as the card's free memory tells.
+        used: Bytes that they have taken, by the card's free memory.
     """
 
     def __init__(self, device: Device, limit: int | None = None) -> None:
@@ -226,15 +226,15 @@ class GpuModel:
 
     def replay(self, batch: Batch, *, eager: bool) -> list[Array]:
         """The arrays of a batch as `run` has them, with its graph or without; for comparing the two."""
-        kept = self._graphs
-        self._graphs, self._eager = {} if eager else kept, eager
+        graphs = self._graphs
+        self._graphs, self._eager = {} if eager else graphs, eager
         try:
             return self._computed(batch)
         finally:
-            self._graphs, self._eager = kept, False
+            self._graphs, self._eager = graphs, False
 
     def _enter(self) -> None:
-        """A card is a thread's own: whoever serves is another thread than the one that loaded."""
+        """A card is a thread's own: the thread that serves is another than the one that loaded."""
         if self._thread != threading.get_ident():
             self._device.enter()
             self._thread = threading.get_ident()

@@ -1,6 +1,6 @@
 """ONNX Runtime on a GPU: its CUDA provider on our stream, between our buffers, with a CUDA graph for each shape.
 
-ONNX Runtime falls back to a CPU in silence, so what it says that it runs on is compared with what it was told. With
+ONNX Runtime falls back to a CPU in silence, so what it says that it runs on is checked. With
 graphs on, it refuses by itself a model of which a part would be computed elsewhere.
 """
 
@@ -129,6 +129,6 @@ class _OrtProgram:
 def _options(graph: str) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph)
-    # The copies of the answers wait in the same stream; whoever queued them waits for all at once.
+    # The copies of the answers wait in the same stream; `GpuModel` waits for all at once.
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options

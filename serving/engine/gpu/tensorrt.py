@@ -2,7 +2,7 @@
 
 Each optimization profile, which is a sequence bucket, has a context of its own that never changes its profile. The
 enterprise library's work is captured into graphs here. TensorRT for RTX compiles its kernels when it loads an engine,
-and by default a better one in the background later, under a graph that then holds the old one; so it is told to
+and by default a better one in the background later, under a graph that then holds the old one; so it is set to
 compile at once, for the very shapes, and keeps whole graphs itself. What it compiled is kept for the next start.
 """
 
@@ -53,7 +53,7 @@ class TensorRtBackend(GpuBackend):
             models: What to load.
             device: The card.
             max_batch_tokens: Padded tokens of the largest batch.
-            kernels: For each model where what TensorRT for RTX compiles is kept; empty for nowhere.
+            kernels: For each model the files of what TensorRT for RTX compiles; empty for none.
 
         Raises:
             BundleError: An engine's bytes are not those of its manifest, it is for another GPU or version, or it
@@ -148,11 +148,11 @@ class _Opened:
         """Refuses an engine for another GPU or version before the library sees it, which says it less clearly."""
         path = self.spec.path
         card = self._device.card
-        found = "{}.{}".format(*card.compute_capability)
-        if found != build.compute_capability:
+        capability = "{}.{}".format(*card.compute_capability)
+        if capability != build.compute_capability:
             raise BundleError(
                 f"{path}: the engine is for compute capability {build.compute_capability}, this {card.name} has"
-                f" {found}; build one here with `bertserve export --tensorrt native`"
+                f" {capability}; build one here with `bertserve export --tensorrt native`"
             )
         version = str(self._library.module.__version__)
         if version.split(".")[:_VERSION_PARTS] != build.version.split(".")[:_VERSION_PARTS]:

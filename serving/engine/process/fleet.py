@@ -45,7 +45,7 @@ async def start_engine(
     Args:
         load: What to load, and on which cards.
         hang_s: As `RemoteEngine.start`, like the next two.
-        started: Not told of the processes of several cards: pausing one would keep none of the others from its card.
+        started: Not called for the processes of several cards: pausing one would keep none of the others from its card.
         verified: Of several cards awaited before any process is started.
         crash_limit: So many deaths of one of several cards' engines within the window give that card up.
         crash_window_s: See `crash_limit`.

@@ -38,7 +38,7 @@ class Slot(Protocol):
         """One of several devices of the engine was given up."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
-        """No engine of this kind will come any more: it refused what it was told to load, or it `crashed` too often.
+        """No engine of this kind will come any more: it refused what it was to load, or it `crashed` too often.
 
         `passing` as `EngineFailed` has it.
         """
@@ -101,11 +101,11 @@ class Supervisor:
             self.restarts += 1
 
     def exchange(self, engine: EngineLife, load: Load) -> None:
-        """Looks after another engine from now on, in place of the one that there is, which is the caller's then.
+        """Looks after another engine from now on; the one before belongs to the caller.
 
         Args:
             engine: Ready.
-            load: What it has loaded, and what those that follow it shall load.
+            load: What it has loaded, and what the engines after it load.
         """
         if self.engine is not None:
             self.engine.on_end = self.engine.on_lost = lambda: None

@@ -1,6 +1,6 @@
 """Warm-up: runs every lane over what it will see, and measures what it costs.
 
-A lane's first runs of a length allocate and choose kernels; a client shall not wait for that. The same runs measure
+A lane's first runs of a length allocate and choose kernels; no client should wait for that. The same runs measure
 the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. A narrow
 lane is measured with all of its siblings at the same work, since that is when it is used: they share caches and
 memory. All of it ends in time: what was not measured is extended from what was. A model that answers one of these
@@ -48,28 +48,28 @@ grows in proportion. Small batches are the ones that busy narrow lanes get."""
 
 
 def warm_up(
-    backend: Backend, models: Sequence[ModelSpec], known: Sequence[Sequence[CostPoint]], max_batch_tokens: int
+    backend: Backend, models: Sequence[ModelSpec], measured: Sequence[Sequence[CostPoint]], max_batch_tokens: int
 ) -> list[list[CostPoint]]:
     """Warms every lane and returns for each model what it costs.
 
     Args:
         backend: What runs them.
         models: The models.
-        known: What was measured before on this very node, for each model; those are warmed and not measured.
+        measured: What was measured before on this very node, for each model; those are warmed and not measured.
         max_batch_tokens: Padded tokens of the largest batch.
 
     Raises:
         BundleError: A model cannot answer, or answers what is not finite.
     """
-    found = []
+    costs = []
     for index, model in enumerate(models):
         started = time.perf_counter()
-        before = list(known[index]) if index < len(known) else []
+        before = list(measured[index]) if index < len(measured) else []
         points = _Model(backend, models, ModelIndex(index), max_batch_tokens).measured(measure=not before)
         how = f"{len(before)} costs known from before" if before else f"{len(points)} costs measured"
         log.info("warm-up of %s: %.2f s, %s", model.name, time.perf_counter() - started, how)
-        found.append(before or points)
-    return found
+        costs.append(before or points)
+    return costs
 
 
 class _Model:
@@ -121,7 +121,7 @@ class _Model:
 
     def _text(self, tokens: int) -> EncodedText:
         spec = self._spec
-        middle = [(7919 * place) % spec.vocab_size for place in range(1, tokens - 1)]
+        middle = [(7919 * position) % spec.vocab_size for position in range(1, tokens - 1)]
         return EncodedText(array("i", [spec.special_ids.get("cls", 0), *middle, spec.special_ids.get("sep", 0)]))
 
 

@@ -9,8 +9,9 @@
     LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, where bundles are to be
                verified first, VERIFIED from the engine and PROCEED from the server, without payload
 
-Both ends are one machine and one build, so numbers are in its own byte order. A RUN answers with exactly
-one RESULT or FAULT that repeats its batch number.
+Both ends are one machine and one build, so numbers are in its own byte order. A RUN is answered by exactly
+one RESULT or FAULT that repeats its batch number. The frames are made by hand because ids and arrays cross as
+they lie in memory: a short text is packed in two steps, and an answer is a view of the bytes that came.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Load(msgspec.Struct, frozen=True):
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
         log_format: What lines of its log look like.
-        cards: Which GPUs, by their places among those that a process may use; none for a CPU.
-        kernels: For each model where kernels that are compiled while it loads are kept; empty for nowhere.
+        cards: Which GPUs, by their indices among those that a process may use; none for a CPU.
+        kernels: For each model the files of its compiled kernels; empty for none.
         bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 

@@ -1,8 +1,8 @@
 """The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
 
 Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
-It ends when the server's end of any of them closes, so no orphan ever holds the device (and `process` sees to it that
-one which is paused ends too). Signals that a terminal or a service manager sends to the whole group are ignored: the
+It ends when the server's end of any of them closes, so no orphan ever holds the device (`__main__` sees to it that a
+paused one ends too). Signals that a terminal or a service manager sends to the whole group are ignored: the
 server decides when it ends.
 """
 
@@ -112,7 +112,7 @@ def _lacked_memory(error: BaseException | None) -> bool:
 
 
 def _until_the_end(speak: Callable[[], T]) -> T:
-    """One exchange with the server; when the server has ended, so does this process."""
+    """Speaks with the server; when the server has ended, so does this process."""
     try:
         return speak()
     except (EOFError, WireError, OSError):
@@ -126,49 +126,47 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
         BundleError: An artifact is not what its manifest says or cannot be loaded, or a model's answers are not
             finite.
     """
-    backend: Backend
-    if load.engine == "fake":
-        faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
-        backend, version = FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
-    elif load.engine == "openvino":
-        backend, version = _openvino(load)
-    elif load.engine in {"tensorrt", "ort-cuda"}:
-        backend, version = _gpu(load)
-    else:
-        from serving.engine.cpu.ort import VERSION, OrtCpuBackend  # noqa: PLC0415  needs its library only where used
-
-        backend, version = OrtCpuBackend(load.models, load.threads), VERSION
+    backend, version = _backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
     lanes = list(backend.lanes())
     return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
 
 
-def _openvino(load: Load) -> tuple[Backend, str]:
+def _backend(load: Load) -> tuple[Backend, str]:
+    """The engine with its models, and the version of its library; a library is imported where it is used."""
+    if load.engine == "fake":
+        faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
+        return FakeBackend(load.models, load.threads, load.fake_ms, faults), ""
+    if load.engine in {"tensorrt", "ort-cuda"}:
+        return _gpu(load)
+    if load.engine == "ort-cpu":
+        from serving.engine.cpu import ort  # noqa: PLC0415
+
+        return ort.OrtCpuBackend(load.models, load.threads), ort.VERSION
     try:
-        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  needs its library
+        from serving.engine.cpu import openvino  # noqa: PLC0415
     except ModuleNotFoundError:
         raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
-    return OpenVinoBackend(load.models, load.threads), VERSION
+    return openvino.OpenVinoBackend(load.models, load.threads), openvino.VERSION
 
 
 def _gpu(load: Load) -> tuple[Backend, str]:
-    """An engine on a card; what cannot be had of the card refuses the models."""
+    """An engine on a GPU; what cannot be had of the GPU refuses the models."""
     try:
         device = Device(cuda_driver.load(), load.cards[0] if load.cards else 0)
         if load.engine == "tensorrt":
-            from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  read only where it is used
+            from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415
 
             backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
             return backend, backend.version
-        from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415  needs its library
+        from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415
 
         return OrtCudaBackend(load.models, device, load.max_batch_tokens), VERSION
     except cuda_driver.CudaError as error:
         raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
     except ModuleNotFoundError as error:
-        raise BundleError(
-            f"the engine {load.engine} is not installed ({error}): pip install 'bertserve[gpu]'"
-        ) from error
+        message = f"the engine {load.engine} is not installed ({error}): pip install 'bertserve[gpu]'"
+        raise BundleError(message) from error
 
 
 def _serve(channel: Channel, runner: Runner) -> None:
@@ -188,8 +186,8 @@ def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
     except EngineFault as fault:
         message = fault.message
     except DeviceLost as lost:
-        # Whoever tried again here would fail again: the end of the process fails what is under way, and a new one is
-        # started with a card that has forgotten.
+        # Another try here would fail too: the end of the process fails what is under way, and a new process finds the
+        # GPU as it was.
         _end_without(lost)
     except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
         log.exception("a batch failed")
