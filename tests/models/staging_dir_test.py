@@ -29,7 +29,7 @@ STRANGER = 4_194_305
 OWN = """
 import os, pathlib, subprocess, sys
 os.getpid = lambda: int(sys.argv[2])
-from serving.models.verified_dir import StagedVersion
+from serving.models.staging_dir import StagedVersion
 with StagedVersion(pathlib.Path(sys.argv[1])) as staging:
     (staging.path / "engine").write_bytes(b"x")
     print(staging.path, flush=True)

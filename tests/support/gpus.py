@@ -1,11 +1,15 @@
-"""Whether this machine has a GPU."""
+"""Whether this machine has a GPU, and a model on one without its graphs."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def has_driver() -> bool:
@@ -16,3 +20,17 @@ def has_driver() -> bool:
 
 
 without_gpu = pytest.mark.skipif(has_driver(), reason="says what happens where there is no GPU")
+
+
+@contextlib.contextmanager
+def without_graphs(model: Any) -> Iterator[None]:
+    """A `GpuModel` that queues its work piece by piece; TensorRT for RTX keeps graphs that nobody else sees."""
+    holders = [holder for holder in (model, model._program) if hasattr(holder, "_graphs")]
+    graphs = [holder._graphs for holder in holders]
+    for holder in holders:
+        holder._graphs = {}
+    try:
+        yield
+    finally:
+        for holder, kept in zip(holders, graphs, strict=True):
+            holder._graphs = kept

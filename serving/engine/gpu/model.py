@@ -87,8 +87,8 @@ class Program(Protocol):
     def prepare(self, shape: Shape, *, graph: bool) -> None:
         """Makes ready for a shape, before its first run; with `graph` where the library is to keep one of it."""
 
-    def enqueue(self, shape: Shape, *, eager: bool) -> None:
-        """Queues the work for a shape, with `eager` piece by piece even where the library has a graph of it.
+    def enqueue(self, shape: Shape) -> None:
+        """Queues the work for a shape.
 
         Raises:
             ProgramError: The library could not.
@@ -176,7 +176,6 @@ class GpuModel:
         self._graphs: dict[Shape, int] = {}
         self.shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
         self._prepared: set[Shape] = set()
-        self._eager = False
         self._thread = threading.get_ident()
         self._lengths = sorted({shape.length for shape in shapes})
         self._most: dict[int, int] = defaultdict(int)
@@ -223,15 +222,6 @@ class GpuModel:
             raise EngineFault(str(error)) from error
         finite = finite_rows(arrays, len(batch.texts))
         return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
-
-    def replay(self, batch: Batch, *, eager: bool) -> list[Array]:
-        """The arrays of a batch as `run` has them, with its graph or without; for comparing the two."""
-        graphs = self._graphs
-        self._graphs, self._eager = {} if eager else graphs, eager
-        try:
-            return self._computed(batch)
-        finally:
-            self._graphs, self._eager = graphs, False
 
     def _enter(self) -> None:
         """A card is a thread's own: the thread that serves is another than the one that loaded."""
@@ -288,7 +278,7 @@ class GpuModel:
     def _queue(self, shape: Shape) -> None:
         for name, buffer in self._tensors.inputs.items():
             buffer.send(shape.input(name))
-        self._program.enqueue(shape, eager=self._eager)
+        self._program.enqueue(shape)
         for spec in self.spec.outputs:
             self._tensors.outputs[spec.name].fetch(shape.output(spec))
 

@@ -101,17 +101,16 @@ class _OrtProgram:
         self._buffers = buffers
         self._bindings: dict[Shape, ort.IOBinding] = {}
         self._graphs: dict[Shape, ort.RunOptions] = {}
-        self._eager = _options(_NO_GRAPH)
+        self._no_graph = _options(_NO_GRAPH)
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
         self._bindings[shape] = self._binding(shape)
         if graph:
             self._graphs[shape] = _options(str(len(self._graphs)))
 
-    def enqueue(self, shape: Shape, *, eager: bool) -> None:
-        options = self._eager if eager else self._graphs.get(shape, self._eager)
+    def enqueue(self, shape: Shape) -> None:
         try:
-            self._session.run_with_iobinding(self._bindings[shape], options)
+            self._session.run_with_iobinding(self._bindings[shape], self._graphs.get(shape, self._no_graph))
         except RUN_ERRORS as error:
             raise ProgramError(f"ONNX Runtime: {error}") from error
 

@@ -210,7 +210,7 @@ class _TrtProgram:
     def prepare(self, shape: Shape, *, graph: bool) -> None:
         """Nothing: a context learns of a shape when it is first queued."""
 
-    def enqueue(self, shape: Shape, *, eager: bool) -> None:  # noqa: ARG002  RTX replays as it sees fit
+    def enqueue(self, shape: Shape) -> None:
         context = self._contexts[shape.length]
         if self._set.get(shape.length) != shape:
             self._set.pop(shape.length, None)  # if one of them fails, the context is between two shapes
