@@ -42,8 +42,7 @@ from serving.security.watch import FileWatch
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
-from serving.telemetry.requests import Refusals, write_access_line
-from serving.telemetry.tracing import Sampler, SpanCounts
+from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from serving.net.ports import Ports
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.settings import Settings
-    from serving.telemetry.otlp import Exporter
+    from serving.telemetry.tracing import SpanSender
 
 log = logging.getLogger("bertserve")
 
@@ -81,7 +80,7 @@ class Server:
     probes: ProbeListener
     recent: Recent
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
-    exporter: Exporter | None
+    span_sender: SpanSender | None
 
 
 def run(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> int:
@@ -107,10 +106,10 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
     # A request's way: traced where that is wanted, read, scheduled, computed.
     spans = SpanCounts()
-    exporter = _exporter(settings, spans)
+    span_sender = _span_sender(settings, spans)
     sinks = [write_access_line] if settings.access_log else []
-    if exporter:
-        sinks.append(Sampler(settings.trace_sample, exporter.keep).record)
+    if span_sender:
+        sinks.append(span_sender.record)
     observer = RequestObserver(sinks) if sinks else None
     dispatcher = Dispatcher(
         _policy(settings, repository),
@@ -214,7 +213,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         probes=probes,
         recent=recent,
         background=background,
-        exporter=exporter,
+        span_sender=span_sender,
     )
     _show(metrics, server, v2_service, spans, log_writer)
     return server
@@ -251,15 +250,15 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
     )
 
 
-def _exporter(settings: Settings, counts: SpanCounts) -> Exporter | None:
-    """What sends traces; its library need not be installed where no traces are sent."""
+def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
+    """What sends spans; its libraries need not be installed where no traces are sent."""
     if not settings.otlp_endpoint:
         return None
     try:
-        from serving.telemetry.otlp import Exporter  # noqa: PLC0415  needs its library
+        from serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
     except ModuleNotFoundError:
-        raise StartupError("--otlp-endpoint needs OpenTelemetry's messages: pip install bertserve[tracing]") from None
-    return Exporter(settings.otlp_endpoint, SERVER_VERSION, counts)
+        raise StartupError("--otlp-endpoint needs OpenTelemetry's SDK: pip install bertserve[tracing]") from None
+    return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
 
 
 def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None]) -> ApiKeys | None:
@@ -327,8 +326,8 @@ async def serve(server: Server) -> int:
     for task in background:
         task.cancel()
     await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
-    if server.exporter:
-        await asyncio.to_thread(server.exporter.close, TRACES_GRACE_S)
+    if server.span_sender:
+        await asyncio.to_thread(server.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
     server.recent.close()
     if lifecycle.state is State.FAILED:

@@ -238,7 +238,7 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         ("tensorrt_rtx", {"serving.engine.gpu.tensorrt_library"}),
         ("cuda", {"serving.engine.gpu.cuda_driver"}),
         ("pynvml", {"serving.telemetry.gpus"}),
-        ("opentelemetry", {"serving.telemetry.otlp"}),
+        ("opentelemetry", {"serving.telemetry.tracing"}),
     ],
 )
 def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[str]) -> None:

@@ -202,7 +202,7 @@ def engines(settings: Settings) -> Iterator[Finding]:
         else:
             advice = f"pip install 'bertserve[{extra}]'"
             yield Finding(topic, f"engine {engine}", "not installed", "bad" if wanted else "note", advice)
-    traces = _versions(("opentelemetry-proto",))
+    traces = _versions(("opentelemetry-sdk",))
     if traces:
         yield Finding(topic, "traces", traces[0])
     else:

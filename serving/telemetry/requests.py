@@ -21,6 +21,26 @@ _GONE = "client_gone"
 _DIGITS = 3
 
 
+class SpanCounts:
+    """What became of the spans of traced requests.
+
+    Attributes:
+        made: Spans that were queued.
+        taken: Of them those that wait no more: exported, or dropped after that.
+        exported: Spans that the collector has taken.
+        dropped: Spans that it has not, by why: `queue_full`, `export_failed`, or `rejected` by it.
+    """
+
+    def __init__(self) -> None:
+        self.made = self.taken = self.exported = 0
+        self.dropped = {"queue_full": 0, "export_failed": 0, "rejected": 0}
+
+    @property
+    def waiting(self) -> int:
+        """Spans that are still to be sent."""
+        return self.made - self.taken
+
+
 class Refusals:
     """Counts errors, and logs them at a bounded rate.
 

@@ -1,131 +1,188 @@
-"""Traces: which requests get one, and what their spans are (W3C Trace Context, OpenTelemetry's conventions).
+"""Spans of requests, by OpenTelemetry's SDK: made after the reply from the times of its `RequestTrace`.
 
 A request is traced where its client says so in `traceparent`; where the client says nothing, with a probability.
-What a trace needs is known when the request has ended, so nothing is done before that.
+Spans wait in a bounded queue for a thread that sends them to a collector (OTLP over HTTP). A collector that is slow,
+refuses or is not there costs spans, which are counted; requests never wait for it.
+
+This module needs the libraries of the extra `tracing`, and is imported only where a collector is named.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import re
-from typing import TYPE_CHECKING, NamedTuple
+import logging
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import requests
+from google.protobuf.message import DecodeError
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Tracer
 
     from serving.records import RequestTrace
+    from serving.telemetry.requests import SpanCounts
 
-_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_INVALID_VERSION = b"ff"
-_FIRST_VERSION = b"00"
-_SAMPLED = 1
-_TRACE_ID_BYTES = 16
-_TRACESTATE_BYTES = 512
+log = logging.getLogger("bertserve.traces")
+
+MOST_SPANS = 12_288
+"""Spans that wait to be sent: of 2048 requests that were answered."""
+
+_BATCH = 126
+"""Spans in one message; encoding them keeps the event loop waiting for a few milliseconds."""
+
+_INTERVAL_MS = 250.0
+_TIMEOUT_S = 10.0
+"""For a message, further attempts included."""
+
+_PATH = "/v1/traces"
+_SERVER_FAULT = 500
+
+_propagator = TraceContextTextMapPropagator()
 
 Attribute = str | int | float
 
 
-class Parent(NamedTuple):
-    """What `traceparent` says.
+class SpanSender:
+    """Makes the spans of requests and sends them."""
 
-    Attributes:
-        trace_id: 16 bytes, not all zero.
-        span_id: 8 bytes, not all zero.
-        sampled: Whether the client wants the trace to be kept.
-    """
-
-    trace_id: bytes
-    span_id: bytes
-    sampled: bool
-
-
-class Span(NamedTuple):
-    """A part of a request's way.
-
-    Attributes:
-        name: What was done.
-        begin: In seconds of the clock `time.perf_counter`.
-        end: Likewise.
-        attributes: What is known of it.
-    """
-
-    name: str
-    begin: float
-    end: float
-    attributes: dict[str, Attribute]
-
-
-class Traced(NamedTuple):
-    """A request whose trace is kept.
-
-    Attributes:
-        trace: The request.
-        trace_id: 16 bytes.
-        parent_id: The client's span; empty where it has none.
-        state: `tracestate`, handed on.
-    """
-
-    trace: RequestTrace
-    trace_id: bytes
-    parent_id: bytes
-    state: str
-
-
-class SpanCounts:
-    """What has become of spans.
-
-    Attributes:
-        exported: Those that the collector has taken.
-        dropped: Those that it has not, by why: `queue_full`, `export_failed`, or `rejected` by it.
-    """
-
-    def __init__(self) -> None:
-        self.exported = 0
-        self.dropped = {"queue_full": 0, "export_failed": 0, "rejected": 0}
-
-
-def parent_of(header: bytes | None) -> Parent | None:
-    """What a `traceparent` says; None where there is none or it is not valid.
-
-    A version that is not known yet may have more parts behind those of the first one.
-    """
-    found = _TRACEPARENT.fullmatch(header) if header else None
-    if found is None or found[1] == _INVALID_VERSION or (found[1] == _FIRST_VERSION and found[5]):
-        return None
-    trace_id, span_id = bytes.fromhex(found[2].decode()), bytes.fromhex(found[3].decode())
-    if not any(trace_id) or not any(span_id):
-        return None
-    return Parent(trace_id, span_id, bool(int(found[4], 16) & _SAMPLED))
-
-
-class Sampler:
-    """Decides which requests are traced: as the client has decided, else by chance."""
-
-    def __init__(self, share: float, keep: Callable[[Traced], None]) -> None:
-        """Names who gets them.
+    def __init__(
+        self, endpoint: str, version: str, share: float, counts: SpanCounts, most_spans: int = MOST_SPANS
+    ) -> None:
+        """Starts the thread.
 
         Args:
+            endpoint: Of the collector, `http://host:4318`; `/v1/traces` is added.
+            version: Of this server.
             share: Of the requests whose clients say nothing, between 0 and 1.
-            keep: Takes what is traced.
+            counts: What became of spans; counted on.
+            most_spans: Spans that wait; further ones are dropped.
         """
-        self._share = share
-        self._keep = keep
+        # The SDK reports each failed attempt; the exporter below says once what it meant.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._exporter = _Exporter(endpoint.rstrip("/") + _PATH, counts)
+        self._processor = _Processor(self._exporter, counts, most_spans)
+        resource = {
+            "service.name": "bertserve",
+            "service.version": version,
+            "service.instance.id": str(uuid.uuid4()),
+        }
+        provider = TracerProvider(ParentBased(TraceIdRatioBased(share)), Resource(resource), shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("bertserve", version)
 
     def record(self, trace: RequestTrace) -> None:
-        """Hands on a request that has ended, if it is traced."""
-        parent = parent_of(trace.traceparent)
-        if parent is None:
-            if random.random() < self._share:  # noqa: S311  chance, not a secret
-                self._keep(Traced(trace, os.urandom(_TRACE_ID_BYTES), b"", ""))
-        elif parent.sampled:
-            state = (trace.tracestate or b"").decode("latin-1")
-            kept = state if len(state) <= _TRACESTATE_BYTES and state.isprintable() and state.isascii() else ""
-            self._keep(Traced(trace, parent.trace_id, parent.span_id, kept))
+        """Makes the spans of a request that has ended, if it is traced."""
+        make_spans(self._tracer, trace)
+
+    def close(self, limit_s: float) -> None:
+        """Sends what waits, within the limit, and ends the thread."""
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(limit_s)
+        self._exporter.shutdown()
 
 
-def root(trace: RequestTrace) -> Span:
-    """The request as a whole."""
+class _Processor(BatchSpanProcessor):
+    """The SDK's queue and thread. A span that finds no room is dropped and counted, and none that waits."""
+
+    def __init__(self, exporter: _Exporter, counts: SpanCounts, most_spans: int) -> None:
+        super().__init__(exporter, most_spans, _INTERVAL_MS, min(_BATCH, most_spans))
+        self._counts = counts
+        self._most_spans = most_spans
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._counts.waiting >= self._most_spans:
+            self._counts.dropped["queue_full"] += 1
+        else:
+            self._counts.made += 1
+            super().on_end(span)
+
+
+class _Exporter(OTLPSpanExporter):
+    """The SDK's exporter, and what became of the spans that it got."""
+
+    def __init__(self, url: str, counts: SpanCounts) -> None:
+        session = requests.Session()
+        session.trust_env = False
+        session.hooks["response"].append(self._note_reply)
+        super().__init__(url, timeout=_TIMEOUT_S, session=session)
+        self._counts = counts
+        self._replies: list[requests.Response] = []
+        self._closed = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        counts = self._counts
+        self._replies.clear()
+        result = super().export(spans)
+        reply = self._replies[-1] if self._replies else None
+        if result is SpanExportResult.SUCCESS:
+            rejected = _rejected(reply)
+            counts.dropped["rejected"] += rejected
+            counts.exported += len(spans) - rejected
+        else:
+            counts.dropped["export_failed"] += len(spans)
+            why = "it was not reached" if reply is None else f"the collector answered {reply.status_code}"
+            log.warning("traces could not be sent: %s", why)
+        counts.taken += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        if not self._closed:
+            self._closed = True
+            super().shutdown()  # type: ignore[no-untyped-call]  the SDK has no types here
+
+    def _note_reply(self, reply: requests.Response, **_: object) -> None:
+        self._replies.append(reply)
+
+
+def _rejected(reply: requests.Response | None) -> int:
+    """How many spans a collector refused of those that it was sent."""
+    try:
+        return (
+            0 if reply is None else ExportTraceServiceResponse.FromString(reply.content).partial_success.rejected_spans
+        )
+    except DecodeError:
+        return 0
+
+
+def make_spans(tracer: Tracer, trace: RequestTrace) -> None:
+    """The span of a request, and below it one for each stage that it has gone through, as the tracer samples it."""
+    offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def ns(at: float) -> int:
+        return round(at * 1e9) + offset_ns
+
+    headers = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
+    carrier = {name: value.decode("latin-1") for name, value in headers.items() if value}
+    name, attributes = _described(trace)
+    root = tracer.start_span(
+        name, _propagator.extract(carrier), SpanKind.SERVER, attributes, start_time=ns(trace.began)
+    )
+    if not root.is_recording():
+        return
+    if trace.error_status >= _SERVER_FAULT:
+        root.set_status(Status(StatusCode.ERROR, trace.reason))
+    root.end(ns(trace.ended))
+    inside = set_span_in_context(root)
+    for stage, begin, end, about in _stages(trace):
+        tracer.start_span(stage, inside, SpanKind.INTERNAL, about, start_time=ns(begin)).end(ns(max(begin, end)))
+
+
+def _described(trace: RequestTrace) -> tuple[str, dict[str, Attribute]]:
+    """The name and the attributes of a request's span, by OpenTelemetry's conventions."""
     attributes: dict[str, Attribute] = {"bertserve.request_id": trace.request_id}
     if trace.protocol == "http":
         name = f"{trace.method} {trace.route}"
@@ -149,17 +206,17 @@ def root(trace: RequestTrace) -> Span:
             "bertserve.tokens": trace.tokens,
             "bertserve.truncated_tokens": trace.truncated_tokens,
         }
-    return Span(name, trace.began, trace.ended, attributes)
+    return name, attributes
 
 
-def stages(trace: RequestTrace) -> Iterator[Span]:
-    """A span for each stage that the request has gone through, in their order, none before the last one's end."""
+def _stages(trace: RequestTrace) -> Iterator[tuple[str, float, float, dict[str, Attribute]]]:
+    """Name, begin, end and attributes of each stage, in their order, none before the last one's end."""
     if trace.decoded:
-        yield Span("receive", trace.began, trace.decoded, {})
+        yield "receive", trace.began, trace.decoded, {}
     if (times := trace.timings) is None:
         return
     started = trace.queued + times.queue_us / 1e6
-    yield Span("tokenize", max(trace.decoded, trace.queued - times.tokenize_us / 1e6), trace.queued, {})
-    yield Span("queue", trace.queued, started, {})
-    yield Span("engine", started, trace.computed, {"bertserve.compute_ms": round(times.compute_us / 1e3, 3)})
-    yield Span("encode", trace.computed, trace.ended, {})
+    yield "tokenize", max(trace.decoded, trace.queued - times.tokenize_us / 1e6), trace.queued, {}
+    yield "queue", trace.queued, started, {}
+    yield "engine", started, trace.computed, {"bertserve.compute_ms": round(times.compute_us / 1e3, 3)}
+    yield "encode", trace.computed, trace.ended, {}
