@@ -142,7 +142,7 @@ class _Exporter(OTLPSpanExporter):
     def shutdown(self) -> None:
         if not self._closed:
             self._closed = True
-            super().shutdown()  # type: ignore[no-untyped-call]  the SDK has no types here
+            super().shutdown()  # type: ignore[no-untyped-call]
 
     def _note_reply(self, reply: requests.Response, **_: object) -> None:
         self._replies.append(reply)
