@@ -227,13 +227,11 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.follow_swaps(server.versions.outcomes)
     metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, server.dispatcher.waiting)
     metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
-    metrics.read(catalogue.SPANS_DROPPED, lambda: {(reason,): count for reason, count in spans.dropped.items()})
+    metrics.read(catalogue.SPANS_DROPPED, lambda: spans.dropped)
     metrics.read(catalogue.LOG_LOST, lambda: log_writer.lost)
     metrics.read(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
-    metrics.read(catalogue.BUILD, lambda: {(SERVER_VERSION,): 1.0})
-    metrics.read(
-        catalogue.CONNECTIONS, lambda: {("http",): server.http.connections, ("grpc",): server.grpc.connections}
-    )
+    metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
+    metrics.read(catalogue.CONNECTIONS, lambda: {"http": server.http.connections, "grpc": server.grpc.connections})
 
 
 def _policy(settings: Settings, repository: Repository) -> Policy:

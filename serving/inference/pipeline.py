@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from serving.errors import EmptyInput, InvalidRequest
 from serving.inference.tasks import TASKS
@@ -15,7 +15,7 @@ from serving.records import Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from serving.lifecycle import Lifecycle
     from serving.records import A, InferRequest, ModelIndex, Totals
     from serving.settings import Settings
-    from serving.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
@@ -33,6 +32,20 @@ _INLINE_BYTES = 2048
 
 _INLINE_TOKENS = 1024
 """A task that looks at every token finishes so many of them on the event loop (about a millisecond)."""
+
+
+class AnswerCounts(Protocol):
+    """What counts answers and batches."""
+
+    @property
+    def totals(self) -> Mapping[tuple[str, str], Totals]:
+        """What each model has answered, by its name and version."""
+
+    def answered(self, outcome: Outcome[Any]) -> None:
+        """Counts an answer."""
+
+    def batches(self, model: ServedModel) -> int:
+        """Batches of a model that engines were given since the server started."""
 
 
 class Pipeline:
@@ -45,7 +58,7 @@ class Pipeline:
         repository: Repository,
         lifecycle: Lifecycle,
         dispatcher: Dispatcher,
-        metrics: Metrics,
+        metrics: AnswerCounts,
     ) -> None:
         self._settings = settings
         self._repository = repository

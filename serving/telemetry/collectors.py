@@ -8,9 +8,8 @@ event loop, scraping included, so an addition is enough, and for a histogram a s
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -23,95 +22,34 @@ if TYPE_CHECKING:
 
     from serving.telemetry.catalogue import Metric
 
-    Values = Mapping[tuple[str, ...], float]
-    """The samples of a metric, each by the values of its labels in their order; without labels, by ()."""
-
-
-class Total(Collector):
-    """A counter.
-
-    Attributes:
-        value: Its count; add to it.
-    """
-
-    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
-        """Registers itself.
-
-        Args:
-            metric: What it is.
-            registry: Where it is scraped.
-        """
-        self._metric = metric
-        self.value: float = 0
-        registry.register(self)
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The count."""
-        yield CounterMetricFamily(self._metric.name, self._metric.text, value=self.value)
-
-
-class Tally(Collector):
-    """A counter for each value of its only label.
-
-    Attributes:
-        counts: The counts; add to them.
-    """
-
-    def __init__(self, metric: Metric, registry: CollectorRegistry, counts: dict[str, int] | None = None) -> None:
-        """Registers itself.
-
-        Args:
-            metric: What it is.
-            registry: Where it is scraped.
-            counts: Counts that somebody else keeps; None for its own.
-        """
-        self._metric = metric
-        self.counts: dict[str, int] = Counter() if counts is None else counts
-        registry.register(self)
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Each count."""
-        family = CounterMetricFamily(self._metric.name, self._metric.text, labels=list(self._metric.labels))
-        for value, count in self.counts.items():
-            family.add_metric([value], count)
-        yield family
+    Values = Mapping[Any, float]
+    """The samples of a metric, by the value of its only label, or by those of its labels in their order."""
 
 
 class Reading(Collector):
-    """A counter or gauge that is read when it is scraped."""
+    """A counter or gauge that is read when it is scraped.
+
+    `read` gives its value; of a metric with labels, that of each combination of their values, or of each value of its
+    only label.
+    """
 
     def __init__(self, metric: Metric, registry: CollectorRegistry, read: Callable[[], float | Values]) -> None:
-        """Registers itself.
-
-        Args:
-            metric: What it is.
-            registry: Where it is scraped.
-            read: Gives its value, or that of each combination of its labels' values.
-        """
         self._metric, self._read = metric, read
         self._family = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}[metric.kind]
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What is read now."""
-        found = self._read()
+        values = self._read()
         family = self._family(self._metric.name, self._metric.text, labels=list(self._metric.labels))
-        for labels, value in ({(): found} if isinstance(found, int | float) else found).items():
-            family.add_metric(labels, value)
+        for labels, value in ({(): values} if isinstance(values, int | float) else values).items():
+            family.add_metric([labels] if isinstance(labels, str) else labels, value)
         yield family
 
 
 class Histogram(Collector):
-    """Counts values by bucket."""
+    """Counts values by bucket: upper bounds, ascending and inclusive; one without a bound is added."""
 
     def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
-        """Registers itself.
-
-        Args:
-            metric: What it is.
-            registry: Where it is scraped.
-            buckets: Upper bounds, ascending, each inclusive; one without a bound is added.
-        """
         self._metric = metric
         self._bounds = tuple(buckets)
         self._counts = [0] * (len(buckets) + 1)
@@ -119,7 +57,6 @@ class Histogram(Collector):
         registry.register(self)
 
     def observe(self, value: float) -> None:
-        """Counts a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -128,7 +65,6 @@ class Histogram(Collector):
         return tuple(self._counts)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The cumulative counts, as the exposition format wants them."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._metric.name, self._metric.text, buckets=buckets, sum_value=self._sum)

@@ -12,7 +12,7 @@ from serving.errors import reasons
 from serving.lifecycle import State
 from serving.records import ON_A_GPU, Totals
 from serving.telemetry import catalogue
-from serving.telemetry.collectors import Histogram, Reading, Tally, Total
+from serving.telemetry.collectors import Histogram, Reading
 from serving.telemetry.triton import TritonMetrics
 
 if TYPE_CHECKING:
@@ -95,23 +95,26 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         # Every reason is there from the start: what was never seen at 0 has no rate when it is first seen.
-        self._requests = Tally(catalogue.REQUESTS, registry, dict.fromkeys([_ANSWERED, *reasons()], 0))
+        self._requests = dict.fromkeys([_ANSWERED, *reasons()], 0)
         self._request = Histogram(catalogue.REQUEST_SECONDS, registry, _SECONDS)
         self._tokenize = Histogram(catalogue.TOKENIZE_SECONDS, registry, _SECONDS)
         self._queue = Histogram(catalogue.QUEUE_SECONDS, registry, _SECONDS)
         self._compute = Histogram(catalogue.COMPUTE_SECONDS, registry, _SECONDS)
-        self._texts = Total(catalogue.TEXTS, registry)
-        self._tokens = Total(catalogue.TOKENS, registry)
-        self._truncated = Total(catalogue.TRUNCATED, registry)
+        self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
+        self._predicted_s = self._actual_s = 0.0
         self._batches = Histogram(catalogue.BATCH_SIZE, registry, _BATCH_SIZES)
-        self._padding = Total(catalogue.PADDING, registry)
         self._cost_ratio = Histogram(catalogue.COST_RATIO, registry, _RATIOS)
-        self._predicted = Total(catalogue.PREDICTED_SECONDS, registry)
-        self._actual = Total(catalogue.ACTUAL_SECONDS, registry)
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
-        self._restarts = Total(catalogue.ENGINE_RESTARTS, registry)
         self._state = State.STARTING
-        self.read(catalogue.STATE, lambda: {(state,): float(state is self._state) for state in State})
+        self.read(catalogue.REQUESTS, lambda: self._requests)
+        self.read(catalogue.TEXTS, lambda: self._texts)
+        self.read(catalogue.TOKENS, lambda: self._tokens)
+        self.read(catalogue.TRUNCATED, lambda: self._truncated)
+        self.read(catalogue.PADDING, lambda: self._padding)
+        self.read(catalogue.PREDICTED_SECONDS, lambda: self._predicted_s)
+        self.read(catalogue.ACTUAL_SECONDS, lambda: self._actual_s)
+        self.read(catalogue.ENGINE_RESTARTS, lambda: self._restarts)
+        self.read(catalogue.STATE, lambda: {state: float(state is self._state) for state in State})
         self._batches_of: defaultdict[ModelIndex, int] = defaultdict(int)
         self._batches_before: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._names: dict[ModelIndex, tuple[str, str]] = {}
@@ -122,15 +125,15 @@ class Metrics:
     def answered(self, outcome: Outcome[Any]) -> None:
         """Records a request that got its answer."""
         timings = outcome.timings
-        self._requests.counts["ok"] += 1
+        self._requests[_ANSWERED] += 1
         self._tokenize.observe(timings.tokenize_us / 1e6)
         self._queue.observe(timings.queue_us / 1e6)
         self._compute.observe(timings.compute_us / 1e6)
         self._request.observe(timings.total_us / 1e6)
         texts = len(outcome.answer)
-        self._texts.value += texts
-        self._tokens.value += outcome.tokens
-        self._truncated.value += outcome.truncated_tokens
+        self._texts += texts
+        self._tokens += outcome.tokens
+        self._truncated += outcome.truncated_tokens
         totals = self.totals[outcome.model, outcome.version]
         totals.requests += 1
         totals.texts += texts
@@ -142,12 +145,12 @@ class Metrics:
 
     def refused(self, reason: str) -> None:
         """Records a request that got an error."""
-        self._requests.counts[reason] += 1
+        self._requests[reason] += 1
 
     def batch_started(self, assignment: Assignment) -> None:
         """Records a batch that has been given to its lane."""
         self._batches.observe(len(assignment.items))
-        self._padding.value += assignment.padding
+        self._padding += assignment.padding
         self._batches_of[assignment.items[0].model] += 1
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
@@ -155,15 +158,15 @@ class Metrics:
         predicted_us, texts = assignment.predicted_us, len(assignment.items)
         if occupied_us > 0:
             self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
-            self._predicted.value += predicted_us / 1e6
-            self._actual.value += occupied_us / 1e6
+            self._predicted_s += predicted_us / 1e6
+            self._actual_s += occupied_us / 1e6
         self.recent.append(
             BatchSeen(assignment.lane, texts, assignment.tokens, assignment.padding, predicted_us, occupied_us)
         )
 
     def engine_died(self) -> None:
         """Records a death of the engine process."""
-        self._restarts.value += 1
+        self._restarts += 1
 
     def state(self, current: State) -> None:
         """Records a change of the server's state."""
@@ -188,8 +191,8 @@ class Metrics:
         self.read(catalogue.ADMITTED_TOKENS, lambda: load().admitted_tokens)
         self.read(catalogue.ADMITTED_LIMIT, lambda: load().admitted_limit)
         self.read(catalogue.NON_FINITE, lambda: load().non_finite)
-        self.read(catalogue.REFUSALS, lambda: {(reason,): count for reason, count in load().refusals.items()})
-        self.read(catalogue.DEADLINE_MISSES, lambda: {(where,): count for where, count in load().misses.items()})
+        self.read(catalogue.REFUSALS, lambda: load().refusals)
+        self.read(catalogue.DEADLINE_MISSES, lambda: load().misses)
 
     def follow_models(
         self,
@@ -217,9 +220,7 @@ class Metrics:
         )
         repository.subscribe(lambda: self._name(repository))
         self._name(repository)
-        self.read(
-            catalogue.VERSION, lambda: {(model.name,): float(model.manifest.version) for model in repository.models}
-        )
+        self.read(catalogue.VERSION, lambda: {model.name: float(model.manifest.version) for model in repository.models})
         self._triton = TritonMetrics(repository, statistics, waiting)
 
     def _name(self, repository: Repository) -> None:
@@ -243,7 +244,7 @@ class Metrics:
         Args:
             outcomes: How many, by what became of them; somebody else counts.
         """
-        Tally(catalogue.SWAPS, self.registry, outcomes)
+        self.read(catalogue.SWAPS, lambda: outcomes)
 
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
         """Shows which engine runs and which were not taken, on how many cards, and what its process takes."""
@@ -261,11 +262,11 @@ class Metrics:
             cards, left_out = len(repository.engine.cards), len(repository.engine.left_out)
             engine = current()
             working = engine.devices if engine and cards else 0
-            return {("working",): float(working), ("missing",): float(cards + left_out - working)}
+            return {"working": float(working), "missing": float(cards + left_out - working)}
 
         def rejected() -> Values:
             names = {choice.engine for choice in repository.engine.rejected}
-            return {(name,): float(name in names) for name in sorted(ON_A_GPU | names)}
+            return {name: float(name in names) for name in sorted(ON_A_GPU | names)}
 
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)
@@ -274,14 +275,14 @@ class Metrics:
 
     def counts(self) -> Counts:
         """What has been counted so far."""
-        outcomes = {reason: count for reason, count in self._requests.counts.items() if count}
+        outcomes = {reason: count for reason, count in self._requests.items() if count}
         return Counts(
             requests=outcomes.pop(_ANSWERED, 0),
             errors=outcomes,
-            texts=round(self._texts.value),
-            tokens=round(self._tokens.value),
-            truncated=round(self._truncated.value),
-            engine_restarts=round(self._restarts.value),
+            texts=self._texts,
+            tokens=self._tokens,
+            truncated=self._truncated,
+            engine_restarts=self._restarts,
             stages={
                 "tokenize": self._tokenize.counts(),
                 "queue": self._queue.counts(),
