@@ -204,7 +204,7 @@ class _Export:
     def _engine(self, halved: Path, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
         with self._progress.stage(f"building the TensorRT engine for {target}"):
-            engine = tensorrt.build(
+            done = tensorrt.build(
                 halved,
                 made,
                 target,
@@ -213,8 +213,8 @@ class _Export:
                 timing_cache=timings,
             )
         # The bundle may hold another flavour's engine for the same GPU.
-        name = native.name_of(engine) if target == tensorrt.NATIVE else f"model.{native.form_of(engine)}"
-        return tensorrt.artifact(engine, Path(shutil.move(made, folder / name)))
+        name = native.name_of(done.engine) if target == tensorrt.NATIVE else f"model.{native.form_of(done.engine)}"
+        return tensorrt.artifact(done.engine, Path(shutil.move(made, folder / name)))
 
     def _verified(
         self, path: Path, name: str, yardstick: Yardstick, quantisation: Quantisation | None = None

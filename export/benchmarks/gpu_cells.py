@@ -156,9 +156,9 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
 
     def tensorrt_engine(target: str) -> Backend:
         file = model.plain.with_name(f"{target}.engine")
-        made = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
-        build = tensorrt.artifact(made, file).engine
-        return TensorRtBackend([model.spec(file, build=build)], device, MOST_TOKENS)
+        done = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
+
+        return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
 
     yield "ort-cuda", ort_cuda
     for target, flavour in ((machine.cards[0].target, "rtx"), (tensorrt.NATIVE, "enterprise")):

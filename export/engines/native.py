@@ -18,10 +18,10 @@ from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.engines.tensorrt import Engine
     from export.progress import Progress
     from export.proof.verify import Outcome
     from serving.models.bundle import Bundle
+    from serving.records import EngineBuild
 
 TIMINGS = "tensorrt.timings"
 """What TensorRT measured of its kernels on this GPU: the next build takes it from there."""
@@ -61,10 +61,10 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
             recall_timings(cache, bundle.path, node.path)
         with progress.stage(f"building the TensorRT engine for {wanted}"):
             made = node.path / "made"
-            engine = tensorrt.build(
+            done = tensorrt.build(
                 graph, made, wanted, max_length=manifest.max_length, count=progress.count, timing_cache=timings
             )
-        artifact = tensorrt.artifact(engine, made.rename(node.path / name_of(engine)))
+        artifact = tensorrt.artifact(done.engine, made.rename(node.path / name_of(done.engine)))
         own = replace(bundle, made_here=((artifact, node.path),))
         (outcome,) = verify(own, (), threads, progress, [artifact])
         if outcome.state is State.BROKEN:
@@ -74,12 +74,12 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
     return outcome
 
 
-def name_of(engine: Engine) -> str:
+def name_of(engine: EngineBuild) -> str:
     """The file of an engine in the node's cache; a bundle's own, of another flavour, may be for the same GPU."""
     return f"native.{form_of(engine)}"
 
 
-def form_of(engine: Engine) -> str:
+def form_of(engine: EngineBuild) -> str:
     """What an engine's file is called, whoever it is for."""
     return f"{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
 

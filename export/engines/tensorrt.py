@@ -10,14 +10,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from export.engines import free_space
-from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Load, Order, Profile, Step
+from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
 from export.errors import ExportError, NoRoomError
 from serving.host import available_cpus
 from serving.models.manifest import GPUS, Artifact
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.manifest import Target
-
-Flavour = Literal["tensorrt_rtx", "tensorrt"]
 
 NATIVE = "native"
 CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "sm89": "SM89", "sm120": "SM120"}
@@ -53,30 +50,7 @@ _DISK_BYTES, _DISK_FACTOR = 64 * _MIB, 1.2
 """Size of the engine; measured for the same: 70, 252 and 717 MiB."""
 
 
-@dataclass(slots=True, frozen=True)
-class Engine:
-    """What was built.
-
-    Attributes:
-        flavour: The library that built it, and that can run it.
-        version: That library's version; no other one opens the engine.
-        compute_capability: Of the GPU that it is for, as `7.5`.
-        profiles: Its optimization profiles, in the order of the sequence buckets.
-        size_bytes: Of the file.
-        build_seconds: From parsing the graph to the last byte.
-        peak_memory_bytes: The most memory that the build took.
-    """
-
-    flavour: Flavour
-    version: str
-    compute_capability: str
-    profiles: tuple[Profile, ...]
-    size_bytes: int
-    build_seconds: float
-    peak_memory_bytes: int
-
-
-def profiles(max_length: int) -> tuple[Profile, ...]:
+def profiles(max_length: int) -> tuple[ShapeProfile, ...]:
     """One optimization profile a sequence bucket, up to the bucket that holds the longest text.
 
     The sequence length is fixed in each: an engine for 16 tokens was measured a third faster than one for 16
@@ -84,7 +58,7 @@ def profiles(max_length: int) -> tuple[Profile, ...]:
     """
     last = min(bucket_for(max_length), max_length)
     lengths = [*takewhile(lambda bucket: bucket < last, BUCKETS), last]
-    return tuple(Profile((1, length), (_OPTIMAL_BATCH, length), (MAX_BATCH, length)) for length in lengths)
+    return tuple(ShapeProfile((1, length), (_OPTIMAL_BATCH, length), (MAX_BATCH, length)) for length in lengths)
 
 
 def build(
@@ -95,7 +69,7 @@ def build(
     max_length: int,
     count: Callable[[int, int], None],
     timing_cache: Path | None = None,
-) -> Engine:
+) -> Done:
     """Builds an engine in a process of its own, and leaves no file if it fails.
 
     Args:
@@ -119,10 +93,9 @@ def build(
         folder=engine.parent,
         disk_bytes=int(_DISK_BYTES + _DISK_FACTOR * size),
     )
-    flavour: Flavour = "tensorrt" if target == NATIVE else "tensorrt_rtx"
     partial = engine.with_name(f"{engine.name}.partial")
     order = Build(
-        library=flavour,
+        flavour="enterprise" if target == NATIVE else "rtx",
         graph=str(graph),
         engine=str(partial),
         capability=CAPABILITIES.get(target),
@@ -132,45 +105,27 @@ def build(
         timing_cache=None if timing_cache is None else str(timing_cache),
     )
     try:
-        done = _carry_out(order, f"the TensorRT engine for {target} cannot be built", count)
+        done = _run(order, f"the TensorRT engine for {target} cannot be built", count)
         partial.replace(engine)
     finally:
         partial.unlink(missing_ok=True)
-    return Engine(
-        flavour=flavour,
-        version=done.version,
-        compute_capability=done.compute_capability,
-        profiles=order.profiles,
-        size_bytes=engine.stat().st_size,
-        build_seconds=done.seconds,
-        peak_memory_bytes=done.peak_memory_bytes,
-    )
+    return done
 
 
-def artifact(made: Engine, file: Path) -> Artifact:
-    """What a manifest says of an engine; nobody has compared its answers with PyTorch's yet.
-
-    Args:
-        made: What was built.
-        file: Where it lies now.
-    """
+def artifact(build: EngineBuild, file: Path) -> Artifact:
+    """The manifest's entry of an engine whose answers nobody has compared with PyTorch's yet."""
     return Artifact(
         file=file.name,
         kind="tensorrt",
         precision="fp16",
-        target=target_of(made.compute_capability),
+        target=target_of(build.compute_capability),
         sha256=digest(file),
-        size_bytes=made.size_bytes,
+        size_bytes=file.stat().st_size,
         batch_invariant=False,
         parity=None,
         invariance=None,
         operators={},
-        engine=EngineBuild(
-            flavour="rtx" if made.flavour == "tensorrt_rtx" else "enterprise",
-            version=made.version,
-            compute_capability=made.compute_capability,
-            profiles=tuple(ShapeProfile(each.minimum, each.optimum, each.maximum) for each in made.profiles),
-        ),
+        engine=build,
     )
 
 
@@ -187,16 +142,7 @@ def target_of(compute_capability: str) -> Target:
     raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
 
 
-def check_opens(engine: Path, flavour: Flavour) -> None:
-    """Opens an engine on the GPU at hand, in a process of its own.
-
-    Raises:
-        ExportError: There is no GPU, or the engine is not for it or for the installed library.
-    """
-    _carry_out(Load(flavour, str(engine)), f"{engine.name} cannot be opened", lambda _done, _total: None)
-
-
-def _carry_out(order: Order, subject: str, count: Callable[[int, int], None]) -> Done:
+def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
     # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
     command = [sys.executable, "-P", "-m", "export.engines.tensorrt_builder", msgspec.json.encode(order).decode()]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:

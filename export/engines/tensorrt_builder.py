@@ -13,13 +13,13 @@ import re
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from serving.engine.gpu import tensorrt_library
+from serving.records import EngineBuild, ShapeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,34 +37,21 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _LEAST_CAPABILITY = (7, 5)
 
 
-class Profile(msgspec.Struct, frozen=True):
-    """An optimization profile, the shapes [batch, sequence] of one sequence bucket.
-
-    Attributes:
-        minimum: The smallest.
-        optimum: The one to be fastest for.
-        maximum: The largest.
-    """
-
-    minimum: Shape
-    optimum: Shape
-    maximum: Shape
-
-    def shapes(self, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
-        """The three shapes of an input with these free dimensions; None if it can have none."""
-        if dimensions == ["batch", "sequence"]:
-            return self.minimum, self.optimum, self.maximum
-        if dimensions == ["batch", "masks"]:
-            most = min(MAX_MASKS, self.maximum[1])
-            return (self.minimum[0], 1), (self.optimum[0], 1), (self.maximum[0], most)
-        return None
+def shapes_of(profile: ShapeProfile, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
+    """The three shapes of an input with these free dimensions; None if it can have none."""
+    if dimensions == ["batch", "sequence"]:
+        return profile.min, profile.opt, profile.max
+    if dimensions == ["batch", "masks"]:
+        most = min(MAX_MASKS, profile.max[1])
+        return (profile.min[0], 1), (profile.opt[0], 1), (profile.max[0], most)
+    return None
 
 
-class Build(msgspec.Struct, frozen=True, tag=True):
+class Build(msgspec.Struct, frozen=True):
     """The order to build an engine.
 
     Attributes:
-        library: The module: `tensorrt_rtx` or `tensorrt`.
+        flavour: The library.
         graph: The fp16 ONNX file.
         engine: Where to write.
         capability: `SM75` and so on, for a GPU that is not here; None for the one that is.
@@ -74,21 +61,14 @@ class Build(msgspec.Struct, frozen=True, tag=True):
         timing_cache: What earlier builds on this GPU measured, read and written; None for no such file.
     """
 
-    library: str
+    flavour: Literal["rtx", "enterprise"]
     graph: str
     engine: str
     capability: str | None
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ShapeProfile, ...]
     workspace_bytes: int
     threads: int
     timing_cache: str | None
-
-
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """The order to open an engine on the GPU that is here."""
-
-    library: str
-    engine: str
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -107,19 +87,14 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The engine is there.
 
     Attributes:
-        version: The library's.
-        compute_capability: Of the GPU that the engine is for, as 7.5.
-        seconds: From parsing the graph to the engine's last byte.
+        engine: What it is tied to.
         peak_memory_bytes: The most memory that the process had.
     """
 
-    version: str
-    compute_capability: str
-    seconds: float
+    engine: EngineBuild
     peak_memory_bytes: int
 
 
-Order = Build | Load
 Answer = Step | Failed | Done
 
 
@@ -127,34 +102,30 @@ class BuilderError(Exception):
     """There is no engine; the message says why, worded to follow a colon."""
 
 
-def run(order: Order, report: Callable[[Answer], None]) -> Done:
-    """Carries an order out.
+def run(order: Build, report: Callable[[Answer], None]) -> Done:
+    """Builds an engine.
 
     Args:
-        order: What to do.
+        order: Which one.
         report: Told of steps; an `OSError` of it stops the build.
 
     Raises:
-        BuilderError: It cannot be done.
+        BuilderError: It cannot be built.
     """
-    started = time.perf_counter()
-    target = order.capability if isinstance(order, Build) else None
     # Asked before TensorRT is, which says less clearly that there is no GPU.
+    target = order.capability
     capability = f"{target[2:-1]}.{target[-1]}" if target else _own_capability()
     try:
-        library = tensorrt_library.load("rtx" if order.library == "tensorrt_rtx" else "enterprise")
+        library = tensorrt_library.load(order.flavour)
     except tensorrt_library.LibraryMissing as error:
         raise BuilderError(str(error)) from error
     logger = tensorrt_library.logger(library)
     try:
-        if isinstance(order, Build):
-            _Builder(library, logger).build(order, report)
-        else:
-            _open(library, logger, Path(order.engine))
+        _Builder(library, logger).build(order, report)
     except (TypeError, RuntimeError, MemoryError) as error:
         # Where a native constructor answers null, pybind11 raises TypeError.
         raise BuilderError(tensorrt_library.reason([*logger.errors, str(error)])) from error
-    return Done(library.__version__, capability, time.perf_counter() - started, _peak_memory_bytes())
+    return Done(EngineBuild(order.flavour, library.__version__, capability, order.profiles), _peak_memory_bytes())
 
 
 class _Builder:
@@ -216,22 +187,17 @@ class _Builder:
         if not known or not config.set_timing_cache(config.create_timing_cache(known), False):
             config.set_timing_cache(config.create_timing_cache(b""), False)
 
-    def _add(self, profile: Profile, network: Native, config: Native) -> None:
+    def _add(self, profile: ShapeProfile, network: Native, config: Native) -> None:
         shapes = self._builder.create_optimization_profile()
         for at in range(network.num_inputs):
             tensor = network.get_input(at)
             free = [tensor.get_dimension_name(axis) for axis, size in enumerate(tensor.shape) if size < 0]
-            triple = profile.shapes(free)
+            triple = shapes_of(profile, free)
             if triple is None:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
             shapes.set_shape(tensor.name, *triple)
         if config.add_optimization_profile(shapes) < 0:
             raise BuilderError(tensorrt_library.reason(self._logger.errors))
-
-
-def _open(library: Native, logger: Native, engine: Path) -> None:
-    if tensorrt_library.runtime(library, logger).deserialize_cuda_engine(engine.read_bytes()) is None:
-        raise BuilderError(tensorrt_library.reason(logger.errors))
 
 
 def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
@@ -321,7 +287,7 @@ def main(argv: list[str]) -> None:
         answers.write(msgspec.json.encode(answer) + b"\n")
 
     try:
-        report(run(msgspec.json.decode(argv[0], type=Order), report))
+        report(run(msgspec.json.decode(argv[0], type=Build), report))
     except BuilderError as error:
         report(Failed(str(error)))
     except OSError as error:
