@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from tests.support.models import MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from tests.support.exports import Export
 
 ROOT = Path(__file__).parents[2]
 FRONT_DOOR = [sys.executable, str(ROOT / "bertserve.py"), "export"]
@@ -73,10 +76,10 @@ def pytorch(folder: Path, ids: list[int]) -> NDArray[np.float32]:
     return vector
 
 
-def test_an_export_makes_a_bundle(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_makes_a_bundle(small_export: Export) -> None:
     """A folder becomes a bundle that opens, with both artifacts, their figures, and nothing else."""
-    assert main([str(folder), "--out", str(tmp_path / "models")]) == 0
-    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    assert small_export.code == 0
+    bundle = small_export.bundle
     manifest = bundle.manifest
     assert [a.precision for a in manifest.artifacts] == ["fp32", "int8"]
     assert sorted(file.name for file in bundle.path.iterdir()) == [
@@ -94,19 +97,18 @@ def test_an_export_makes_a_bundle(folder: Path, tmp_path: Path, capsys: pytest.C
     assert manifest.artifacts[0].parity.max_abs_difference <= 1e-5
     assert manifest.artifacts[0].batch_invariant
     assert {"torch", "onnxruntime", "transformers"} <= manifest.tools.keys()
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert re.search(r"exporting the graph +\d+\.\d s", captured.out)
-    assert re.search(r"model\.int8\.onnx +int8 .* KiB", captured.out)
-    assert "\r" not in captured.out
+    assert small_export.err == ""
+    assert re.search(r"exporting the graph +\d+\.\d s", small_export.out)
+    assert re.search(r"model\.int8\.onnx +int8 .* KiB", small_export.out)
+    assert "\r" not in small_export.out
 
 
-def test_exporting_again_writes_the_next_version(folder: Path, tmp_path: Path) -> None:
+def test_exporting_again_writes_the_next_version(small_export: Export, tmp_path: Path) -> None:
     """The second export of the same source is version 2, of the same bytes."""
-    for _ in range(2):
-        assert main([str(folder), "--out", str(tmp_path / "models"), "--name", "again", "--precision", "fp32"]) == 0
-    first, second = (open_bundle(tmp_path / "models" / "again" / version).manifest for version in "12")
-    assert [a.precision for a in first.artifacts] == ["fp32"]
+    shutil.copytree(small_export.models, tmp_path / "models")
+    assert main([str(small_export.checkpoint), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+    first, second = (open_bundle(tmp_path / "models" / "small" / version).manifest for version in "12")
+    assert [a.precision for a in second.artifacts] == ["fp32"]
     assert first.artifacts[0].sha256 == second.artifacts[0].sha256
     # All but the report, which tells when it was made and how long the artifacts took.
     assert [file.file for file in first.files] == ["tokenizer.json", "reference.safetensors", "report.html"]

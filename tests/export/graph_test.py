@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -44,13 +45,38 @@ def cuts(checkpoint: Checkpoint, path: Path) -> dict[str, Cut]:
     return int8.cuts_of(path, spec, checkpoint.encode(TEXTS), lambda _done, _total: None)
 
 
+@dataclass(frozen=True)
+class Small:
+    """A small checkpoint and its graphs, which no test changes."""
+
+    checkpoint: Checkpoint
+    raw: Path
+    fused: Path
+
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint."""
+        return self.checkpoint.source.path
+
+
+def made(folder: Path, **sizes: Any) -> Small:
+    """Writes a checkpoint and its graphs."""
+    checkpoint = opened(write_checkpoint(folder / "small", **sizes))
+    return Small(checkpoint, folder / "raw.onnx", fused(checkpoint, folder))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The checkpoint that is written where nothing else is asked for."""
+    return made(tmp_path_factory.mktemp("graph"))
+
+
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_the_graph_pools_as_pytorch_does(tmp_path: Path, pooling: str, heads: int) -> None:
+def test_the_graph_pools_as_pytorch_does(small: Small, tmp_path: Path, pooling: str, heads: int) -> None:
     """A padded batch through the graph is each text alone through Transformers, pooled by hand."""
-    folder = write_checkpoint(tmp_path / "small", pooling=pooling, heads=heads)
-    checkpoint = opened(folder)
-    path = fused(checkpoint, tmp_path)
+    model = small if (pooling, heads) == ("mean", 4) else made(tmp_path, pooling=pooling, heads=heads)
+    checkpoint, path = model.checkpoint, model.fused
     texts = checkpoint.vocabulary.encode(TEXTS, 64)
     longest = max(len(text.ids) for text in texts)
     tensors = {
@@ -62,7 +88,7 @@ def test_the_graph_pools_as_pytorch_does(tmp_path: Path, pooling: str, heads: in
         tensors["attention_mask"][row, :length] = 1
         tensors["token_type_ids"][row, :length] = text.type_ids or 0
     (pooled,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, tensors)
-    bert = BertModel.from_pretrained(folder).eval()
+    bert = BertModel.from_pretrained(model.folder).eval()
     for row, text in enumerate(texts):
         types = text.type_ids or [0] * len(text.ids)
         with torch.inference_mode():
@@ -71,23 +97,22 @@ def test_the_graph_pools_as_pytorch_does(tmp_path: Path, pooling: str, heads: in
         np.testing.assert_allclose(pooled[row], expected, atol=1e-5)
 
 
-def test_the_graphs_interface(tmp_path: Path) -> None:
+def test_the_graphs_interface(small: Small) -> None:
     """Inputs are int32 and the output float32, with free batch and sequence, and everything in one file."""
-    path = fused(opened(write_checkpoint(tmp_path / "small")), tmp_path)
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(small.fused, providers=["CPUExecutionProvider"])
     inputs = [(i.name, i.type, i.shape) for i in session.get_inputs()]
     assert inputs == [
         (name, "tensor(int32)", ["batch", "sequence"]) for name in ("input_ids", "attention_mask", "token_type_ids")
     ]
     assert [(o.name, o.type, o.shape[0]) for o in session.get_outputs()] == [("pooled", "tensor(float)", "batch")]
-    assert sorted(file.name for file in tmp_path.glob("*.onnx*")) == ["fused.onnx", "raw.onnx"]
+    assert sorted(file.name for file in small.fused.parent.glob("*.onnx*")) == ["fused.onnx", "raw.onnx"]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_every_layer_is_fused_and_quantised(tmp_path: Path, layers: int) -> None:
+def test_every_layer_is_fused_and_quantised(small: Small, tmp_path: Path, layers: int) -> None:
     """Per layer: one attention, two skip layer normalisations, one bias with GELU, and no float matrix left."""
-    checkpoint = opened(write_checkpoint(tmp_path / "small", layers=layers))
-    path = fused(checkpoint, tmp_path)
+    model = small if layers == small.checkpoint.layers else made(tmp_path, layers=layers)
+    checkpoint, path = model.checkpoint, model.fused
     assert optimize.operators(path) == {
         "Attention": layers,
         "BiasGelu": layers,
@@ -100,30 +125,26 @@ def test_every_layer_is_fused_and_quantised(tmp_path: Path, layers: int) -> None
     assert not [node.name for node in onnx.load(tmp_path / "int8.onnx").graph.node if node.op_type == "MatMul"]
 
 
-def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_checkpoint_gives_the_same_bytes(small: Small, tmp_path: Path) -> None:
     """Exporting twice makes equal files, whatever the random state of the process."""
-    checkpoint = opened(write_checkpoint(tmp_path / "small"))
-    made = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        path = fused(checkpoint, tmp_path / name)
-        target = tmp_path / name / "int8.onnx"
+    checkpoint = small.checkpoint
+    contents = []
+    for name, path in (("first", small.fused), ("second", fused(checkpoint, tmp_path))):
+        target = tmp_path / f"{name}.int8.onnx"
         quantize.quantize(path, target, optimize.shape_of(checkpoint), cuts(checkpoint, path), static=True)
-        made.append((path.read_bytes(), (tmp_path / name / "int8.onnx").read_bytes()))
-    assert made[0] == made[1]
+        contents.append((path.read_bytes(), target.read_bytes()))
+    assert contents[0] == contents[1]
 
 
-def test_a_graph_that_does_not_fuse_is_refused(tmp_path: Path) -> None:
+def test_a_graph_that_does_not_fuse_is_refused(small: Small, tmp_path: Path) -> None:
     """A graph whose activation the optimizer does not recognise is stopped at the gate, with the counts."""
-    checkpoint = opened(write_checkpoint(tmp_path / "small"))
     raw = tmp_path / "raw.onnx"
-    task_model.write(task_model.load(checkpoint), raw)
-    model = onnx.load(raw)
+    model = onnx.load(small.raw)
     first = next(node for node in model.graph.node if node.op_type == "Erf")
     first.op_type = "Tanh"
     onnx.save(model, raw)
     with pytest.raises(ExportError, match="1 BiasGelu, 2 expected"):
-        optimize.fuse(raw, tmp_path / "fused.onnx", optimize.shape_of(checkpoint))
+        optimize.fuse(raw, tmp_path / "fused.onnx", optimize.shape_of(small.checkpoint))
 
 
 def test_the_gate_counts_each_operator() -> None:
@@ -135,19 +156,17 @@ def test_the_gate_counts_each_operator() -> None:
                 optimize.check_counts({**FP32, operator: count + change}, FP32, "the fusion")
 
 
-def test_an_encoder_beyond_two_gib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_beyond_two_gib_is_refused(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that one ONNX file cannot hold are refused before the graph is made."""
-    checkpoint = opened(write_checkpoint(tmp_path / "small"))
     monkeypatch.setattr(task_model, "MAX_ONNX_BYTES", 1000)
     with pytest.raises(ExportError, match="do not fit into one ONNX file"):
-        task_model.load(checkpoint)
+        task_model.load(small.checkpoint)
 
 
-def test_pytorch_answers_each_text_alone(tmp_path: Path) -> None:
+def test_pytorch_answers_each_text_alone(small: Small) -> None:
     """Answers come in the order of the texts, the same however many run at once, and each is counted."""
-    checkpoint = opened(write_checkpoint(tmp_path / "small"))
-    model = task_model.load(checkpoint)
-    texts = checkpoint.vocabulary.encode(TEXTS * 5, 64)
+    model = task_model.load(small.checkpoint)
+    texts = small.checkpoint.vocabulary.encode(TEXTS * 5, 64)
     counts: list[tuple[int, int]] = []
     rows = task_model.answers(model, texts, threads=3, count=lambda done, total: counts.append((done, total)))
     together = np.stack([row[0] for row in rows])

@@ -19,7 +19,7 @@ from export.cli import inspect, verify
 from export.cli.export import main as export
 from serving.models.manifest import MANIFEST
 from tests.support.cards import environment as gpu_environment
-from tests.support.checkpoints import edit_json, write_checkpoint, write_task_checkpoint
+from tests.support.checkpoints import edit_json, write_task_checkpoint
 from tests.support.clients import get
 from tests.support.poison import add_engine, edit_manifest, keep_only_fp32, sign
 from tests.support.server import Server, environment
@@ -28,18 +28,19 @@ from tests.support.simulated.simulated_trt import plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.exports import Export
+
 ROOT = Path(__file__).parents[2]
 FP32 = "model.fp32.onnx"
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(small_export: Export, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with two small models: one that embeds, and one that classifies with labels of an enemy's."""
-    folder, models = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("models")
-    write_checkpoint(folder / "small")
+    folder, models = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("verified") / "models"
+    shutil.copytree(small_export.models, models)
     write_task_checkpoint(folder / "moods", "bert", "classify")
     edit_json(folder / "moods" / "config.json", id2label={"0": "<script>alert(1)</script>", "1": "\x1b[2Jup", "2": "b"})
-    assert export([str(folder / "small"), "--out", str(models)]) == 0
     reference = folder / "moods.csv"
     reference.write_text("the server,b\na text of it,2\nnot that,1\n")
     words = ["--precision", "fp32", "--precision", "fp16", "--reference", str(reference)]
