@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
+from serving.engine.gpu.cuda_driver import Card  # noqa: TC001  read when an answer is decoded
 
 if TYPE_CHECKING:
-    from serving.engine.gpu.cuda_driver import Card, Driver
+    from serving.engine.gpu.cuda_driver import Driver
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
