@@ -19,49 +19,9 @@ Key = tuple[str, int]
 """A model and the number of a version."""
 
 
-class _Next(NamedTuple):
+class _Retry(NamedTuple):
     tries: int
     due: float
-
-
-class Retries:
-    """The versions that wait for their next try; each pause is twice as long as the one before.
-
-    Args:
-        first_s: The first pause.
-        clock: Seconds.
-    """
-
-    def __init__(self, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._first_s = first_s
-        self._clock = clock
-        self._next: dict[Key, _Next] = {}
-
-    def failed(self, key: Key) -> float | None:
-        """Records a failure; returns the seconds until the next try, None where that was the last one."""
-        tries = 1 + (self._next[key].tries if key in self._next else 0)
-        if tries >= TRIES:
-            self.forget(key)
-            return None
-        pause_s = min(math.ldexp(self._first_s, tries - 1), max(self._first_s, _LONGEST_S))
-        self._next[key] = _Next(tries, self._clock() + pause_s)
-        return pause_s
-
-    def waits(self, key: Key) -> bool:
-        """Whether the next try of a version is still to come."""
-        following = self._next.get(key)  # at once: a thread asks, and the event loop forgets
-        return following is not None and self._clock() < following.due
-
-    def when(self, key: Key) -> str:
-        """What comes next, in words."""
-        if key not in self._next:
-            return "not tried again by itself"
-        tries, due = self._next[key]
-        return f"tried again in {max(0, math.ceil(due - self._clock()))} s (try {tries + 1} of {TRIES})"
-
-    def forget(self, key: Key) -> None:
-        """It serves, or is not there any more."""
-        self._next.pop(key, None)
 
 
 class UnservedVersions:
@@ -70,16 +30,22 @@ class UnservedVersions:
     Args:
         root: The repository's directory.
         cache: The node's cache.
-        retry_s: The first pause before a failed version is tried again; 0 where nobody watches the repository.
+        first_pause_s: The pause before a failed version is tried again, doubled with each try; 0 where the repository
+            is not watched and nothing is tried again.
+        clock: Seconds.
     """
 
-    def __init__(self, root: Path, cache: Path | None, retry_s: float) -> None:
+    def __init__(
+        self, root: Path, cache: Path | None, first_pause_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._root = root
         self._private = [f"{path}/" for path in (root, cache) if path]
-        self._retries = Retries(retry_s) if retry_s else None
+        self._first_pause_s = first_pause_s
+        self._clock = clock
         self._left_out: dict[Key, str] = {}
         self._failed: dict[Key, str] = {}
         self._incomplete: dict[Key, str] = {}
+        self._retries: dict[Key, _Retry] = {}
 
     def public(self, words: str) -> str:
         """What clients may see: no path of this machine."""
@@ -102,26 +68,33 @@ class UnservedVersions:
         Args:
             key: The version.
             reason: Why.
-            served: The version that serves; the watch tries newer ones alone.
+            served: The version that serves; only newer ones are tried again.
 
         Returns:
-            Seconds until the next try: 0 where nobody tries it again by itself, None where this was the last.
+            Seconds until the next try: 0 where there is none by itself, None where this try was the last.
         """
-        pause_s: float | None = 0.0
-        if self._retries and key[1] > served:
-            pause_s = self._retries.failed(key)
-        if pause_s is not None:
-            self._left_out.pop(key, None)
-            self._failed[key] = reason
+        pause_s = 0.0
+        if self._first_pause_s and key[1] > served:
+            tries = 1 + (self._retries[key].tries if key in self._retries else 0)
+            if tries >= TRIES:
+                return None
+            pause_s = min(math.ldexp(self._first_pause_s, tries - 1), max(self._first_pause_s, _LONGEST_S))
+            self._retries[key] = _Retry(tries, self._clock() + pause_s)
+        self._left_out.pop(key, None)
+        self._failed[key] = reason
         return pause_s
 
     def waits(self, key: Key) -> bool:
-        """Whether a version failed for a reason that passes, and it is too early to try it again."""
-        return self._retries is not None and self._retries.waits(key)
+        """Whether the next try of a version is still to come."""
+        retry = self._retries.get(key)  # at once: a thread asks, and the event loop forgets
+        return retry is not None and self._clock() < retry.due
 
     def when(self, key: Key, *, served: int) -> str:
         """When a version that failed is tried again, in words."""
-        return self._retries.when(key) if self._retries and key[1] > served else "not tried again by itself"
+        if key not in self._retries or key[1] <= served:
+            return "not tried again by itself"
+        tries, due = self._retries[key]
+        return f"tried again in {max(0, math.ceil(due - self._clock()))} s (try {tries + 1} of {TRIES})"
 
     def incomplete(self, key: Key, missing: str | None) -> None:
         """Records what a version that is being copied lacks; None for nothing any more."""
@@ -131,11 +104,9 @@ class UnservedVersions:
             self._incomplete[key] = self.public(missing)
 
     def forget(self, key: Key) -> None:
-        """What was against a version does not hold any longer."""
-        self._left_out.pop(key, None)
-        self._failed.pop(key, None)
-        if self._retries:
-            self._retries.forget(key)
+        """It serves, or what was against it does not hold any longer."""
+        for reasons in (self._left_out, self._failed, self._retries):
+            reasons.pop(key, None)
 
     def reasons(self, served: Mapping[str, int]) -> dict[Key, str]:
         """Of each version that is not served why, as far as its directory is still there."""

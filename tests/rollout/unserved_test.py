@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from serving.engine.process.worker import _lacked_memory
 from serving.errors import BundleError
 from serving.rollout.repository_watch import RepositoryWatch
-from serving.rollout.unserved import TRIES, Retries
+from serving.rollout.unserved import TRIES, UnservedVersions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from serving.rollout.versions import Versions
 
 KEY = ("minilm", 2)
@@ -28,36 +27,51 @@ class Clock:
         return self.now
 
 
+def versions_after(first_pause_s: float, clock: Clock) -> UnservedVersions:
+    """Of a repository that is watched."""
+    return UnservedVersions(Path("models"), None, first_pause_s, clock)
+
+
 def test_pauses_grow_and_end() -> None:
     """Twice as long each time, never above ten minutes, and after the last try there is none."""
-    retries = Retries(60.0, Clock())
-    pauses = [retries.failed(KEY) for _ in range(TRIES)]
+    unserved = versions_after(60.0, Clock())
+    pauses = [unserved.fail(KEY, "it died", served=1) for _ in range(TRIES)]
     assert pauses == [60, 120, 240, 480, 600, 600, 600, None]
-    assert not retries.waits(KEY)
-    assert retries.failed(KEY) == 60  # it has changed, and is new
+    unserved.leave_out(KEY, "given up")
+    assert not unserved.waits(KEY)
+    assert unserved.fail(KEY, "it died", served=1) == 60  # it has changed, and is new
 
 
 def test_a_seldom_look_is_the_shortest_pause() -> None:
     """Whoever looks once an hour tries once an hour."""
-    retries = Retries(3600.0, Clock())
-    assert [retries.failed(KEY) for _ in range(2)] == [3600, 3600]
+    unserved = versions_after(3600.0, Clock())
+    assert [unserved.fail(KEY, "it died", served=1) for _ in range(2)] == [3600, 3600]
+
+
+def test_what_nobody_watches_is_not_tried_again() -> None:
+    """Neither where the repository is not watched, nor a version older than the one that serves."""
+    for first_pause_s, served in ((0.0, 1), (60.0, 3)):
+        unserved = versions_after(first_pause_s, Clock())
+        assert unserved.fail(KEY, "it died", served=served) == 0
+        assert not unserved.waits(KEY)
+        assert unserved.when(KEY, served=served) == "not tried again by itself"
 
 
 def test_a_version_waits_until_its_time_has_come() -> None:
     """And says so meanwhile; what served since starts anew."""
     clock = Clock()
-    retries = Retries(10.0, clock)
-    assert not retries.waits(KEY)
-    retries.failed(KEY)
+    unserved = versions_after(10.0, clock)
+    assert not unserved.waits(KEY)
+    unserved.fail(KEY, "it died", served=1)
     clock.now = 9.5
-    assert retries.waits(KEY)
-    assert retries.when(KEY) == f"tried again in 1 s (try 2 of {TRIES})"
+    assert unserved.waits(KEY)
+    assert unserved.when(KEY, served=1) == f"tried again in 1 s (try 2 of {TRIES})"
     clock.now = 10.0
-    assert not retries.waits(KEY)
-    assert retries.failed(KEY) == 20
-    retries.forget(KEY)
-    assert retries.when(KEY) == "not tried again by itself"
-    assert retries.failed(KEY) == 10
+    assert not unserved.waits(KEY)
+    assert unserved.fail(KEY, "it died", served=1) == 20
+    unserved.forget(KEY)
+    assert unserved.when(KEY, served=1) == "not tried again by itself"
+    assert unserved.fail(KEY, "it died", served=1) == 10
 
 
 def test_nothing_older_is_taken_while_the_newest_waits(tmp_path: Path) -> None:

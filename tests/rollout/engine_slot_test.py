@@ -1,0 +1,236 @@
+"""The states of the engine slot, with engines that end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from serving.engine.base import LaneKind
+from serving.engine.process.remote_engine import EngineFailed
+from serving.errors import EngineLost
+from serving.inference.dispatcher import Dispatcher
+from serving.lifecycle import Lifecycle, State
+from serving.rollout.engine_choice import Chooser
+from serving.rollout.engine_load import LoadBuilder
+from serving.rollout.engine_slot import EngineGeneration, EngineSlot, SlotState
+from serving.scheduling.admission import AdmissionLimits
+from serving.scheduling.batcher import Policy
+from serving.settings import Settings
+from serving.telemetry.metrics import Metrics
+from tests.support.costs import constant, model_costs
+from tests.support.tasks import tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serving.inference.pipeline import Pipeline
+
+
+class Life:
+    """An engine process that is none."""
+
+    apart, devices, lost, ready = False, 1, (), None
+    lanes = (LaneKind.WIDE,)
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.busy = False
+        self.closed = False
+        self.costs = [model_costs(constant(100)).points]
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._ended = asyncio.Event()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
+
+    def end(self) -> None:
+        """The process dies."""
+        self._ended.set()
+        self.on_end()
+
+    async def wait(self) -> int:
+        """Waits for the end."""
+        await self._ended.wait()
+        return 1
+
+    async def close(self) -> None:
+        """Ends it, which is not reported."""
+        self.closed = True
+        self._ended.set()
+
+
+class Bench:
+    """A slot whose engines are `Life`s.
+
+    Attributes:
+        lives: Those that were started.
+        refuse: The next one is refused.
+    """
+
+    def __init__(self, models: Path, keep_version_s: float = 300.0) -> None:
+        self.lives: list[Life] = []
+        self.refuse = False
+        self.lifecycle = Lifecycle()
+        self.lifecycle.to(State.WARMING)
+        settings = Settings(models=models, engine="fake", keep_version_s=keep_version_s)
+        metrics, chooser = Metrics(), Chooser(settings)
+        choice = chooser.first()
+        self.slot = EngineSlot(
+            choice,
+            settings=settings,
+            chooser=chooser,
+            loads=LoadBuilder(settings, chooser, metrics.registry),
+            dispatcher=Dispatcher(
+                Policy(1024, batch_invariant=[True], narrow=[False]), AdmissionLimits(1 << 20, 2000, 60_000), metrics
+            ),
+            pipeline=cast("Pipeline", SimpleNamespace(users=lambda _: 0)),
+            lifecycle=self.lifecycle,
+            start=self._start,
+        )
+
+    async def _start(self, *_: Any, **__: Any) -> Life:
+        if self.refuse:
+            raise EngineFailed("no such weights")
+        self.lives.append(Life(len(self.lives) + 1))
+        return self.lives[-1]
+
+    async def until(self, state: SlotState) -> None:
+        """Waits for a state."""
+        async with asyncio.timeout(10):
+            while self.slot.state is not state:  # noqa: ASYNC110  a drain is looked for, not told
+                await asyncio.sleep(0.001)
+
+    async def serve(self) -> Life:
+        """Starts the slot and waits until it serves."""
+        self.slot.start()
+        await self.until(SlotState.SERVING)
+        return self.lives[-1]
+
+    async def switch(self) -> Life:
+        """Another engine of the same models takes over."""
+        slot = self.slot
+        async with slot.turn(), slot.beside(slot.load) as engine:
+            slot.switch(EngineGeneration(engine, slot.load, list(slot.models), slot.choice))
+        return self.lives[-1]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository of one model."""
+    write_bundle(tmp_path, tiny_model("embed"), "embed")
+    return tmp_path
+
+
+def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
+    """The engine before answers what it has, waits for the way back, and changes roles with the other."""
+
+    async def main() -> None:
+        bench = Bench(models)
+        assert bench.slot.state is SlotState.STARTING
+        first = await bench.serve()
+        first.busy = True
+        second = await bench.switch()
+        assert bench.slot.state is SlotState.DRAINING
+        first.busy = False
+        await bench.until(SlotState.KEPT)
+        bench.slot.roll_back()
+        assert (bench.slot.engine, bench.slot.previous and bench.slot.previous.engine) == (first, second)
+        await bench.until(SlotState.KEPT)
+        await bench.slot.release()
+        assert (bench.slot.state, second.closed) == (SlotState.SERVING, True)
+        with pytest.raises(EngineLost):
+            bench.slot.roll_back()
+        await bench.slot.close()
+        assert first.closed
+
+    asyncio.run(main())
+
+
+def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
+    """Its memory is needed."""
+
+    async def main() -> None:
+        bench = Bench(models, keep_version_s=0)
+        first = await bench.serve()
+        await bench.switch()
+        await bench.until(SlotState.SERVING)
+        assert first.closed
+        await bench.slot.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, drained: bool) -> None:
+    """Drained or not: nothing is started, the server stays ready, and observers hear of it."""
+
+    async def main() -> None:
+        bench, heard = Bench(models), list[str]()
+        bench.slot.on_end(lambda: heard.append("end"))
+        bench.slot.on_fall_back(lambda versions: heard.append(f"fall back from {versions}"))
+        first = await bench.serve()
+        first.busy = not drained
+        second = await bench.switch()
+        await bench.until(SlotState.KEPT if drained else SlotState.DRAINING)
+        second.end()
+        assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, first)
+        assert heard == ["end", "fall back from {'embed': 1}"]
+        assert bench.lifecycle.state is State.READY
+        await bench.slot.close()
+        assert len(bench.lives) == 2
+
+    asyncio.run(main())
+
+
+def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
+    """The one that serves does not notice."""
+
+    async def main() -> None:
+        bench = Bench(models)
+        first = await bench.serve()
+        second = await bench.switch()
+        await bench.until(SlotState.KEPT)
+        first.end()
+        assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, second)
+        assert bench.lifecycle.state is State.READY
+        await bench.slot.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
+    """The server is warming meanwhile."""
+
+    async def main() -> None:
+        bench = Bench(models)
+        up: list[int] = []
+        bench.slot.on_up(lambda engine: up.append(engine.pid))
+        first = await bench.serve()
+        first.end()
+        assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
+        await bench.until(SlotState.SERVING)
+        assert (up, bench.lifecycle.state) == ([1, 2], State.READY)
+        await bench.slot.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
+    """Where the settings allow no other kind."""
+
+    async def main() -> None:
+        bench = Bench(models)
+        bench.refuse = True
+        bench.slot.start()
+        await bench.until(SlotState.FAILED)
+        assert (bench.lifecycle.state, bench.lifecycle.failure) == (State.FAILED, "no such weights")
+        await bench.slot.close()
+
+    asyncio.run(main())
