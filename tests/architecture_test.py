@@ -250,6 +250,17 @@ def test_the_wire_is_ours() -> None:
     assert not {module.name for module in _below("serving") if module.reaches("grpc")}
 
 
+TESTS_OF_TESTS = {"tests.fault.over_tls_test": "runs what connections promise once more, over TLS"}
+
+
+def test_tests_import_no_tests() -> None:
+    """What several share lies in `tests/support`, so that each file can be read, moved and run alone."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        module = Module(".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
+        imported = {name for name in module.imports if re.search(r"^tests\..*(_test|conftest)\b", name)}
+        assert not imported or module.name in TESTS_OF_TESTS, module.name
+
+
 BANNED_MODULES = ("pickle", "marshal", "shelve", "joblib", "cloudpickle", "dill")
 BANNED_CALLS = {"eval", "exec", "torch.load", "yaml.load", "os.system", "os.popen"}
 

@@ -18,10 +18,9 @@ from loadtest.benchmarks.__main__ import BENCHMARKS
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
 from simulate import cli as simulate_cli
-from tests.deploy.manifests_test import NEWEST, OLDEST
 from tests.support import kubernetes
 from tests.support.containerfile import stages
-from tests.support.kubernetes import OVERLAYS, containers, manifests, pods, render
+from tests.support.kubernetes import NEWEST, OLDEST, OVERLAYS, containers, manifests, pods, render
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:

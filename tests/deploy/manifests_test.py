@@ -14,7 +14,18 @@ import yaml
 from loadtest import cli as load_cli
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
-from tests.support.kubernetes import KUBERNETES, OVERLAYS, containers, manifests, named, of_kind, pods, render
+from tests.support.kubernetes import (
+    KUBERNETES,
+    NEWEST,
+    OLDEST,
+    OVERLAYS,
+    containers,
+    manifests,
+    named,
+    of_kind,
+    pods,
+    render,
+)
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -22,8 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 
-OLDEST, NEWEST = "1.27", ".".join(kubernetes_validate.latest_version().split(".")[:2])
-"""Of Kubernetes; docs/deploy.md says so, too."""
 
 WORD = {"type": "string", "minLength": 1}
 COUNT = {"type": "integer", "minimum": 0}

@@ -2,28 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from tests.support.clients import Grpc, Tei
-from tests.support.expected import fake_answers
+from tests.support.canary import sing
 from tests.support.versions import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.support.server import Server
-
-CANARY = ["a normal request", "and one more, somewhat longer than the first"]
-
-
-def sing(server: Server, models: Path) -> None:
-    """Checks that a normal request to a fake server is answered right over HTTP and gRPC."""
-    expected = fake_answers(models, CANARY)
-    for transport in (Tei, Grpc):
-        with transport(server) as client:
-            np.testing.assert_allclose(client.embed(CANARY).vectors, expected, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)

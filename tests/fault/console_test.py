@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fault.overload_test import ONE_AT_A_TIME
 from tests.support.clients import post_json
 from tests.support.console import TEXT, answered, visit
 from tests.support.credentials import FIRST, SECOND, WRONG, write_keys
-from tests.support.server import Server, free_port
+from tests.support.server import ONE_AT_A_TIME, Server, free_port
 from tests.support.stopping import stop
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.fault.conftest import sing
+from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle

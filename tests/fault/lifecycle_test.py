@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.fault.conftest import CANARY, sing
+from tests.support.canary import CANARY, sing
 from tests.support.certificates import open_channel
 from tests.support.clients import BOTH, Grpc, HttpConnection, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers

@@ -12,12 +12,10 @@ import pytest
 
 from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
 from loadtest.generator.closed_loop import Lane, connect, one_by_one
-from loadtest.generator.measure import Measurement
-from loadtest.generator.messages import Target, messages
+from loadtest.generator.messages import messages
 from loadtest.generator.probe import Probe
-from loadtest.generator.run import Kind
-from loadtest.generator.scenario import Phase, Scenario
 from loadtest.report.sample import percentile
+from tests.support.open_loop import EVEN, RATE, SECONDS, measured, target_of
 from tests.support.server import Server, free_port
 
 if TYPE_CHECKING:
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 STALL_MS = 50
-RATE = 300.0
-SECONDS = 2.0
-EVEN = Scenario("even", "", (Phase(SECONDS, 1, 1),), {8: 1.0}, rate=RATE, arrivals="constant")
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +33,6 @@ def narrow_server(models: Path) -> Iterator[Server]:
     words = ("--engine", "fake", "--fake-ms", "100", "--max-batch-tokens", "32", "--max-queue-tokens", "64")
     with Server(models, *words) as server:
         yield server
-
-
-def target_of(server: Server, protocol: str) -> Target:
-    """Where a load test finds a server."""
-    return Target.of(f"{protocol}://{server.http if protocol == 'http' else server.grpc}", None, "minilm")
-
-
-def measured(
-    target: Target, scenario: Scenario = EVEN, on_progress: Callable[[Result, float], None] | None = None
-) -> Result:
-    """One open-loop run, without measuring the generator first."""
-    measurement = Measurement(target, scenario, (Kind("8 tokens", "embed", 1.0, ("a text of a few words",)),), (), 1)
-    return measurement.run(scenario, scenario.rate, 1, on_progress or (lambda *_: None), check=False)
 
 
 def stall(server: Server) -> None:

@@ -59,10 +59,27 @@ def _again(test: Callable[..., None]) -> Callable[..., None]:
     return again if test.__name__ in SHORT else pytest.mark.long(again)
 
 
-for _module, _prefixes in PARTS.items():
-    for _name, _test in vars(_module).items():
-        if _name.startswith(_prefixes) and _name not in LEFT_OUT:
-            globals()[_name] = _again(_test)
+RUN_AGAIN = {
+    name: test
+    for module, prefixes in PARTS.items()
+    for name, test in vars(module).items()
+    if name.startswith(prefixes) and name not in LEFT_OUT
+}
+globals().update({name: _again(test) for name, test in RUN_AGAIN.items()})
+
+
+def test_the_lists_name_tests_that_exist() -> None:
+    """A test that is renamed must be renamed here, or it would no longer run over TLS, or not in the short form."""
+    assert set(RUN_AGAIN) >= SHORT
+    for module, prefixes in PARTS.items():
+        assert all(any(name.startswith(prefix) for name in vars(module)) for prefix in prefixes), module.__name__
+    assert all(any(hasattr(module, name) for module in PARTS) for name in LEFT_OUT)
+
+
+def test_no_two_modules_share_the_name_of_a_test() -> None:
+    """Of two tests of one name only one would run again."""
+    names = [name for module, prefixes in PARTS.items() for name in vars(module) if name.startswith(prefixes)]
+    assert len(names) == len(set(names))
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadtest.generator.scenario import Phase, Scenario
-from tests.fault.load_test import EVEN, measured, target_of
 from tests.support import status_details
 from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, metric, post_json
-from tests.support.server import Server
+from tests.support.open_loop import EVEN, measured, target_of
+from tests.support.server import ONE_AT_A_TIME, Server
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ both = pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
 every = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
 protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 seconds = pytest.mark.parametrize("lasting_s", [SHORT_S, pytest.param(FULL_S, marks=pytest.mark.long)])
-
-ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
 
 
 @pytest.fixture(scope="module")

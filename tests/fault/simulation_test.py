@@ -11,8 +11,8 @@ from loadtest.benchmarks.drive import Workload, drive, even
 from loadtest.benchmarks.scheduling import simulated
 from loadtest.generator.scenario import Phase
 from simulate.cli import main
-from tests.fault.load_test import target_of
 from tests.support.clients import get
+from tests.support.open_loop import target_of
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from serving.engine.gpu.cuda import Buffer
 from serving.inference.served_models import Repository
 from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.expected import cosines
+from tests.support.gpu_kernel import kernel
 from tests.support.gpus import without_graphs
 from tests.support.models import ROOT
 
@@ -34,33 +35,13 @@ MOST_TOKENS = 4096
 COSINE = 0.9999
 ALONE = 0.999
 
-ADD_ONE = b"""
-.version 6.4
-.target sm_75
-.address_size 64
-.visible .entry add_one(.param .u64 values)
-{
-    .reg .b64 %address, %offset;
-    .reg .b32 %lane;
-    .reg .f32 %value;
-    ld.param.u64 %address, [values];
-    mov.u32 %lane, %tid.x;
-    mul.wide.u32 %offset, %lane, 4;
-    add.u64 %address, %address, %offset;
-    ld.global.f32 %value, [%address];
-    add.f32 %value, %value, 0f3F800000;
-    st.global.f32 [%address], %value;
-    ret;
-}
-\0"""
-"""A kernel that stands in for a model: the driver compiles it for whatever card there is."""
 
 FAULT = """
 import ctypes
 from serving.engine.gpu import cuda_driver
 from serving.engine.base import DeviceLost
 from serving.engine.gpu.cuda import Device
-from tests.gpu.engine_test import kernel
+from tests.support.gpu_kernel import kernel
 device = Device(cuda_driver.load(), 0)
 kernel(device)(16)
 try:
@@ -72,23 +53,6 @@ except cuda_driver.CudaError as error:
     except DeviceLost:
         print("lost")
 """
-
-
-def kernel(device: Device) -> Any:
-    """What queues the kernel over 32 numbers at an address."""
-    from cuda.bindings import driver  # noqa: PLC0415  only where there is a card
-
-    _, module = driver.cuModuleLoadData(ADD_ONE)
-    status, function = driver.cuModuleGetFunction(module, b"add_one")
-    assert int(status) == 0
-
-    def queue(address: int) -> None:
-        values = np.array([address], np.uint64)
-        pointers = np.array([values.ctypes.data], np.uint64)
-        (status,) = driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, device.stream, pointers.ctypes.data, 0)
-        assert int(status) == 0
-
-    return queue
 
 
 def test_a_graph_replays_what_was_captured(device: Device) -> None:

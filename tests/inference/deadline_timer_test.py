@@ -1,64 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import selectors
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.inference.deadline_timer import Deadline, DeadlineTimer
+from tests.support.virtual_time import now, virtually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-P = ParamSpec("P")
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer once there is nothing else to do.
-
-    Attributes:
-        now: The clock, in seconds.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(_LeapingSelector(self))
-
-    def time(self) -> float:
-        """The virtual clock."""
-        return self.now
-
-
-class _LeapingSelector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("every task waits and no timer is set: this would last for ever")
-        self._loop.now += max(timeout, 0.0)
-        return super().select(0)
-
-
-def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test on a clock of its own; what waits for ever fails instead."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **keywords: P.kwargs) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **keywords))
-
-    return run
-
-
-def now() -> float:
-    """The running loop's clock."""
-    return asyncio.get_running_loop().time()
+    from collections.abc import Callable
 
 
 @virtually

@@ -15,8 +15,8 @@ from serving.inference.pipeline import Pipeline
 from serving.records import EmbedOptions, InferRequest, ModelIndex
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import Policy
-from tests.inference.deadline_timer_test import now
 from tests.support.costs import constant, model_costs
+from tests.support.virtual_time import now
 
 LONG = "word " * 1000
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import kubernetes_validate
 import yaml
 
 from tests.support.models import ROOT
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
+OLDEST, NEWEST = "1.27", ".".join(kubernetes_validate.latest_version().split(".")[:2])
+"""Of Kubernetes; docs/deploy.md says so, too."""
 _KUSTOMIZE = ROOT / "build" / "kustomize" / "kustomize"
 _LEAST = 4
 """Of kustomize; before that there were no components worth the name (kubectl 1.20 has 2.0)."""

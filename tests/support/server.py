@@ -33,6 +33,8 @@ FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "3000
 """Settings of a server whose engine answers `fake_vector` at once; a machine that stands still times nothing out."""
 IMPATIENT = (*FAKE, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2")
 """The same of one that waits only briefly for slow clients."""
+ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
+"""Settings of one that computes one text at a time."""
 
 _ANNOUNCED = re.compile(
     r"bertserve is ready.*?HTTP +https?://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",

@@ -15,8 +15,8 @@ from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
-from tests.inference.deadline_timer_test import now, virtually
 from tests.support.costs import constant, model_costs
+from tests.support.virtual_time import now, virtually
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
