@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 
@@ -333,9 +332,3 @@ def index(server: Server) -> dict[int, tuple[str, str]]:
     """State and reason of each version that the server knows of."""
     states = post_json(server.http, "/v2/repository/index", b"{}").json()
     return {int(one["version"]): (one["state"], one["reason"]) for one in states if one["name"] == NAME}
-
-
-def assert_reason(said: str, pattern: str) -> None:
-    """What is said names what is wrong."""
-    with pytest.raises(ValueError, match=pattern):
-        raise ValueError(said)
