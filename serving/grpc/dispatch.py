@@ -48,6 +48,7 @@ class CallDispatch:
     """The calls of one port.
 
     Attributes:
+        methods: By path; an error in place of a method that is not offered.
         settings: Limits.
         limits: Those of each connection.
         connections: All that are open.
@@ -64,12 +65,13 @@ class CallDispatch:
         """Names what can be called.
 
         Args:
-            methods: By path; an error in place of a method that is not offered.
+            methods: As the attribute.
             settings: Limits.
             record_error: Counts and logs an error.
             keys: What all but the open methods need one of.
             observer: Traces requests; None where nothing reads the traces.
         """
+        self.methods = methods
         self.settings = settings
         self.limits = Limits(
             header_bytes=settings.header_limit_bytes,
@@ -77,7 +79,6 @@ class CallDispatch:
             granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
         )
         self.connections: set[GrpcConnection] = set()
-        self._methods = methods
         self._environment = CallEnvironment(settings, record_error, keys, observer)
 
     def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> Call | None:
@@ -121,7 +122,7 @@ class CallDispatch:
         if headers.count > settings.header_limit_count:
             raise HeadersTooLarge(f"more than {settings.header_limit_count} headers")
         values = dict(reversed(headers.fields))  # of fields that come twice, the first
-        method = self._methods.get(values[b":path"].decode("latin-1"))
+        method = self.methods.get(values[b":path"].decode("latin-1"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
             # Before anything that would tell what there is.

@@ -21,7 +21,6 @@ from serving.grpc.h2.frames import (
     FRAME_BYTES,
     FRAME_HEADER_BYTES,
     LARGEST,
-    PREFACE,
     ConnectionFault,
     ErrorCode,
     Setting,
@@ -104,7 +103,7 @@ class H2Connection:
         self.pending = False
         try:
             if self.begun or self._take_preface(data):
-                self._take_frames(data, 0 if self.begun else len(PREFACE))
+                self._take_frames(data, 0 if self.begun else len(frames.PREFACE))
         except ConnectionFault as fault:
             self._fail(fault)
         return events
@@ -221,11 +220,11 @@ class H2Connection:
 
     def _take_preface(self, data: bytes) -> bool:
         """Whether the preface is there, and with it what the server has to say first."""
-        if not data.startswith(PREFACE[: len(data)]):
+        if not data.startswith(frames.PREFACE[: len(data)]):
             self.finished = True
             self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "another protocol"))
             return False
-        if len(data) < len(PREFACE):
+        if len(data) < len(frames.PREFACE):
             self._rest = data
             return False
         limits = self._limits
@@ -440,7 +439,10 @@ class H2Connection:
             block, self._resize_table = RESIZED_TABLE + block, False
         size = len(block)
         if size <= FRAME_BYTES:
-            self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number), block)
+            self._out += (
+                FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number),
+                block,
+            )
         else:
             self._out.append(frames.header_frames(flags, number, block))
 
