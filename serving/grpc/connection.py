@@ -167,8 +167,7 @@ class GrpcConnection(asyncio.Protocol):
         """Writes what is due."""
         if self._closing:
             return
-        data = self.h2.data_to_send()
-        if data:
+        if data := self.h2.data_to_send():
             self._transport.write(data)
         if self.h2.finished:
             self._close()
