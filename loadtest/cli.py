@@ -59,34 +59,42 @@ class Options:
     out: Path
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> Options:
+    def of(cls, arguments: argparse.Namespace) -> Options:
         """Reads what argparse found.
 
         Raises:
             BenchError: What is wrong, in one line.
         """
-        if given.target is None:
+        if arguments.target is None:
             raise BenchError("--target URL is missing: which server?")
-        if given.find_capacity and not given.slo:
+        if arguments.find_capacity and not arguments.slo:
             raise BenchError("--find-capacity needs --slo: capacity is the highest rate at which an objective holds")
-        scenario = find_scenario(given.scenario)
+        scenario = find_scenario(arguments.scenario)
         for name in ("rate", "duration"):
-            value = getattr(given, name)
+            value = getattr(arguments, name)
             if value is not None and not 0 < value < float("inf"):
                 raise BenchError(f"--{name} must be above 0, not {value:g}")
-        bundle = find_bundle(given.models) if given.models else None
-        protocol = given.protocol or (None if "://" in given.target else scenario.protocol)
-        target = Target.of(given.target, protocol, given.model or (bundle.model if bundle else "minilm"))
+        bundle = find_bundle(arguments.models) if arguments.models else None
+        protocol = arguments.protocol or (None if "://" in arguments.target else scenario.protocol)
+        target = Target.of(arguments.target, protocol, arguments.model or (bundle.model if bundle else "minilm"))
         if target.protocol == "grpc" and (other := scenario.tasks.keys() - set(GRPC_TASKS)):
             raise BenchError(f"the task {min(other)} of scenario {scenario.name} is not to be had over gRPC")
-        if given.rate is not None:
-            scenario = dataclasses.replace(scenario, rate=given.rate)
-        if given.duration is not None:
-            scenario = scenario.lasting(given.duration)
-        elif given.find_capacity:
+        if arguments.rate is not None:
+            scenario = dataclasses.replace(scenario, rate=arguments.rate)
+        if arguments.duration is not None:
+            scenario = scenario.lasting(arguments.duration)
+        elif arguments.find_capacity:
             scenario = scenario.lasting(_PROBE_S)
-        slo = parse_slo(given.slo) if given.slo else ()
-        return cls(target, scenario, bundle.path if bundle else None, slo, given.find_capacity, given.seed, given.out)
+        slo = parse_slo(arguments.slo) if arguments.slo else ()
+        return cls(
+            target,
+            scenario,
+            bundle.path if bundle else None,
+            slo,
+            arguments.find_capacity,
+            arguments.seed,
+            arguments.out,
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,12 +126,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    given = parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
-        if given.compare:
-            print(compare.text(*map(Result.read, given.compare)))
+        if arguments.compare:
+            print(compare.text(*map(Result.read, arguments.compare)))
             return HELD
-        options = Options.of(given)
+        options = Options.of(arguments)
         return find_capacity(options) if options.find_capacity else load(options)
     except BenchError as error:
         print(f"bertserve load: {error}", file=sys.stderr)

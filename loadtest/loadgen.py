@@ -313,10 +313,10 @@ def parse(argv: Sequence[str] | None) -> Settings:
     parser.add_argument("--p99-ms", type=float, default=10.0, help="what `server` holds p99 to (default: 10)")
     parser.add_argument("--tokens", type=int, default=8, help="length of the texts, about (default: 8)")
     parser.add_argument("--out", type=Path, help="directory for LoadGen's logs and figures.json")
-    given = parser.parse_args(argv)
-    if min(given.rate, given.seconds, given.p99_ms, given.tokens) <= 0:
+    arguments = parser.parse_args(argv)
+    if min(arguments.rate, arguments.seconds, arguments.p99_ms, arguments.tokens) <= 0:
         parser.error("--rate, --seconds, --p99-ms and --tokens must be positive")
-    words = vars(given)
+    words = vars(arguments)
     try:
         target = Target.of(words.pop("target"), "http", "")
     except BenchError as error:

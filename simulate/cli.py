@@ -45,44 +45,44 @@ class Options:
     """A command line that makes sense.
 
     Attributes:
-        given: What argparse found.
+        arguments: Of the command line.
         table: The costs.
         world: Everything but the traffic.
         mix: Weights of the lengths; empty where a schedule is replayed.
     """
 
-    given: argparse.Namespace
+    arguments: argparse.Namespace
     table: Table
     world: World
     mix: dict[int, float]
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> Options:
+    def of(cls, arguments: argparse.Namespace) -> Options:
         """Reads what argparse found.
 
         Raises:
             SimulateError: What is wrong, in one line.
         """
-        _check(given)
-        table = find_table(given.cost, given.model)
-        overhead = _overhead(given, table)
+        _check(arguments)
+        table = find_table(arguments.cost, arguments.model)
+        overhead = _overhead(arguments, table)
         policy = Policy(
-            given.max_batch_tokens,
+            arguments.max_batch_tokens,
             batch_invariant=[table.batched],
             narrow=[table.narrow_lanes > 0],
             group_tokens=GROUP_TOKENS,
             prefetch_tokens=PREFETCH_TOKENS,
-            min_batch_gain=given.min_batch_gain,
-            fairness=given.fairness,
+            min_batch_gain=arguments.min_batch_gain,
+            fairness=arguments.fairness,
         )
         device = Device(points=table.points, narrow_lanes=table.narrow_lanes, overhead=overhead)
-        world = World(device, policy, _SCHEDULERS[given.scheduling], _MAX_QUEUE_TOKENS, given.seed)
-        return cls(given, table, world, {} if given.replay else parse_mix(given.tokens))
+        world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed)
+        return cls(arguments, table, world, {} if arguments.replay else parse_mix(arguments.tokens))
 
     def run(self, rate: float) -> Figures:
         """A run at a rate."""
-        seconds = self.given.duration or max(_LEAST_S, _REQUESTS / rate)
-        arrivals = poisson(rate, self.mix, seconds, self.given.timeout_ms / 1e3, self.given.seed)
+        seconds = self.arguments.duration or max(_LEAST_S, _REQUESTS / rate)
+        arrivals = poisson(rate, self.mix, seconds, self.arguments.timeout_ms / 1e3, self.arguments.seed)
         return Figures.of(arrivals, self.world.play(arrivals), seconds)
 
     def replay(self) -> Figures:
@@ -91,8 +91,8 @@ class Options:
         Raises:
             SimulateError: The file holds none.
         """
-        arrivals = replayed(self.given.replay, self.given.timeout_ms / 1e3)
-        seconds = self.given.duration or max(arrivals[-1].at, 1e-9)
+        arrivals = replayed(self.arguments.replay, self.arguments.timeout_ms / 1e3)
+        seconds = self.arguments.duration or max(arrivals[-1].at, 1e-9)
         return Figures.of(arrivals, self.world.play(arrivals), seconds)
 
     def facts(self) -> list[str]:
@@ -111,29 +111,29 @@ class Options:
         ]
 
 
-def _overhead(given: argparse.Namespace, table: Table) -> Overhead:
+def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
     """The overhead that the options name, and the usual one where they are silent."""
     chosen = {
         name: value
         for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")
-        if (value := getattr(given, name)) is not None
+        if (value := getattr(arguments, name)) is not None
     }
     usual = {name: getattr(_OVERHEAD, name) for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")}
     return Overhead(**{**usual, **chosen}, shared_cores=table.threads)
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace) -> None:
     for name in ("rate", "duration", "timeout_ms", "slo_p99_ms"):
-        value = getattr(given, name)
+        value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise SimulateError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
-    if given.find_capacity and given.slo_p99_ms is None:
+    if arguments.find_capacity and arguments.slo_p99_ms is None:
         raise SimulateError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
-    if given.replay and (given.find_capacity or given.rate or given.tokens):
+    if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
         raise SimulateError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
-    if not given.replay and not given.tokens:
+    if not arguments.replay and not arguments.tokens:
         raise SimulateError("--tokens is missing: how long are the texts?")
-    if not given.replay and not given.rate and not given.find_capacity:
+    if not arguments.replay and not arguments.rate and not arguments.find_capacity:
         raise SimulateError("--rate is missing: how many requests a second? (or --find-capacity)")
 
 
@@ -176,9 +176,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    given = parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
-        options = Options.of(given)
+        options = Options.of(arguments)
         return _simulate(options)
     except SimulateError as error:
         print(f"bertserve simulate: {error}", file=sys.stderr)
@@ -186,20 +186,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _simulate(options: Options) -> int:
-    given, slo_ms = options.given, options.given.slo_p99_ms
+    arguments, slo_ms = options.arguments, options.arguments.slo_p99_ms
     found: float | None = None
-    if given.find_capacity:
-        found, runs = capacity(options.run, slo_ms, given.rate or _guess(options))
+    if arguments.find_capacity:
+        found, runs = capacity(options.run, slo_ms, arguments.rate or _guess(options))
         main_run = options.run(found) if found else runs[-1]
     else:
-        main_run = options.replay() if given.replay else options.run(given.rate)
-    kept = slo_ms is None or (found is not None if given.find_capacity else main_run.slo_ms <= slo_ms)
-    verdict = _verdict(slo_ms, found, kept=kept, searched=given.find_capacity)
-    if given.out:
+        main_run = options.replay() if arguments.replay else options.run(arguments.rate)
+    kept = slo_ms is None or (found is not None if arguments.find_capacity else main_run.slo_ms <= slo_ms)
+    verdict = _verdict(slo_ms, found, kept=kept, searched=arguments.find_capacity)
+    if arguments.out:
         top = found or main_run.offered_per_s
-        runs = [main_run] if given.replay else [options.run(share * top) for share in _CURVE]
-        _write(given.out, options, verdict, runs)
-    if given.json:
+        runs = [main_run] if arguments.replay else [options.run(share * top) for share in _CURVE]
+        _write(arguments.out, options, verdict, runs)
+    if arguments.json:
         print(json.dumps({"capacity_per_s": found, "kept": kept, **_plain(main_run), "facts": options.facts()}))
     else:
         print("\n".join([*options.facts(), "", *_text(main_run), *filter(None, [verdict])]))
@@ -242,7 +242,7 @@ def _plain(run: Figures) -> dict[str, object]:
 
 
 def _write(out: Path, options: Options, verdict: str, runs: Sequence[Figures]) -> None:
-    title, slo_ms = f"{options.table.title}, {options.given.tokens} tokens", options.given.slo_p99_ms
+    title, slo_ms = f"{options.table.title}, {options.arguments.tokens} tokens", options.arguments.slo_p99_ms
     forms = {
         ".svg": lambda: page.svg(f"Simulated: {title}", runs, slo_ms),
         ".html": lambda: page.html(title, verdict, options.facts(), runs, slo_ms),

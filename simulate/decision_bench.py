@@ -103,14 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m simulate.decision_bench", description=__doc__)
     parser.add_argument("--waiting", type=int, default=1000, help="items in the queue (default: 1000)")
     parser.add_argument("--runs", type=int, default=2000, help="decisions of each kind (default: 2000)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     for lanes, name in ((1, "one lane"), (3, "a wide lane and two narrow ones")):
-        times = measure(given.waiting, lanes, given.runs)
+        times = measure(arguments.waiting, lanes, arguments.runs)
         words = ", ".join(
             f"{kind} {statistics.median(values):.1f} us (p99 {statistics.quantiles(values, n=100)[98]:.1f})"
             for kind, values in times.items()
         )
-        print(f"{given.waiting} waiting, {name}: median {words}")  # noqa: T201  what it is for
+        print(f"{arguments.waiting} waiting, {name}: median {words}")  # noqa: T201  what it is for
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import BertServer
-from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
+from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
 from loadtest.generator.workload import make_texts
@@ -19,9 +19,7 @@ from loadtest.report.machine import usable_cores
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from loadtest.benchmarks.store import Step, Store
+    from loadtest.benchmarks.store import Store
 
 _TEXTS, _TOKENS = 200, 8
 _CONNECTIONS = (1, 32)
@@ -35,10 +33,6 @@ class CeilingBenchmark(Benchmark):
     purpose = "what the server carries by itself, with an engine that takes no time"
     rounds = 10
     seconds = 0.5
-
-    def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            yield round_name(number, _TOKENS), self._round
 
     @cached_property
     def _turns(self) -> list[Turn]:
@@ -62,7 +56,7 @@ class CeilingBenchmark(Benchmark):
                 turns.append(Turn(f"{protocol} {connections}", client, arguments, self.options.seconds, server))
         return turns
 
-    def _round(self) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
         return measure_round(self._turns, self.say)
 
     def page(self, store: Store) -> Page:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from loadtest.benchmarks.raw_engine import session_options, tensors_of
 from loadtest.benchmarks.runner import Benchmark, Page
-from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.benchmarks.turns import Samples
 from loadtest.generator.workload import make_texts
 from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread, Window, sample_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.benchmarks.raw_engine import Tensors
-    from loadtest.benchmarks.store import Step, Store
+    from loadtest.benchmarks.store import Store
     from loadtest.report.sample import Exchange, Sample
 
 _TEXTS = 50
@@ -101,11 +101,6 @@ class LeversBenchmark(Benchmark):
         super().__init__(options)
         options.precision = "int8"
 
-    def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            for tokens in self.options.tokens:
-                yield round_name(number, tokens), partial(self._pass, tokens)
-
     @cached_property
     def _sessions(self) -> dict[str, ort.InferenceSession]:
         sessions, cores = {}, usable_cores()
@@ -123,7 +118,7 @@ class LeversBenchmark(Benchmark):
             for tokens in self.options.tokens
         }
 
-    def _pass(self, tokens: int) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every pass is the same
         feeds = self._feeds[tokens]
         return {name: asdict(block(run.run, feeds, self.options.seconds)) for name, run in self._sessions.items()}
 

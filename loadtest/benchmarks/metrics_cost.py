@@ -7,12 +7,12 @@ short that a host which changes its speed meets both alike; what counts is the r
 from __future__ import annotations
 
 import sys
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import BertServer
-from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
+from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.workload import make_texts
 from loadtest.report.machine import usable_cores
@@ -20,10 +20,9 @@ from loadtest.report.sample import Spread
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from loadtest.benchmarks.store import Step, Store
+    from loadtest.benchmarks.store import Store
 
 _SILENT = """
 import sys
@@ -58,10 +57,6 @@ class MetricsCostBenchmark(Benchmark):
     rounds = 100
     seconds = 0.5
 
-    def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            yield round_name(number, _TOKENS), partial(self._round, number)
-
     @cached_property
     def _turns(self) -> list[Turn]:
         bundle, turns = self.bundle, []
@@ -75,7 +70,7 @@ class MetricsCostBenchmark(Benchmark):
             turns.append(Turn(subject, client, arguments, self.options.seconds, server))
         return turns
 
-    def _round(self, number: int) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  there is one length
         return measure_round(self._turns if number % 2 else self._turns[::-1], self.say)
 
     def page(self, store: Store) -> Page:

@@ -10,10 +10,12 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loadtest.benchmarks.store import Store
+from loadtest.benchmarks.turns import round_name
 from loadtest.errors import BenchError
 from loadtest.generator.workload import find_bundle
 from loadtest.report import machine
@@ -104,6 +106,7 @@ class Benchmark(ABC):
         seconds: Length of a measurement, by default.
         models: The model repository, by default.
         tokens: Lengths of the texts, by default; None where they are no option.
+        length: The one length of the texts, where they are none.
     """
 
     name: ClassVar[str]
@@ -113,6 +116,7 @@ class Benchmark(ABC):
     seconds: ClassVar[float]
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
+    length: ClassVar[int] = 8
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; nothing is started before the first step that is missing."""
@@ -146,9 +150,19 @@ class Benchmark(ABC):
         """What all measurements must have in common to stand in one table."""
         return {**self.model_facts(), "seconds": self.options.seconds}
 
-    @abstractmethod
     def steps(self) -> Iterator[Step]:
-        """The names of all steps and what measures each of them, in order; each may need those before it."""
+        """The names of all steps and what measures each of them, in order; each may need those before it.
+
+        Without others they are the rounds: everything that is compared, in turns, length by length.
+        """
+        lengths = getattr(self.options, "tokens", (self.length,))
+        for number in range(1, self.options.rounds + 1):
+            for tokens in lengths:
+                yield round_name(number, tokens), partial(self.measure, number, tokens)
+
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:
+        """A round: the samples by subject, as JSON values."""
+        raise NotImplementedError(f"{self.name} has no rounds: {number}, {tokens}")
 
     @abstractmethod
     def page(self, store: Store) -> Page:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loadtest.benchmarks.raw_engine import OPTIONS, WIDE, ways
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import BertServer
-from loadtest.benchmarks.turns import Samples, Turn, idle_percent, measure_round, round_name
+from loadtest.benchmarks.turns import Samples, Turn, idle_percent, measure_round
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
@@ -116,9 +116,7 @@ class ServerBenchmark(Benchmark):
     tokens = (8, 32, 128)
 
     def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            for tokens in self.options.tokens:
-                yield round_name(number, tokens), partial(self._round, tokens)
+        yield from super().steps()
         yield "usage", self._usage
 
     @cached_property
@@ -165,7 +163,7 @@ class ServerBenchmark(Benchmark):
                     )
         return children
 
-    def _round(self, tokens: int) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
         return measure_round(list(self._turns(tokens)), self.say)
 
     def _turns(self, tokens: int) -> Iterator[Turn]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import subprocess
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from charts.bars import Bar, Block, bars_file
 from loadtest.benchmarks.peers import servers, tune
+from loadtest.benchmarks.peers.kit import PeerBenchmark
 from loadtest.benchmarks.peers.page import CONFIGURATIONS, tables, verdict_table
 from loadtest.benchmarks.peers.rounds import Rounds
 from loadtest.benchmarks.peers.subjects import MANY, ONE, SERVERS, subjects
-from loadtest.benchmarks.runner import Benchmark, Page, Part, Picture
-from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.benchmarks.runner import Page, Part, Picture
+from loadtest.benchmarks.turns import Samples
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.workload import find_bundle, make_texts
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
@@ -33,34 +33,18 @@ _SHOWN_PACKAGES = {
 _COLOURS = {"bertserve": "blue", "raw engine": "violet"}
 
 
-class PeersBenchmark(Benchmark):
+class PeersBenchmark(PeerBenchmark):
     """`make bench-peers`."""
 
     name = "peers"
     purpose = "the server beside Triton, infinity and a FastAPI application"
     rounds = 5
     seconds = 2.0
-    models = "build/peers/models"
-    tokens = (8, 32, 128)
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        servers.add_options(parser)
-        return ()
-
-    @cached_property
-    def _kit(self) -> servers.Kit:
-        return servers.kit_of(self.options.models, self.options.environments)
-
-    def model_facts(self) -> dict[str, str]:
-        return self._kit.facts()
 
     def steps(self) -> Iterator[Step]:
         yield "versions", self._versions
         yield "check", self._check
-        for number in range(1, self.options.rounds + 1):
-            for tokens in self.options.tokens:
-                yield round_name(number, tokens), partial(self._round, tokens)
+        yield from super().steps()
 
     def _versions(self) -> dict[str, dict[str, str]]:
         environments = self.options.environments
@@ -68,7 +52,7 @@ class PeersBenchmark(Benchmark):
 
     @cached_property
     def _rounds(self) -> Rounds:
-        kit = self._kit
+        kit = self.kit
         places = {name: servers.place(kit, name) for name in SERVERS}
         for name, place in places.items():
             self.say(f"starting {name}")
@@ -85,7 +69,7 @@ class PeersBenchmark(Benchmark):
     def _check(self) -> dict[str, Any]:
         return {"least_cosine": self._rounds.likeness, "idle_percent": self._rounds.idle_percent}
 
-    def _round(self, tokens: int) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
         return self._rounds.run(tokens, self.options.seconds, self.say)
 
     def page(self, store: Store) -> Page:

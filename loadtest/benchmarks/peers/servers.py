@@ -14,8 +14,6 @@ from loadtest.generator.workload import find_bundle
 from loadtest.report.machine import usable_cores
 
 if TYPE_CHECKING:
-    import argparse
-
     from loadtest.generator.workload import Bundle
 
 TRITON_BATCH = 8
@@ -67,13 +65,6 @@ class Kit:
             for bundle in (self.ort, self.openvino)
         }
         return {"model": self.ort.model, "version": str(self.ort.version), **digests}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the peers are."""
-    parser.add_argument(
-        "--environments", type=Path, default=Path("build/peers"), help="the peers' environments (%(default)s)"
-    )
 
 
 def kit_of(models: Path, environments: Path) -> Kit:

@@ -5,29 +5,26 @@ It has to be found once for a machine; `servers.triton_models` holds what was fo
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.peers import servers
+from loadtest.benchmarks.peers.kit import PeerBenchmark
 from loadtest.benchmarks.peers.servers import KINDS, TRITON_BATCH, triton_model
 from loadtest.benchmarks.peers.subjects import MANY, ONE
 from loadtest.benchmarks.peers.triton import TritonServer
-from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.runner import Page
 from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
+from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
 from loadtest.generator.workload import make_texts
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
     from pathlib import Path
 
     from loadtest.benchmarks.peers.servers import Kit
     from loadtest.benchmarks.peers.triton import TritonModel
-    from loadtest.benchmarks.store import Step
 
 _TEXTS = 100
 _RESULT = "-triton.json"
@@ -51,7 +48,7 @@ def candidates(kit: Kit) -> list[TritonModel]:
     return found
 
 
-class TuneBenchmark(Benchmark):
+class TuneBenchmark(PeerBenchmark):
     """Every candidate over gRPC in turns."""
 
     name = "peers-tune"
@@ -59,29 +56,10 @@ class TuneBenchmark(Benchmark):
     out = "peers-triton"
     rounds = 3
     seconds = 1.0
-    models = "build/peers/models"
-    tokens = (8, 32, 128)
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        servers.add_options(parser)
-        return ()
-
-    @cached_property
-    def _kit(self) -> Kit:
-        return servers.kit_of(self.options.models, self.options.environments)
-
-    def model_facts(self) -> dict[str, str]:
-        return self._kit.facts()
-
-    def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            for tokens in self.options.tokens:
-                yield round_name(number, tokens), partial(self._round, tokens)
 
     @cached_property
     def _client(self) -> tuple[TritonServer, Child, list[TritonModel]]:
-        kit = self._kit
+        kit = self.kit
         models = candidates(kit)
         texts = {
             tokens: [text.text for text in make_texts(kit.ort.path, tokens, _TEXTS)] for tokens in self.options.tokens
@@ -94,7 +72,7 @@ class TuneBenchmark(Benchmark):
             client.ask("open", hidden_size=model.hidden_size, texts=texts, **way)
         return server, client, models
 
-    def _round(self, tokens: int) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
         server, client, models = self._client
         turns = []
         for model in models:

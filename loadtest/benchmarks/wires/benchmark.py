@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loadtest.benchmarks.peers.triton import isolated
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import ServerProcess, free_ports
-from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
+from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child, module_environment
 from loadtest.generator.client import GRPC_BYTES
@@ -23,9 +23,8 @@ from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
-    from loadtest.benchmarks.store import Step, Store
+    from loadtest.benchmarks.store import Store
 
 _INSIDE = Path(__file__).parent / "inside"
 _CONNECTIONS = (1, 32)
@@ -74,6 +73,7 @@ class WiresBenchmark(Benchmark):
     purpose = "empty servers: our HTTP and gRPC connections beside the libraries that they replace"
     rounds = 10
     seconds = 1.0
+    length = _GROUP
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
@@ -83,10 +83,6 @@ class WiresBenchmark(Benchmark):
 
     def model_facts(self) -> dict[str, str]:
         return {"model": "none"}
-
-    def steps(self) -> Iterator[Step]:
-        for number in range(1, self.options.rounds + 1):
-            yield round_name(number, _GROUP), self._round
 
     @cached_property
     def _turns(self) -> list[Turn]:
@@ -115,7 +111,7 @@ class WiresBenchmark(Benchmark):
                 turns.append(Turn(f"{subject.name} {connections}", client, arguments, self.options.seconds, server))
         return turns
 
-    def _round(self) -> dict[str, Any]:
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
         return measure_round(self._turns, self.say)
 
     def page(self, store: Store) -> Page:
