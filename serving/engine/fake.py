@@ -70,11 +70,9 @@ class FakeBackend:
         self._faults = dict(faults or {})
 
     def lanes(self) -> Sequence[LaneKind]:
-        """As the real engine's."""
         return self._lanes
 
     def runner(self, lane: int) -> Runner:  # noqa: ARG002  all lanes are alike
-        """A runner that sleeps for the delay."""
         return _FakeRunner(self._models, self._delay_s, self._faults)
 
 

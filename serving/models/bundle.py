@@ -56,12 +56,10 @@ class Bundle:
         return any(entry.file == ENGINE_GRAPH for entry in self.manifest.files)
 
     def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
-        """The artifact of that precision for that target, if the bundle has one."""
         return next((a for a in self.manifest.artifacts if (a.precision, a.target) == (precision, target)), None)
 
 
 def file_entry(path: Path) -> FileEntry:
-    """The entry of the manifest that describes a file."""
     return FileEntry(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size)
 
 

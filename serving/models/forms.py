@@ -59,21 +59,17 @@ class ModelForm:
 
     @property
     def name(self) -> str:
-        """The model's name."""
         return self.manifest.model
 
     @property
     def version(self) -> str:
-        """The model's version, as protocols write it."""
         return str(self.manifest.version)
 
     @property
     def bundle(self) -> Bundle:
-        """The bundle that the model is of."""
         return Bundle(self.path, self.manifest, self.bundle_sha256)
 
     def spec(self) -> ModelSpec:
-        """The model as an engine loads it."""
         return spec_of(self.made_here or self.path, self.manifest, self.artifact)
 
 

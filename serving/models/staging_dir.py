@@ -65,7 +65,6 @@ class StagingDir:
         self._prefix = prefix
 
     def __enter__(self) -> Self:
-        """Makes and locks the directory."""
         self._new = [folder for folder in (self._home, *self._home.parents) if not folder.exists()]
         self._sweep()
         self.path, self._handle = attempted(self._make, FileNotFoundError, BlockingIOError)
@@ -118,7 +117,6 @@ class StagedVersion(StagingDir):
         super().__init__(directory, ".staging-")
 
     def __enter__(self) -> Self:
-        """Makes the hidden directory."""
         super().__enter__()
         self.version = max(versions(self._home), default=0) + 1
         return self
@@ -149,7 +147,6 @@ class StagedVersion(StagingDir):
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes a directory whose owner lives no more."""
     with contextlib.suppress(OSError):  # it is owned, or no directory, or gone meanwhile, or not ours to read
         handle = _open(path)
         try:

@@ -40,7 +40,6 @@ class UnverifiedError(Exception):
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

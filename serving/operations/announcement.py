@@ -68,7 +68,7 @@ class Announcement:
         grpc = "{}:{}{}".format(*addresses.grpc, "  (TLS)" if secured else "")
         metrics = "http://{}:{}/metrics".format(*addresses.metrics)
         names = ", ".join(f"{model.name} version {model.version} ({_form(model.artifact)})" for model in models)
-        where = self._repository.engine.where(engine.ready.threads if engine.ready else 0)
+        where = self._repository.engine.where(engine.ready.threads)
         state = self._lifecycle.state
         log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
         if settings.log_format == "text":

@@ -105,8 +105,9 @@ class Status:
 
 
 def _engine(engine: EngineLife | None) -> dict[str, Any] | None:
-    if engine is None or (ready := engine.ready) is None:
+    if engine is None:
         return None
+    ready = engine.ready
     lanes = [str(kind) for kind in ready.lanes]
     return {"name": ready.engine, "version": ready.version, "threads": ready.threads, "lanes": lanes}
 

@@ -459,7 +459,7 @@ class EngineSlot:
                 max_batch_tokens=policy.max_batch_tokens,
                 group_tokens=policy.group_tokens,
                 min_batch_gain=policy.min_batch_gain,
-                padded_to=engine.ready.padded_to if engine.ready else (),
+                padded_to=engine.ready.padded_to,
             )
             if taught is not None and model.index in taught:
                 own.inherit(taught[model.index])

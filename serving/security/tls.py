@@ -43,7 +43,6 @@ class Tls:
 
     @property
     def paths(self) -> list[Path]:
-        """The files."""
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def context(self, protocol: str) -> ssl.SSLContext:

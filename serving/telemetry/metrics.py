@@ -251,8 +251,7 @@ class Metrics:
 
         def info() -> Values:
             engine = current()
-            ready = engine.ready if engine else None
-            return {(ready.engine, ready.version or "none"): 1.0} if ready else {}
+            return {(engine.ready.engine, engine.ready.version or "none"): 1.0} if engine else {}
 
         def pid() -> str:
             engine = current()

@@ -60,7 +60,6 @@ async def test_an_engine_comes_up_warm() -> None:
     """Once it is there, its lanes, its threads and the cost of every length are known."""
     async with Engine() as engine:
         assert list(engine.lanes) == [LaneKind.WIDE]
-        assert engine.ready is not None
         assert (engine.ready.engine, engine.ready.threads) == ("fake", 1)
         assert [point.tokens for point in engine.costs[0] if point.batch == 1] == [8, 16, 32]
 

@@ -159,7 +159,6 @@ class Device:
         return self.driver.end_capture(self.stream)
 
     def launch(self, graph: int) -> None:
-        """Queues all of a graph."""
         self.driver.launch(graph, self.stream)
 
     def check(self, reason: str, *, lost: bool) -> None:

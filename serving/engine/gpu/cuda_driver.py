@@ -116,11 +116,9 @@ class Driver:
         return number // 1000, number % 1000 // 10
 
     def cards(self) -> list[Card]:
-        """Every card that this process may use, in CUDA's order."""
         return [self.card(ordinal) for ordinal in range(int(self._call("cuDeviceGetCount")))]
 
     def card(self, ordinal: int) -> Card:
-        """One of them."""
         device = self._call("cuDeviceGet", ordinal)
         attributes = self._cuda.CUdevice_attribute
         major, minor = (
@@ -156,7 +154,6 @@ class Driver:
         return int(self._call("cuMemAlloc", size))
 
     def free(self, address: int) -> None:
-        """Gives them back."""
         self._call("cuMemFree", address)
 
     def allocate_pinned(self, size: int) -> int:
@@ -168,7 +165,6 @@ class Driver:
         self._call("cuMemcpyHtoDAsync", card, host, size, stream)
 
     def copy_out(self, host: int, card: int, size: int, stream: int) -> None:
-        """Queues a copy from the card."""
         self._call("cuMemcpyDtoHAsync", host, card, size, stream)
 
     # Streams.
@@ -178,7 +174,6 @@ class Driver:
         return int(self._call("cuStreamCreate", _NON_BLOCKING))
 
     def wait(self, stream: int) -> None:
-        """Waits until all of a stream's work is done."""
         self._call("cuStreamSynchronize", stream)
 
     # Graphs: what was queued once, started again by a single call.
@@ -197,11 +192,9 @@ class Driver:
             self._call("cuGraphDestroy", graph)
 
     def launch(self, graph: int, stream: int) -> None:
-        """Queues all of a graph."""
         self._call("cuGraphLaunch", graph, stream)
 
     def destroy_graph(self, graph: int) -> None:
-        """Gives an executable graph back."""
         self._call("cuGraphExecDestroy", graph)
 
     def _call(self, name: str, *arguments: Native) -> Native:

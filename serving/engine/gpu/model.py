@@ -59,11 +59,9 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of all rows."""
         return self.rows * self.length
 
     def input(self, name: str) -> tuple[int, int]:
-        """An input's shape."""
         return self.rows, self.masks if name == POSITIONS else self.length
 
     def output(self, spec: TensorSpec) -> tuple[int, ...]:
@@ -346,7 +344,6 @@ class GpuBackend:
         return self
 
     def run(self, batch: Batch) -> BatchOutput:
-        """As `GpuModel.run`."""
         return self.models[batch.model].run(batch)
 
 

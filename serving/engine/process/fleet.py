@@ -65,12 +65,12 @@ class RemoteFleet:
     """The engines of several GPUs as one: an `EngineLife` whose lanes are the wide one and one for each GPU."""
 
     apart = True
+    ready: Ready
 
     def __init__(self, load: Load, hang_s: float, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
         self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.cards)]
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
-        self.ready: Ready | None = None
         self._first_reason = ""
         self._passing = True
         self._gone = asyncio.Event()
@@ -124,7 +124,7 @@ class RemoteFleet:
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
         """What each model's texts cost on a GPU, whichever lane it is called by."""
-        return self.ready.costs if self.ready else ()
+        return self.ready.costs
 
     @property
     def _working(self) -> list[EngineLife]:
@@ -167,7 +167,7 @@ class RemoteFleet:
     def member_up(self, member: _Member, engine: EngineLife) -> None:
         """A GPU's engine is warm."""
         log.info("GPU %d works, %d of %d do", member.gpu, self.devices, len(self._members))
-        if not self._first.done() and engine.ready is not None:
+        if not self._first.done():
             costs = [[*points, *map(_narrow, points)] for points in engine.ready.costs]
             self.ready = msgspec.structs.replace(engine.ready, lanes=list(self.lanes), costs=costs)
             self._first.set_result(None)

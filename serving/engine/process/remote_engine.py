@@ -43,13 +43,13 @@ class EngineLife(Engine, Protocol):
         apart: Whether lanes other than the wide one may work beside it, as several cards do.
         on_end: Called once when it has ended.
         on_lost: Called whenever one of several devices is given up.
-        ready: Its own report; None until it is ready.
+        ready: Its own report.
     """
 
     apart: bool
     on_end: Callable[[], None]
     on_lost: Callable[[], None]
-    ready: Ready | None
+    ready: Ready
 
     @property
     def lost(self) -> Sequence[str]:
@@ -91,6 +91,7 @@ class RemoteEngine:
     apart = False
     devices = 1
     lost: Sequence[str] = ()
+    ready: Ready
 
     def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
         self._process = process
@@ -103,7 +104,6 @@ class RemoteEngine:
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
         self._tables: list[CostTable] = []
-        self.ready: Ready | None = None
 
     @classmethod
     async def start(
@@ -198,7 +198,7 @@ class RemoteEngine:
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
-        return self.ready.costs if self.ready else ()
+        return self.ready.costs
 
     @property
     def busy(self) -> bool:

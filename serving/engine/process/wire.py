@@ -123,12 +123,10 @@ class WireError(Exception):
 
 
 def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
-    """A whole frame."""
     return HEADER.pack(len(payload), kind, model, batch) + payload
 
 
 def pack_run(number: int, batch: Batch) -> bytes:
-    """The RUN frame of a batch."""
     texts = batch.texts
     if len(texts) == 1 and texts[0].type_ids is None:  # as short texts mostly come: the same bytes in two steps
         ids = texts[0].ids
@@ -143,7 +141,6 @@ def pack_run(number: int, batch: Batch) -> bytes:
 
 
 def unpack_run(model: int, payload: memoryview) -> Batch:
-    """The batch of a RUN frame."""
     texts, typed = _RUN_HEAD.unpack_from(payload)
     at = _RUN_HEAD.size + 4 * texts
     lengths = payload[_RUN_HEAD.size : at].cast("I").tolist()
@@ -166,7 +163,6 @@ def _split(numbers: memoryview, lengths: Sequence[int]) -> list[array[int]]:
 
 
 def pack_result(number: int, output: BatchOutput) -> bytes:
-    """The RESULT frame of a batch."""
     texts = len(output.finite)
     parts = [_RESULT_HEAD.pack(output.compute_us, texts, len(output.arrays)), bytes(output.finite), bytes(-texts % 8)]
     for values in output.arrays:
@@ -222,7 +218,6 @@ class Channel:
         return _KINDS[kind], model, batch, self._buffer[HEADER.size : self._start]
 
     def send(self, frame: bytes) -> None:
-        """Sends a whole frame."""
         self._socket.sendall(frame)
 
     def _fill(self, wanted: int) -> None:
