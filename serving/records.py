@@ -534,7 +534,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
         cards: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before it, the best first.
         left_out: GPUs like those that cannot take part, each with its reason.
-        lost: Of its GPUs those that were given up since it serves, likewise.
+        lost: Of its GPUs those that were given up while it serves, each with its reason.
     """
 
     engine: str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class BatchObserver(Protocol):
-    """Who is told what becomes of batches."""
+    """What follows the batches of a dispatcher."""
 
     def batch_started(self, assignment: Assignment) -> None:
         """A batch has been given to its lane."""

@@ -130,7 +130,7 @@ class Pipeline:
         return outcome
 
     def users(self, model: ModelIndex) -> int:
-        """Requests under way that have found this model."""
+        """Requests under way that use this model."""
         return self._users[model]
 
     def totals(self, model: ServedModel) -> Totals:

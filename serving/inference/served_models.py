@@ -58,8 +58,8 @@ class ServedModel(ModelForm):
             return inputs
         prompt = self.manifest.prompts.get(name)
         if prompt is None:
-            known = ", ".join(sorted(self.manifest.prompts)) or "none"
-            raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {known})")
+            names = ", ".join(sorted(self.manifest.prompts)) or "none"
+            raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {names})")
         texts = [f"{prompt}{value}" for value in inputs if isinstance(value, str)]
         if len(texts) != len(inputs):
             raise InvalidRequest("`prompt_name` needs texts as inputs")

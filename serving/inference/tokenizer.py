@@ -202,7 +202,7 @@ class TextTokenizer:
         cut = self._cut_first(source, first, truncate=truncate)
         # What stands around the second part is the same in every window: it is read off around any text.
         frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
-        inside = [place for place, part in enumerate(frame.sequence_ids) if part == 1]
+        inside = [index for index, part in enumerate(frame.sequence_ids) if part == 1]
         head, tail = inside[0], len(frame) - inside[-1] - 1
         room = self.max_length - head - tail
         if room < 1:
@@ -244,7 +244,7 @@ class TextTokenizer:
             ids = self._words.encode(value)
             if ids is not None and len(ids) <= self.max_length:
                 return EncodedText(ids)
-        # Unlike `encode`, this holds neither the interpreter's lock nor the characters' places.
+        # Unlike `encode`, this holds neither the interpreter's lock nor the characters' positions.
         encoding = self._tokenizer.encode_batch_fast([value])[0]
         surplus = self._surplus(index, encoding, truncate=truncate)
         whole = self._truncated(value, surplus, truncate) if surplus else encoding

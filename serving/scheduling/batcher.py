@@ -63,7 +63,7 @@ class Policy:
         fairness: A text may be overtaken for so many times its own cost.
         max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
         apart: The wide lane is the first narrow one under another name, and keeps none of the others from working:
-            lanes are cards.
+            lanes are GPUs.
     """
 
     max_batch_tokens: int
@@ -86,7 +86,7 @@ class Assignment(msgspec.Struct, frozen=True):
         tokens: Of all its texts.
         padded_length: Of the longest of them.
         padding: Tokens of padding that are computed.
-        given: When the lane was given it, in seconds.
+        given_at: When the lane was given it, in seconds.
         predicted_us: How long the lane will be held.
         could_grow: Whether it is small only because no more waits.
     """
@@ -96,7 +96,7 @@ class Assignment(msgspec.Struct, frozen=True):
     tokens: int
     padded_length: int
     padding: int
-    given: float
+    given_at: float
     predicted_us: float
     could_grow: bool = False
 
@@ -136,31 +136,31 @@ def choose(
     if head is None or (load[WIDE] and not policy.apart):
         return None
     idle = not any(load)
-    known = costs[head.model]
+    model_costs = costs[head.model]
     if idle and queue.items == 1:
-        alone_us = known.batch_us(WIDE, head.tokens, 1)
+        alone_us = model_costs.batch_us(WIDE, head.tokens, 1)
         return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone)
     together = policy.batch_invariant[head.model]
-    if len(load) == 1 or _belongs_to_the_wide_lane(head, policy, known, now, idle=idle):
+    if len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
         most = MOST_LOOKED_AT if together else 1
-        return _batch(queue, head, WIDE, policy, known, now, now, most) if idle else None
-    if load[WIDE]:  # the same card as the first narrow lane
+        return _batch(queue, head, WIDE, policy, model_costs, now, now, most) if idle else None
+    if load[WIDE]:  # the same GPU as the first narrow lane
         load = [load[WIDE], load[WIDE] + load[1], *load[2:]]
     lane = min(range(1, len(load)), key=load.__getitem__)
     ahead = load[lane] > 0
     if ahead:
         if 2 * queue.tokens < policy.group_tokens:
             return None
-        group = known.group(head.tokens)
+        group = model_costs.group(head.tokens)
         if 2 * queue.company(head) < group or load[lane] >= max(
             policy.prefetch_tokens, min(group * head.tokens, 2 * policy.group_tokens) + 1
         ):
             return None
     most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
-    batch = _batch(queue, head, lane, policy, known, now, begin, most)
+    batch = _batch(queue, head, lane, policy, model_costs, now, begin, most)
     # A group that is sent ahead grows no more: a small one is better left to grow.
-    return batch if not ahead or 2 * len(batch.items) >= known.group(head.tokens) else None
+    return batch if not ahead or 2 * len(batch.items) >= model_costs.group(head.tokens) else None
 
 
 def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:

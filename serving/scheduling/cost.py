@@ -106,12 +106,12 @@ class CostTable:
 
     def batch_us(self, tokens: int, batch: int) -> float:
         """Predicted microseconds of so many texts, padded to so many tokens."""
-        known = self._known.get((tokens, batch))
-        if known is None:
+        answer = self._known.get((tokens, batch))
+        if answer is None:
             if len(self._known) >= _KEPT_ANSWERS:
                 self._known.clear()
-            known = self._known[tokens, batch] = self._computed(tokens, batch)
-        return known
+            answer = self._known[tokens, batch] = self._computed(tokens, batch)
+        return answer
 
     def worthwhile(self, tokens: int, most: int, gain: float) -> int:
         """The size up to which doublings lower the cost per text by at least `gain` each, at most `most`."""
@@ -141,14 +141,14 @@ def is_worthwhile(small_us: float, small: int, large_us: float, large: int, gain
     return large_us * small <= small_us * large * (1 - gain) ** doublings
 
 
-def _at(places: Sequence[int], values: Sequence[float], place: int) -> float:
-    """Linear between places, constant before the first, in proportion behind the last."""
-    at = bisect_left(places, place)
-    if at == len(places):
-        return values[-1] * place / places[-1]
-    if at == 0 or places[at] == place:
+def _at(points: Sequence[int], values: Sequence[float], x: int) -> float:
+    """Linear between points, constant before the first, in proportion behind the last."""
+    at = bisect_left(points, x)
+    if at == len(points):
+        return values[-1] * x / points[-1]
+    if at == 0 or points[at] == x:
         return values[at]
-    share = (place - places[at - 1]) / (places[at] - places[at - 1])
+    share = (x - points[at - 1]) / (points[at] - points[at - 1])
     return values[at - 1] + share * (values[at] - values[at - 1])
 
 
@@ -186,13 +186,13 @@ class Correction:
         """
         self.batches += 1
         if table_us > 0:
-            seen = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
+            ratio = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
             bucket = bucket_index(tokens)
-            shape = min(max(seen / self.factor, LEAST_SHAPE), MOST_SHAPE)
+            shape = min(max(ratio / self.factor, LEAST_SHAPE), MOST_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
-            self.factor += CORRECTION_WEIGHT * (seen - self.factor)
-        seen = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
-        self.overhead_us += CORRECTION_WEIGHT * (seen - self.overhead_us)
+            self.factor += CORRECTION_WEIGHT * (ratio - self.factor)
+        overhead_us = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
+        self.overhead_us += CORRECTION_WEIGHT * (overhead_us - self.overhead_us)
 
 
 class ModelCosts:
@@ -296,12 +296,12 @@ class ModelCosts:
         By what warm-up measured alone: a lane that is used is corrected and one that is not keeps its word, so
         that the choice between them would swing.
         """
-        known = self._shares.get(tokens)
-        if known is None:
+        answer = self._shares.get(tokens)
+        if answer is None:
             if len(self._shares) >= _KEPT_ANSWERS:
                 self._shares.clear()
-            known = self._shares[tokens] = self._computed_share(tokens)
-        return known
+            answer = self._shares[tokens] = self._computed_share(tokens)
+        return answer
 
     def _computed_share(self, tokens: int) -> tuple[float, int, bool]:
         most = max(1, self._max_batch_tokens // tokens) if self._batched else 1

@@ -32,7 +32,7 @@ class WorkItem(msgspec.Struct, eq=False):
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
         priority: Its class; smaller goes first, always.
-        key: Its place within the class, in seconds; smaller goes first. It never changes.
+        key: Its position within the class, in seconds; smaller goes first. It never changes.
         deadline: When its answer becomes useless, in seconds.
         queued: When it was queued, in seconds.
         least_us: What it costs at least; with less time than that left, it is not worth starting.
@@ -40,7 +40,7 @@ class WorkItem(msgspec.Struct, eq=False):
         order: Decides between equal keys.
         bucket: Where it waits; the queue sets it.
         waits: Whether it is in the queue.
-        tokens: Of the text; asked for often.
+        tokens: Of the text; kept because it is read often.
     """
 
     model: ModelIndex
@@ -90,7 +90,7 @@ class WorkQueue:
         self.backlog = Backlog()
 
     def push(self, items: Iterable[WorkItem]) -> None:
-        """Adds items; one that comes back takes its old place."""
+        """Adds items; one that comes back takes its old position."""
         for item in items:
             if item.order < 0:
                 item.order = next(self._orders)

@@ -1,6 +1,6 @@
 """The scheduler of one device slot: queue, choice, prediction and the correction of costs, without a clock of its own.
 
-Whoever drives it passes the time in, in seconds of any clock that only goes forward, and does what it says:
+Its driver passes the time in, in seconds of any clock that only goes forward, and does what it says:
 
     scheduler.engine_up(lanes, costs)
     permit = scheduler.admission.admit(...)            lets a request in by an estimate, or refuses it
@@ -153,7 +153,7 @@ class Scheduler:
         return None
 
     def put_back(self, items: Sequence[WorkItem]) -> None:
-        """Queues items of a batch that failed once more, each to run alone, in their old places."""
+        """Queues items of a batch that failed once more, each to run alone, at their old positions."""
         for item in items:
             item.alone = True
         self.queue.push(items)
@@ -189,7 +189,7 @@ class Scheduler:
         lanes.load[lane] -= assignment.tokens
         self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us) if lanes.load[lane] else 0.0
         lanes.free_at[lane] = now + self._held[lane] / 1e6
-        occupied_us = (now - max(assignment.given, self._freed[lane])) * 1e6
+        occupied_us = (now - max(assignment.given_at, self._freed[lane])) * 1e6
         self._freed[lane] = now
         if compute_us is not None:
             items = assignment.items

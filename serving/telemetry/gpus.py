@@ -1,8 +1,8 @@
-"""What NVIDIA's management library (NVML) tells of the cards in use, under the names that Triton's users know.
+"""What NVIDIA's management library (NVML) reports of the GPUs in use, under the names that Triton's users know.
 
 A thread asks every other second and a scrape shows the last answer: asking takes milliseconds at times, and a driver
-in trouble does not answer at all. A card that cannot tell one of the numbers has no sample of it, and what
-was told too long ago is no sample either.
+in trouble does not answer at all. A GPU that does not report a number has no sample of it, nor
+has one whose last report is too old.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class GpuWatch:
         uuids: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Finds the cards.
+        """Finds the GPUs.
 
         Args:
             nvml: The module `pynvml`, or what answers as it does.
-            uuids: The cards' identities.
+            uuids: The GPUs' identities.
             clock: In seconds.
 
         Raises:
-            nvml.NVMLError: There is no such library here, or no such card.
+            nvml.NVMLError: There is no such library here, or no such GPU.
         """
         self._nvml = nvml
         nvml.nvmlInit()
@@ -78,7 +78,7 @@ class GpuWatch:
 
     @classmethod
     def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> GpuWatch | None:
-        """Shows what is told of these cards from now on; None where nothing can be, and the log says why."""
+        """Shows the numbers of these GPUs from now on; None where nothing can be, and the log says why."""
         if not uuids:
             return None
         try:
@@ -110,7 +110,7 @@ class GpuWatch:
             time.sleep(_PERIOD_S)
 
     def free_bytes(self, uuid: str) -> int | None:
-        """What nobody has of a card's memory at this moment; None where it does not say, or not within seconds."""
+        """What nobody has of a GPU's memory at this moment; None where it does not say, or not within seconds."""
         answers: SimpleQueue[int] = SimpleQueue()
 
         def ask() -> None:
@@ -129,14 +129,14 @@ class GpuWatch:
 
     def ask(self) -> None:
         """Takes every number once."""
-        found: dict[str, Samples] = {metric.name: {} for metric in catalogue.GPU}
+        samples: dict[str, Samples] = {metric.name: {} for metric in catalogue.GPU}
         for uuid, handle in self._cards.items():
             for metric, ask in self._questions(handle):
-                with contextlib.suppress(self._nvml.NVMLError):  # not every card tells everything
+                with contextlib.suppress(self._nvml.NVMLError):  # not every GPU reports everything
                     answer = ask()
                     values = answer if isinstance(answer, dict) else {(): answer}
-                    found[metric.name] |= {(uuid, *labels): float(value) for labels, value in values.items()}
-        self._samples, self._asked_at = found, self._clock()
+                    samples[metric.name] |= {(uuid, *labels): float(value) for labels, value in values.items()}
+        self._samples, self._asked_at = samples, self._clock()
 
     def _questions(self, handle: Handle) -> Sequence[tuple[Metric, Callable[[], float | Samples]]]:
         nvml = self._nvml

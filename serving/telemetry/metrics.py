@@ -94,7 +94,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        # Every reason is there from the start: what was never seen at 0 has no rate when it is first seen.
+        # Every reason is there from the start: a counter that first appears above 0 has no rate.
         self._requests = dict.fromkeys([_ANSWERED, *reasons()], 0)
         self._request = Histogram(catalogue.REQUEST_SECONDS, registry, _SECONDS)
         self._tokenize = Histogram(catalogue.TOKENIZE_SECONDS, registry, _SECONDS)
@@ -204,7 +204,7 @@ class Metrics:
 
         Args:
             repository: The models.
-            statistics: What v2 tells of them.
+            statistics: Their statistics in v2.
             waiting: Requests of each that have not reached an engine.
         """
         self.read(
@@ -247,7 +247,7 @@ class Metrics:
         self.read(catalogue.SWAPS, lambda: outcomes)
 
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
-        """Shows which engine runs and which were not taken, on how many cards, and what its process takes."""
+        """Shows which engine runs and which were not taken, on how many GPUs, and what its process takes."""
 
         def info() -> Values:
             engine = current()

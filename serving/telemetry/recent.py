@@ -105,10 +105,10 @@ class Recent:
 
     def _latency(self, old: Counts | None, new: Counts) -> dict[str, Mapping[str, float | None]]:
         bounds = self._metrics.bounds
-        seen = {stage: _between(old, new, stage) for stage in new.stages}
+        counts_of = {stage: _between(old, new, stage) for stage in new.stages}
         return {
             stage: {name: _quantile_ms(bounds, counts, share) for name, share in _QUANTILES.items()}
-            for stage, counts in seen.items()
+            for stage, counts in counts_of.items()
         }
 
 
@@ -116,7 +116,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
     """The value that a share of what was counted does not exceed; None where nothing was counted.
 
     Within a bucket values are taken as evenly spread, as Prometheus' `histogram_quantile` does; beyond the last
-    bound there is only that bound to tell.
+    bound the bound itself is the answer.
 
     Args:
         bounds: Upper bounds of the buckets, ascending.
@@ -127,7 +127,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
     if not reached[-1]:
         return None
     rank = share * reached[-1]
-    bucket = next(place for place, total in enumerate(reached) if total >= rank and counts[place])
+    bucket = next(index for index, total in enumerate(reached) if total >= rank and counts[index])
     if bucket == len(bounds):
         return bounds[-1]
     lower = bounds[bucket - 1] if bucket else 0.0

@@ -45,7 +45,7 @@ class TritonMetrics:
 
         Args:
             repository: The models.
-            statistics: What v2 tells of them.
+            statistics: Their statistics in v2.
             waiting: Requests of each that have not reached an engine.
         """
         self._repository = repository

@@ -36,11 +36,6 @@ Span = tuple[int, int]
 
 
 def check(options: AnswerOptions, _: Manifest) -> None:
-    """Refuses options that the model cannot follow.
-
-    Raises:
-        InvalidRequest: A number is out of its range.
-    """
     check_top_k(options.top_k, MOST_ANSWERS)
     if options.max_answer_tokens < 1:
         raise InvalidRequest(f"an answer has 1 token at least, not {options.max_answer_tokens}")
@@ -49,22 +44,12 @@ def check(options: AnswerOptions, _: Manifest) -> None:
 
 
 def size_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> int:
-    """Size of the inputs.
-
-    Raises:
-        InvalidRequest: An input is no pair, or too long to be tokenised.
-    """
     return tokenizer.windows_size_bytes(pairs_of(inputs))
 
 
 def encode(
     tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: AnswerOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    """The windows of each pair of question and context.
-
-    Raises:
-        InvalidRequest: A question is too long.
-    """
     return tokenizer.encode_windows(pairs_of(inputs), overlap=options.overlap_tokens, truncate=truncate)
 
 
@@ -122,11 +107,11 @@ def _best_spans(
     padded = np.append(ends, np.full(length - 1, -np.inf))
     sums = (starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
     wanted = 1 if options.top_k == 1 else min(len(sums), options.top_k * _ALIASES)
-    places = [int(sums.argmax())] if wanted == 1 else np.argpartition(-sums, wanted - 1)[:wanted].tolist()
-    for place in places:
-        if sums[place] > -np.inf:
-            first, further = divmod(place, length)
-            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(sums[place])
+    indices = [int(sums.argmax())] if wanted == 1 else np.argpartition(-sums, wanted - 1)[:wanted].tolist()
+    for index in indices:
+        if sums[index] > -np.inf:
+            first, further = divmod(index, length)
+            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(sums[index])
 
 
 def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:

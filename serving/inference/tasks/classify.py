@@ -26,11 +26,6 @@ _FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] =
 
 
 def check(options: ClassifyOptions, manifest: Manifest) -> None:
-    """Refuses options that the model cannot follow.
-
-    Raises:
-        InvalidRequest: `top_k` is not between 1 and the number of classes.
-    """
     check_top_k(options.top_k, len(manifest.labels))
 
 

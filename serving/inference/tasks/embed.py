@@ -23,12 +23,8 @@ _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
 
 
-def check(options: EmbedOptions, hidden_size: int) -> None:
-    """Refuses options that the model cannot follow.
-
-    Raises:
-        InvalidRequest: `dimensions` is not between 1 and the model's size.
-    """
+def check(options: EmbedOptions, manifest: Manifest) -> None:
+    hidden_size = manifest.hidden_size
     if options.dimensions is not None and not 1 <= options.dimensions <= hidden_size:
         raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {hidden_size}")
 
@@ -56,12 +52,8 @@ def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
     return scaled
 
 
-def _check(options: EmbedOptions, manifest: Manifest) -> None:
-    check(options, manifest.hidden_size)
-
-
 def _finish(work: Work[EmbedOptions]) -> NDArray[np.float32]:
     return finish(work.rows, work.options)
 
 
-TASK = Task("embed", _finish, _check)
+TASK = Task("embed", _finish, check)

@@ -22,22 +22,12 @@ MASK = "[MASK]"
 
 
 def check(options: FillMaskOptions, manifest: Manifest) -> None:
-    """Refuses options that the model cannot follow.
-
-    Raises:
-        InvalidRequest: `top_k` is not between 1 and what the graph offers.
-    """
     check_top_k(options.top_k, manifest.candidates)
 
 
 def encode(
     tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: FillMaskOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    """Token ids of each text.
-
-    Raises:
-        InvalidRequest: An input is neither text nor tokens, too long, or without a mask in what is read of it.
-    """
     if not all(isinstance(value, EncodedText) for value in inputs):
         inputs = [text.replace(MASK, tokenizer.mask_token) for text in texts_of(inputs)]
     encoded = tokenizer.encode(inputs, truncate=truncate)
@@ -57,15 +47,15 @@ def finish(text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: Tex
         options: How many.
         tokenizer: To write tokens as text.
     """
-    masks = [place for place, token in enumerate(text.ids) if token == tokenizer.mask_id]
+    masks = [position for position, token in enumerate(text.ids) if token == tokenizer.mask_id]
     # With one mask the special tokens only disturb; with several the others must stay visible.
     bare = len(masks) == 1
     answer = []
-    for place, ids, logits, total in zip(masks, *row, strict=False):
+    for position, ids, logits, total in zip(masks, *row, strict=False):
         filled = list(text.ids)
         best = []
         for token, logit in zip(ids[: options.top_k].tolist(), logits[: options.top_k].tolist(), strict=True):
-            filled[place] = token
+            filled[position] = token
             score = math.exp(logit - float(total))
             best.append(FilledMask(score, token, tokenizer.decode([token]), tokenizer.decode(filled, bare=bare)))
         answer.append(best)

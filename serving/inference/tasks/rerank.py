@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 def encode(
     tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: RerankOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    """Token ids of each pair, or the pairs' own where they come as such.
-
-    Raises:
-        InvalidRequest: An input is no pair, or too long.
-    """
     as_tokens = all(isinstance(value, EncodedText) for value in inputs)
     return tokenizer.encode(inputs if as_tokens else pairs_of(inputs), truncate=truncate)
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 def encode(
     tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: TagOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    """Token ids of each text, with their places in it.
-
-    Raises:
-        InvalidRequest: An input is no text, or too long.
-    """
     return tokenizer.encode_aligned(texts_of(inputs), truncate=truncate)
 
 
@@ -47,17 +42,17 @@ def finish(text: str, aligned: AlignedText, row: Row, options: TagOptions, label
         options: How tokens become words, and what is no entity.
         labels: The tags.
     """
-    places = np.flatnonzero(aligned.words >= 0)
-    if not len(places):
+    positions = np.flatnonzero(aligned.words >= 0)
+    if not len(positions):
         return []
     if options.aggregation == "first":
-        words = aligned.words[places]
+        words = aligned.words[positions]
         begins = np.flatnonzero(np.diff(words, prepend=-1))
     else:
-        begins = np.arange(len(places))
-    ends = np.append(begins[1:], len(places)) - 1
-    probabilities = softmax(row[0][places[begins]].astype(np.float32, copy=False))
-    spans = np.stack([aligned.spans[places[begins], 0], aligned.spans[places[ends], 1]], axis=1)
+        begins = np.arange(len(positions))
+    ends = np.append(begins[1:], len(positions)) - 1
+    probabilities = softmax(row[0][positions[begins]].astype(np.float32, copy=False))
+    spans = np.stack([aligned.spans[positions[begins], 0], aligned.spans[positions[ends], 1]], axis=1)
     tags = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
     return [
         Entity(tag, score, text[start:end], start, end)
@@ -71,12 +66,12 @@ def _grouped(
 ) -> Iterator[tuple[str, float, int, int]]:
     """Neighbours of one entity together: (tag without prefix, mean score, start, end)."""
     begin = 0
-    for place in range(1, len(tags) + 1):
+    for index in range(1, len(tags) + 1):
         tag = _bare(tags[begin])
-        if place < len(tags) and _bare(tags[place]) == tag and not tags[place].startswith("B-"):
+        if index < len(tags) and _bare(tags[index]) == tag and not tags[index].startswith("B-"):
             continue
-        yield tag, float(scores[begin:place].mean()), int(spans[begin, 0]), int(spans[place - 1, 1])
-        begin = place
+        yield tag, float(scores[begin:index].mean()), int(spans[begin, 0]), int(spans[index - 1, 1])
+        begin = index
 
 
 def _bare(tag: str) -> str:
