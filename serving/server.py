@@ -152,7 +152,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     grpc = GrpcListener(
         ports.grpc,
         v2_service,
-        pipeline,
         settings,
         record_error,
         keys=keys,

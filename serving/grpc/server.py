@@ -18,7 +18,6 @@ from serving.net.ports import keep_alive
 if TYPE_CHECKING:
     import socket
 
-    from serving.inference.pipeline import Pipeline
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
@@ -40,7 +39,6 @@ class GrpcListener:
         self,
         opened: socket.socket,
         v2_service: V2Service,
-        pipeline: Pipeline,
         settings: Settings,
         record_error: RecordError,
         *,
@@ -50,7 +48,7 @@ class GrpcListener:
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
         self.health = HealthService([SERVICE])
-        methods = InferenceService(v2_service, pipeline).methods()
+        methods = InferenceService(v2_service).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
         self._calls = CallDispatch(methods, settings, record_error, keys, observer)

@@ -69,7 +69,7 @@ class App(FastAPI):
             self.add_middleware(Cors, allow_origins=self.origins)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made when it is asked for the first time."""
+        """The OpenAPI document, made for the first request."""
         if self.openapi_schema is None:
             self.openapi_schema = document(self.routes, self.api, self.public)
         return self.openapi_schema

@@ -136,7 +136,7 @@ class HttpConnection(asyncio.Protocol):
         self._framing_bytes = 0
         self._violation: BertserveError | None = None
         self._refused = False
-        self._last_words = b""
+        self._last_reply = b""
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
         self._idle_since: float | None = None
@@ -275,7 +275,7 @@ class HttpConnection(asyncio.Protocol):
             self._hang_up(_QUICK_LINGER_S)
 
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
-        """Ends a connection that has asked nothing for so long."""
+        """Ends a connection on which no request has begun for so long."""
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self._hang_up(_QUICK_LINGER_S)
 
@@ -299,19 +299,19 @@ class HttpConnection(asyncio.Protocol):
         if not self._writable.is_set():
             await self._writable.wait()
         keep_alive = keep_alive and not port.closing() and self._loop.time() < self._last_at
-        self._write(request, reply, keep_alive=keep_alive)
+        self._transport.write(self._reply_bytes(request, reply, keep_alive=keep_alive))
         self._exchange = None
         if not keep_alive:
             self._transport.close()
         elif self._ahead:
             self._answer_next()
-        elif self._last_words:
-            self._end(self._last_words)
+        elif self._last_reply:
+            self._end(self._last_reply)
         elif self._reading is _Reading.NOTHING:
             self._idle_since = self._loop.time()
 
-    def _write(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> None:
-        # What has not changed says nothing of its length, which a reply without a body would get wrong.
+    def _reply_bytes(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> bytes:
+        # A 304 has no body, and its length would be taken for that of what has not changed.
         length = b"" if reply.status == NOT_MODIFIED else b"content-length: %d\r\n" % len(reply.body)
         parts = [
             _STATUS_LINES[reply.status],
@@ -322,10 +322,10 @@ class HttpConnection(asyncio.Protocol):
         ]
         if request.method != "HEAD":
             parts.append(reply.body)
-        self._transport.write(b"".join(parts))
+        return b"".join(parts)
 
     def _check_key(self) -> None:
-        """Refuses a request without an API key, before anything says whether there is such a route."""
+        """Refuses a request without an API key, before anything shows whether there is such a route."""
         app, headers = self._port.app, self._headers
         keys = app.api.keys
         if keys is None or (error := unauthenticated(keys, app.public, self._path, headers)) is None:
@@ -343,25 +343,18 @@ class HttpConnection(asyncio.Protocol):
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
         self._refused = True
         self._set_timer(_Reading.NOTHING)
-        words = self._last_reply(error)
-        if self._exchange is not None:
-            self._last_words = words
-        elif not self._transport.is_closing():
-            self._end(words, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
-
-    def _last_reply(self, error: BertserveError) -> bytes:
-        """The refusal of what may be no request yet."""
         path = (self._url or b"/").split(b"?")[0].decode("ascii", "replace")
         request = HttpRequest("", path, self._headers, b"", request_id(None), time.perf_counter())
-        reply = self._port.app.api.refuse(error, request)
-        head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n" % (
-            *(reply.content_type, len(reply.body), request.request_id.encode()),
-        )
-        more = reply.head + self._port.cors_head(self._headers)
-        return b"".join([_STATUS_LINES[reply.status], head, more, b"\r\n", reply.body])
+        refusal = self._port.app.api.refuse(error, request)
+        refusal.head += self._port.cors_head(self._headers)
+        reply = self._reply_bytes(request, refusal, keep_alive=False)
+        if self._exchange is not None:
+            self._last_reply = reply
+        elif not self._transport.is_closing():
+            self._end(reply, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
 
-    def _end(self, words: bytes, linger_s: float = _LINGER_S) -> None:
-        self._transport.write(words)
+    def _end(self, reply: bytes, linger_s: float = _LINGER_S) -> None:
+        self._transport.write(reply)
         if self._transport.can_write_eof():
             self._transport.write_eof()
             self._transport.resume_reading()
@@ -370,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
             self._hang_up(linger_s)
 
     def _hang_up(self, linger_s: float) -> None:
-        """Closes. TLS says so itself, throws away what still comes and waits for the client's word: for so long."""
+        """Closes. TLS waits for the client's farewell, and throws away what still comes, for so long."""
         self._transport.close()
         if not self._transport.can_write_eof():
             self._loop.call_later(linger_s, self._transport.abort)
@@ -398,7 +391,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
         if not self._head_bytes and reading is _Reading.HEAD:
-            self._hang_up(_QUICK_LINGER_S)  # connected and never said a word
+            self._hang_up(_QUICK_LINGER_S)  # connected and never sent a byte
             return
         part = "headers" if reading is _Reading.HEAD else "body"
         self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))

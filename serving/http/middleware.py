@@ -60,7 +60,7 @@ def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 
 class Authentication:
-    """Refuses requests without an API key, before anything tells whether there is such a route."""
+    """Refuses requests without an API key, before anything shows whether there is such a route."""
 
     def __init__(self, app: ASGIApp, api: Api, keys: ApiKeys, public: Collection[str]) -> None:
         self._app = app
@@ -98,10 +98,10 @@ def cors_headers(origins: Collection[str], origin: bytes | None) -> list[tuple[b
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, with what our replies have always said: `vary: origin`, on preflights as on all others."""
+    """Starlette's, but for the headers: `vary: origin` on every reply, and preflights that need no list of headers."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The same on every path, so that none tells what there is."""
+        """The same on every path, so that none shows what there is."""
         response = Response(headers=_PREFLIGHT, media_type="text/plain")
         response.raw_headers += cors_headers(self.allow_origins, request_headers["origin"].encode("latin-1"))
         return response

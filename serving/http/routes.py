@@ -111,12 +111,25 @@ class Router:
     def get(
         self, path: str, docs: Docs | None = None, *, summary: str = "", public: bool = False
     ) -> Callable[[Endpoint], Endpoint]:
-        return self._route("GET", path, docs, summary=summary, public=public)
+        return self._route(ApiRoute, "GET", path, docs, summary, public=public)
 
-    def post(
-        self, path: str, docs: Docs | None = None, *, summary: str = "", kind: type[ApiRoute] = ApiRoute
+    def post(self, path: str, docs: Docs | None = None, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
+        return self._route(ApiRoute, "POST", path, docs, summary)
+
+    def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
+        """A POST that infers."""
+        return self._route(HotRoute, "POST", path, docs, summary)
+
+    def infer(
+        self,
+        path: str,
+        task: Task,
+        takes: Any,  # noqa: ANN401  types, as all in `Docs`
+        gives: Any,  # noqa: ANN401
+        example: Any,  # noqa: ANN401
     ) -> Callable[[Endpoint], Endpoint]:
-        return self._route("POST", path, docs, summary=summary, kind=kind)
+        """A hot `path`, answered by the task's only or default model, and `/models/{model}/path`."""
+        return self.named("POST", path, Docs(takes, gives, example, of_task(task)), kind=HotRoute)
 
     def named(
         self, method: str, path: str, docs: Docs | None = None, *, kind: type[ApiRoute] = ApiRoute
@@ -124,22 +137,21 @@ class Router:
         """`path`, answered by the only or default model, and `/models/{model}/path`."""
 
         def add(endpoint: Endpoint) -> Endpoint:
-            summary = _summary(endpoint)
-            self._route(method, path, docs, summary=summary, kind=kind)(endpoint)
-            below = f"{summary[:-1]}, by a model named."
-            return self._route(method, _BELOW_MODEL + path, docs, summary=below, kind=kind)(endpoint)
+            self._route(kind, method, path, docs)(endpoint)
+            below = f"{_summary(endpoint)[:-1]}, by a model named."
+            return self._route(kind, method, _BELOW_MODEL + path, docs, below)(endpoint)
 
         return add
 
     def _route(
         self,
+        kind: type[ApiRoute],
         method: str,
         path: str,
         docs: Docs | None,
+        summary: str = "",
         *,
-        summary: str,
         public: bool = False,
-        kind: type[ApiRoute] = ApiRoute,
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
             words = summary or _summary(endpoint)

@@ -1,19 +1,19 @@
-"""What v2 answers, whichever wire asks: the HTTP routes and the gRPC calls only write it in their own way."""
+"""What v2 answers, on both wires: HTTP routes and gRPC calls only write it in their own way."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from serving.errors import Forbidden, InvalidRequest, ModelNotFound, Unsupported
+from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
 from serving.oip.tensors import IDS, inputs_of
 from serving.oip.views import TOKENS, views
-from serving.records import EncodedText, InferRequest
+from serving.records import EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
-    from serving.records import RequestTrace, TextInput
+    from serving.records import A, InferRequest, Outcome, TextInput
     from serving.settings import Settings
 
 SERVER_NAME = "bertserve"
@@ -65,7 +65,7 @@ class ModelState(msgspec.Struct):
 
 
 class ModelVersions(Protocol):
-    """Who changes what is served."""
+    """What changes which versions are served."""
 
     async def load(self, name: str, version: int | None = None) -> None:
         """Serves a version, None for the newest, and takes its model into service.
@@ -84,7 +84,13 @@ class ModelVersions(Protocol):
 
 
 class V2Service:
-    """The models under their names on v2."""
+    """The models under their names on v2.
+
+    Attributes:
+        lifecycle: The server's state.
+        max_inputs: Inputs of one request.
+        control: Whether requests may load and unload models.
+    """
 
     def __init__(
         self,
@@ -96,8 +102,9 @@ class V2Service:
     ) -> None:
         self._pipeline = pipeline
         self._repository = repository
-        self._lifecycle = lifecycle
-        self._settings = settings
+        self.lifecycle = lifecycle
+        self.max_inputs = settings.max_v2_batch_size
+        self.control = settings.model_control
         self._versions = versions
         self._views = views(repository)
         self._failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
@@ -117,26 +124,20 @@ class V2Service:
         """Every version that is served of some model."""
         return sorted({view.model.version for view in self._views.values()})
 
-    @property
-    def control(self) -> bool:
-        """Whether requests may load and unload models."""
-        return self._settings.model_control
-
-    @property
-    def lifecycle(self) -> Lifecycle:
-        """The server's state."""
-        return self._lifecycle
-
     def view(self, name: str, wanted: str | None = None) -> View:
         """What stands behind a name.
 
         Raises:
             ModelNotFound: Nothing of that name and version is served.
         """
+        view = self._find(name)
+        self._repository.find(view.served, wanted)
+        return view
+
+    def _find(self, name: str) -> View:
         view = self._views.get(name)
         if view is None:
             raise ModelNotFound("no model of that name is served")
-        self._repository.find(view.served, wanted)
         return view
 
     def model_ready(self, name: str, wanted: str | None) -> bool:
@@ -145,7 +146,7 @@ class V2Service:
             self.view(name, wanted)
         except ModelNotFound:
             return False
-        return self._lifecycle.ready
+        return self.lifecycle.ready
 
     def server_metadata(self) -> ServerMetadata:
         """What this server is."""
@@ -163,9 +164,7 @@ class V2Service:
             InvalidRequest: It does not fit the model.
             ModelNotFound: Nothing of that name is served.
         """
-        view = self._views.get(name)
-        if view is None:
-            raise ModelNotFound("no model of that name is served")
+        view = self._find(name)
         if outputs:
             view.check_outputs(outputs)
         inputs = inputs_of(tensors)
@@ -173,58 +172,15 @@ class V2Service:
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
         return view, inputs
 
-    def request(
-        self,
-        name: str,
-        wanted: str | None,
-        tensors: Sequence[Tensor],
-        outputs: Sequence[str],
-        *,
-        truncate: bool | None,
-        timeout_ms: float | None,
-        priority: int,
-        arrival: float,
-        request_id: str,
-        trace: RequestTrace | None,
-    ) -> tuple[View, InferRequest[Any]]:
-        """What a gRPC call asks of the pipeline, and the view that writes the answer.
-
-        Args:
-            name: The model's name.
-            wanted: Its version; None or "" for the one being served.
-            tensors: What the request brings.
-            outputs: Names of the outputs that it wants; none means all.
-            truncate: As `InferRequest` has it, as all that follow.
-            timeout_ms: The client's own limit.
-            priority: The request's class.
-            arrival: When the request was complete.
-            request_id: For the log.
-            trace: For the access log and for spans.
-
-        Raises:
-            InvalidRequest: It does not fit the model.
-            ModelNotFound: Nothing of that name is served.
-        """
-        view, inputs = self.inputs(name, tensors, outputs)
-        return view, InferRequest(
-            inputs=inputs,
-            options=view.options,
-            arrival=arrival,
-            request_id=request_id,
-            max_inputs=self._settings.max_v2_batch_size,
-            model=view.served,
-            version=wanted,
-            truncate=truncate,
-            timeout_ms=timeout_ms,
-            priority=priority,
-            trace=trace,
-        )
-
-    def failed(self, view: View, arrival: float) -> None:
-        """Counts a request that got an error."""
-        failures = self._failures[view.name, view.model.version]
-        failures.count += 1
-        failures.ns += round((time.perf_counter() - arrival) * 1e9)
+    async def infer(self, view: View, request: InferRequest[A]) -> Outcome[A]:
+        """Has the pipeline answer a request, and counts it where it fails."""
+        try:
+            return await self._pipeline.infer(request)
+        except BertserveError:
+            failures = self._failures[view.name, view.model.version]
+            failures.count += 1
+            failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
+            raise
 
     def config(self, name: str, wanted: str | None) -> ModelConfig:
         """A model as Triton's clients want it described.
@@ -232,7 +188,7 @@ class V2Service:
         Raises:
             ModelNotFound: Nothing of that name and version is served.
         """
-        return self.view(name, wanted).config(self._settings.max_v2_batch_size, self._repository.engine)
+        return self.view(name, wanted).config(self.max_inputs, self._repository.engine)
 
     def statistics(self, name: str | None, wanted: str | None = None) -> StatisticsReply:
         """What a model, or each, has answered since the server started.
@@ -240,11 +196,11 @@ class V2Service:
         Raises:
             ModelNotFound: Nothing of that name and version is served.
         """
-        found = [self.view(name, wanted)] if name else [view for view in self._views.values() if view.takes_text]
-        return StatisticsReply([self._statistics(view) for view in found])
+        chosen = [self.view(name, wanted)] if name else [view for view in self._views.values() if view.takes_text]
+        return StatisticsReply([self._statistics(view) for view in chosen])
 
     def index(self, *, ready: bool) -> list[ModelState]:
-        """The models of the repository: the version of each that is served, and what is known of others.
+        """The models of the repository: the version of each that is served, and the state of others.
 
         Args:
             ready: Only those that take requests.
@@ -253,11 +209,11 @@ class V2Service:
         others = [] if ready else self._versions.others()
         for view in map(self._views.__getitem__, self.names):
             loaded = self._repository.serves(view.served)
-            state = "READY" if loaded and self._lifecycle.ready else "UNAVAILABLE"
+            state = "READY" if loaded and self.lifecycle.ready else "UNAVAILABLE"
             if state == "READY" or not ready:
-                reason = "" if state == "READY" else "unloaded" if not loaded else str(self._lifecycle.state)
+                reason = "" if state == "READY" else "unloaded" if not loaded else str(self.lifecycle.state)
                 states.append(ModelState(view.name, view.model.version, state, reason))
-            states += [ModelState(view.name, *said) for model, *said in others if model == view.served]
+            states += [ModelState(view.name, *state) for model, *state in others if model == view.served]
         return states
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
@@ -293,7 +249,7 @@ class V2Service:
         self._versions.unload(self._views[name].served)
 
     def _check_control(self, name: str) -> None:
-        if not self._settings.model_control:
+        if not self.control:
             raise Forbidden("models are neither loaded nor unloaded by requests: the setting model_control is off")
         if name not in self._views:
             raise ModelNotFound("the repository holds no model of that name")

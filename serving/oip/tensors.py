@@ -199,12 +199,12 @@ def _matrix(tensor: Tensor) -> NDArray[np.int64]:
         _check_count(name, count * dtype.itemsize, len(tensor.blob), "bytes")
         values = np.frombuffer(tensor.blob, dtype).astype(np.int64)
     else:
-        given = _flat(tensor)
-        _check_count(name, count, len(given))
-        if not all(isinstance(value, int) for value in given):
+        numbers = _flat(tensor)
+        _check_count(name, count, len(numbers))
+        if not all(isinstance(value, int) for value in numbers):
             raise InvalidRequest(f"input {name!r} must hold whole numbers")
         try:
-            values = np.array(given, np.int64)
+            values = np.array(numbers, np.int64)
         except OverflowError:
             raise InvalidRequest(f"input {name!r} holds a number that is no {INT64}") from None
     if values.size and (values.min() < -_LARGEST_DIMENSION or values.max() >= _LARGEST_DIMENSION):
@@ -216,6 +216,6 @@ def _flat(tensor: Tensor) -> list[Any]:
     return [value for row in tensor.data or () for value in (row if isinstance(row, list) else (row,))]
 
 
-def _check_count(name: str, expected: int, found: int, what: str = "elements") -> None:
-    if expected != found:
-        raise InvalidRequest(f"input {name!r}: its shape has {expected} {what}, its data {found}")
+def _check_count(name: str, expected: int, count: int, what: str = "elements") -> None:
+    if expected != count:
+        raise InvalidRequest(f"input {name!r}: its shape has {expected} {what}, its data {count}")

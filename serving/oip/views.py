@@ -154,15 +154,15 @@ class View(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: A text has another number of masks than one.
         """
-        found = [
+        outputs = [
             Output(info.name, info.datatype, values.shape if isinstance(values, np.ndarray) else [len(values)], values)
             for info, values in zip(self.outputs, self.write(answer, self.model.manifest, width), strict=True)
         ]
         if isinstance(self.options, FillMaskOptions):
-            found[0].shape = found[1].shape
+            outputs[0].shape = outputs[1].shape
         if not names:
-            return found
-        named = {output.name: output for output in found}
+            return outputs
+        named = {output.name: output for output in outputs}
         return [named[name] for name in names]
 
     def check_outputs(self, names: Sequence[str]) -> None:
@@ -171,12 +171,12 @@ class View(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: An output that the model does not have, or one twice.
         """
-        known = {info.name for info in self.outputs}
-        if not known.issuperset(names) or len(set(names)) != len(names):
-            raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, known)))}, each once")
+        own = {info.name for info in self.outputs}
+        if not own.issuperset(names) or len(set(names)) != len(names):
+            raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, own)))}, each once")
 
     def metadata(self) -> ModelMetadata:
-        """What clients are told of it."""
+        """The model as v2 describes it."""
         platform, _ = _PLATFORMS[self.model.artifact.kind]
         return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 
@@ -239,7 +239,7 @@ def _forms(manifest: Manifest) -> dict[Task, Form]:
         "classify": (ClassifyOptions(), [("scores", FP32, len(manifest.labels)), ("label", BYTES)], _classes),
         "rerank": (RerankOptions(), [("score", FP32)], lambda answer, *_: (_floats(answer),)),
         "answer": (AnswerOptions(), [("answer", BYTES), ("score", FP32), ("start", INT64), ("end", INT64)], _spans),
-        "tag": (TagOptions(), [("entities", BYTES)], lambda answer, *_: ([_json(found) for found in answer],)),
+        "tag": (TagOptions(), [("entities", BYTES)], lambda answer, *_: ([_json(entities) for entities in answer],)),
         "fill_mask": (FillMaskOptions(filled), [("token", BYTES, filled), ("score", FP32, filled)], _filled),
     }
 
@@ -256,20 +256,20 @@ def _floats(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.array(values, np.float32)
 
 
-def _json(found: Any) -> str:  # noqa: ANN401  whatever msgspec writes
-    return msgspec.json.encode(found).decode()
+def _json(message: Any) -> str:  # noqa: ANN401  whatever msgspec writes
+    return msgspec.json.encode(message).decode()
 
 
 def _classes(answer: Any, manifest: Manifest, _: int) -> Values:  # noqa: ANN401
-    found = [{entry.label: entry.score for entry in classes} for classes in answer]
-    scores = [[scores[label] for label in manifest.labels] for scores in found]
+    by_label = [{entry.label: entry.score for entry in classes} for classes in answer]
+    scores = [[scores[label] for label in manifest.labels] for scores in by_label]
     return np.array(scores, np.float32), [classes[0].label for classes in answer]
 
 
 def _spans(answer: Any, *_: object) -> Values:  # noqa: ANN401
     best = [spans[0] for spans in answer]
-    places = [np.array([getattr(span, side) for span in best], np.int64) for side in ("start", "end")]
-    return [span.answer for span in best], _floats([span.score for span in best]), *places
+    sides = [np.array([getattr(span, side) for span in best], np.int64) for side in ("start", "end")]
+    return [span.answer for span in best], _floats([span.score for span in best]), *sides
 
 
 def _filled(answer: Any, *_: object) -> Values:  # noqa: ANN401

@@ -14,13 +14,12 @@ from serving.grpc.services import inference_pb2 as pb
 from serving.net.requests import priority_of
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, decode_text
-from serving.records import DEFAULT_PRIORITY
+from serving.records import DEFAULT_PRIORITY, InferRequest
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call
-    from serving.inference.pipeline import Pipeline
     from serving.oip.service import V2Service
     from serving.records import Outcome, RequestTrace
 
@@ -39,9 +38,8 @@ _FINAL_WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_resp
 class InferenceService:
     """The calls of the service, each a plain coroutine from message to message."""
 
-    def __init__(self, service: V2Service, pipeline: Pipeline) -> None:
+    def __init__(self, service: V2Service) -> None:
         self._service = service
-        self._pipeline = pipeline
 
     def methods(self) -> dict[str, Method | BertserveError]:
         """Its methods, by path; what Triton has beyond them says that it is not here."""
@@ -127,23 +125,21 @@ class InferenceService:
         for choice in request.outputs:
             refuse_unsupported(choice.parameters)
             names.append(choice.name)
-        view, asked = self._service.request(
-            request.model_name,
-            request.model_version,
-            _tensors(request),
-            names,
+        view, inputs = self._service.inputs(request.model_name, _tensors(request), names)
+        infer_request = InferRequest(
+            inputs=inputs,
+            options=view.options,
+            arrival=arrival,
+            request_id=request.id,
+            max_inputs=self._service.max_inputs,
+            model=view.served,
+            version=request.model_version,
             truncate=_truncate(request) if request.parameters else None,
             timeout_ms=_timeout_ms(request, call),
             priority=_priority(request),
-            arrival=arrival,
-            request_id=request.id,
             trace=trace or call.trace,
         )
-        try:
-            outcome = await self._pipeline.infer(asked)
-        except BertserveError:
-            self._service.failed(view, arrival)
-            raise
+        outcome = await self._service.infer(view, infer_request)
         response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
         width = 0 if view.takes_text else request.inputs[0].shape[-1]
         for output in view.answer(outcome.answer, names, width):

@@ -16,7 +16,7 @@ from serving.http.apis.cohere_messages import (
     TokenCount,
 )
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, HotRoute, Router, of_task
+from serving.http.routes import Docs, Router, of_task
 from serving.records import RerankOptions
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _CURRENT, _FIRST = JsonDecoder(RankingRequest), JsonDecoder(RankingRequestV1)
 _EXAMPLE = {"query": "What is a T4?", "documents": ["A teapot.", "A graphics card."], "top_n": 1}
 
 
-@router.post("/v2/rerank", Docs(RankingRequest, RankingReply, _EXAMPLE, of_task("rerank")), kind=HotRoute)
+@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, _EXAMPLE, of_task("rerank")))
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
     message = http.json(_CURRENT)
     return await _rank(api, http, message, message.documents, "2")
 
 
-@router.post("/v1/rerank", Docs(RankingRequestV1, RankingReply, _EXAMPLE, of_task("rerank")), kind=HotRoute)
+@router.hot("/v1/rerank", Docs(RankingRequestV1, RankingReply, _EXAMPLE, of_task("rerank")))
 async def rerank_v1(api: Api, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
     message = http.json(_FIRST)

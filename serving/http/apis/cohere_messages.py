@@ -50,7 +50,7 @@ class RankingRequestV1(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
-    """A document's score, between 0 and 1, and its place in the request."""
+    """A document's score, between 0 and 1, and its index in the request."""
 
     index: int
     relevance_score: float

@@ -12,7 +12,7 @@ import msgspec
 
 from serving.http.apis.huggingface_messages import AnswerRequest, ClassifyRequest, FillMaskRequest, TagRequest
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
-from serving.http.routes import Docs, HotRoute, Router, of_task
+from serving.http.routes import Router
 from serving.records import (
     AnswerOptions,
     AnswerSpan,
@@ -36,18 +36,16 @@ router = Router("Tasks")
 _CLASSIFY, _ANSWER = JsonDecoder(ClassifyRequest), JsonDecoder(AnswerRequest)
 _TAG, _FILL_MASK = JsonDecoder(TagRequest), JsonDecoder(FillMaskRequest)
 
+_Filled = FilledMask | list[FilledMask]
 
-@router.named(
-    "POST",
-    "/classify",
-    Docs(
-        ClassifyRequest,
-        list[list[LabelScore]],
-        {"inputs": "What a card!", "parameters": {"top_k": 1}},
-        of_task("classify"),
-    ),
-    kind=HotRoute,
-)
+# Examples for the document.
+_CLASSIFIED = {"inputs": "What a card!", "parameters": {"top_k": 1}}
+_ANSWERED = {"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}}
+_TAGGED = {"inputs": "The T4 was made by Nvidia in Santa Clara."}
+_FILLED = {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}}
+
+
+@router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], _CLASSIFIED)
 async def classify(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
     message = http.json(_CLASSIFY)
@@ -58,17 +56,7 @@ async def classify(api: Api, http: HttpRequest) -> HttpReply:
     return _reply(outcome.answer, outcome)
 
 
-@router.named(
-    "POST",
-    "/answer",
-    Docs(
-        AnswerRequest,
-        AnswerSpan | list[AnswerSpan | list[AnswerSpan]],
-        {"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}},
-        of_task("answer"),
-    ),
-    kind=HotRoute,
-)
+@router.infer("/answer", "answer", AnswerRequest, AnswerSpan | list[AnswerSpan | list[AnswerSpan]], _ANSWERED)
 async def answer(api: Api, http: HttpRequest) -> HttpReply:
     """Answer a question with a part of a text; a long text is read in overlapping windows."""
     message = http.json(_ANSWER)
@@ -83,14 +71,7 @@ async def answer(api: Api, http: HttpRequest) -> HttpReply:
     return _reply(results if isinstance(message.inputs, list) else results[0], outcome)
 
 
-@router.named(
-    "POST",
-    "/tag",
-    Docs(
-        TagRequest, list[Entity | list[Entity]], {"inputs": "The T4 was made by Nvidia in Santa Clara."}, of_task("tag")
-    ),
-    kind=HotRoute,
-)
+@router.infer("/tag", "tag", TagRequest, list[Entity | list[Entity]], _TAGGED)
 async def tag(api: Api, http: HttpRequest) -> HttpReply:
     """Find entities in a text."""
     message = http.json(_TAG)
@@ -100,16 +81,8 @@ async def tag(api: Api, http: HttpRequest) -> HttpReply:
     return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
 
 
-@router.named(
-    "POST",
-    "/fill-mask",
-    Docs(
-        FillMaskRequest,
-        list[FilledMask | list[FilledMask | list[FilledMask]]],
-        {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}},
-        of_task("fill_mask"),
-    ),
-    kind=HotRoute,
+@router.infer(
+    "/fill-mask", "fill_mask", FillMaskRequest, list[FilledMask | list[FilledMask | list[FilledMask]]], _FILLED
 )
 async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
     """The likeliest tokens for each mask in a text."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from serving.errors import BertserveError, InvalidRequest, MalformedRequest, Unsupported
+from serving.errors import InvalidRequest, MalformedRequest, Unsupported
 from serving.http.apis.oip_messages import (
     ControlRequest,
     IndexRequest,
@@ -21,7 +21,7 @@ from serving.http.apis.oip_messages import (
     Readiness,
 )
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, HotRoute, Router, v2_names
+from serving.http.routes import Docs, Router, v2_names
 from serving.net.requests import COMPRESSIONS, priority_of
 from serving.oip.service import (
     SETTINGS,
@@ -76,8 +76,8 @@ def _example(api: Api) -> dict[str, Any]:
 _infer_docs = Docs(InferMessage, InferReply, _example, v2_names, binary=True)
 
 
-@router.post(f"{_MODEL}/infer", _infer_docs, summary="Infer.", kind=HotRoute)
-@router.post(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.", kind=HotRoute)
+@router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
+@router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
 async def infer(api: Api, http: HttpRequest) -> HttpReply:
     message, tail = _split(http)
     parameters = message.parameters
@@ -87,7 +87,7 @@ async def infer(api: Api, http: HttpRequest) -> HttpReply:
         http,
         inputs,
         view.options,
-        max_inputs=api.settings.max_v2_batch_size,
+        max_inputs=api.v2.max_inputs,
         model=view.served,
         version=http.parameters.get("version"),
         truncate=_flag(parameters, "truncate"),
@@ -95,11 +95,7 @@ async def infer(api: Api, http: HttpRequest) -> HttpReply:
         priority=_priority(parameters),
     )
     binary = _wants_binary(message)
-    try:
-        outcome = await api.pipeline.infer(request)
-    except BertserveError:
-        api.v2.failed(view, http.arrival)
-        raise
+    outcome = await api.v2.infer(view, request)
     width = 0 if view.takes_text else message.inputs[0].shape[-1]
     reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
     accepted = http.headers.get(b"accept-encoding", b"")

@@ -1,4 +1,4 @@
-"""What v2's routes take and answer, where `oip` does not say it for both wires."""
+"""What v2's routes take and answer over HTTP; `serving/oip` has what both wires answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """An output that is asked for; `parameters.binary_data` wants it behind the JSON."""
+    """An output that the client wants; with `parameters.binary_data` it goes behind the JSON."""
 
     name: str
     parameters: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import orjson
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList
 from serving.http.apis.tei_messages import text_inputs
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, HotRoute, Router, all_models, of_task
+from serving.http.routes import Docs, Router, all_models, of_task
 from serving.records import EmbedOptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def model(api: Api, http: HttpRequest) -> HttpReply:
     return json_reply(_card(api.repository.find(http.parameters["model"])))
 
 
-@router.post("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models), kind=HotRoute)
+@router.hot("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models))
 async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = http.json(_EMBEDDINGS)

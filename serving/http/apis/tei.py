@@ -28,7 +28,7 @@ from serving.http.apis.tei_messages import (
 )
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
-from serving.http.routes import Docs, HotRoute, Router, all_models, of_task
+from serving.http.routes import Docs, Router, all_models
 from serving.oip.service import SERVER_VERSION
 from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, LabelScore, RerankOptions
 
@@ -63,6 +63,11 @@ _EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRe
 _RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
 _TOKENIZE, _DECODE = JsonDecoder(TokenizeRequest), JsonDecoder(DecodeRequest)
 
+# Examples for the document.
+_PREDICTED = {"inputs": [["What a card!"], ["It broke.", "It works."]]}
+_RANKED = {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}
+_COMPARED = {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}}
+
 
 async def _infer(
     api: Api,
@@ -86,12 +91,7 @@ async def _infer(
     )
 
 
-@router.named(
-    "POST",
-    "/embed",
-    Docs(EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]}, of_task("embed")),
-    kind=HotRoute,
-)
+@router.infer("/embed", "embed", EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]})
 async def embed(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts; one vector an input."""
     message = http.json(_EMBED)
@@ -102,12 +102,7 @@ async def embed(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
-@router.named(
-    "POST",
-    "/embed_all",
-    Docs(EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"}, of_task("embed_tokens")),
-    kind=HotRoute,
-)
+@router.infer("/embed_all", "embed_tokens", EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"})
 async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
     """Embed the tokens of texts; one vector a token, those of special tokens included."""
     message = http.json(_EMBED_ALL)
@@ -131,17 +126,7 @@ async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
     raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
 
 
-@router.named(
-    "POST",
-    "/predict",
-    Docs(
-        PredictRequest,
-        list[LabelScore | list[LabelScore]],
-        {"inputs": [["What a card!"], ["It broke.", "It works."]]},
-        of_task("classify"),
-    ),
-    kind=HotRoute,
-)
+@router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
 async def predict(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
     message = http.json(_PREDICT)
@@ -154,17 +139,7 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(body, head=_times_head(outcome, texts))
 
 
-@router.named(
-    "POST",
-    "/rerank",
-    Docs(
-        RerankRequest,
-        list[Rank],
-        {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]},
-        of_task("rerank"),
-    ),
-    kind=HotRoute,
-)
+@router.infer("/rerank", "rerank", RerankRequest, list[Rank], _RANKED)
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order texts by how well they answer a query."""
     message = http.json(_RERANK)
@@ -178,17 +153,7 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(msgspec.json.encode(ranks), head=_times_head(outcome, [message.query, *message.texts]))
 
 
-@router.named(
-    "POST",
-    "/similarity",
-    Docs(
-        SimilarityRequest,
-        list[float],
-        {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}},
-        of_task("embed"),
-    ),
-    kind=HotRoute,
-)
+@router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
 async def similarity(api: Api, http: HttpRequest) -> HttpReply:
     """The cosines of sentences with one."""
     message = http.json(_SIMILARITY)

@@ -20,7 +20,7 @@ _PAIR = 2
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed. A list of numbers is one input given as token ids, special tokens included.
+    """Texts to embed. A list of numbers is one input as token ids, special tokens included.
 
     Attributes:
         inputs: One input or a list of them.
@@ -85,7 +85,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
-    """A text's score and its place in the request."""
+    """A text's score and its index in the request."""
 
     index: int
     score: float
@@ -177,46 +177,40 @@ Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]
 
 
 def truncation(truncate: bool | None, direction: Direction, default: bool) -> Truncate | None:  # noqa: FBT001
-    """What the two fields of a request mean together.
-
-    Args:
-        truncate: As the request says.
-        direction: As the request says.
-        default: What counts where it says nothing.
-    """
+    """What the two fields of a request mean together; `default` counts where `truncate` is null."""
     if direction not in _LEFT:
         return truncate
     return "left" if (default if truncate is None else truncate) else False
 
 
-def text_inputs(given: str | list[str | list[int] | int]) -> list[str | list[int]]:
+def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[int]]:
     """TEI's untagged `Input`: a text, token ids, or a list of either.
 
     Raises:
         InvalidRequest: Numbers stand beside texts.
     """
-    if isinstance(given, str):
-        return [given]
-    numbers = [value for value in given if isinstance(value, int)]
-    if numbers and len(numbers) == len(given):
+    if isinstance(inputs, str):
+        return [inputs]
+    numbers = [value for value in inputs if isinstance(value, int)]
+    if numbers and len(numbers) == len(inputs):
         return [numbers]
     if numbers:
         raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
-    return [value for value in given if not isinstance(value, int)]
+    return [value for value in inputs if not isinstance(value, int)]
 
 
-def predict_inputs(given: str | list[str | list[str]]) -> list[TextInput]:
+def predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
     """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
 
     Raises:
         InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
     """
-    if isinstance(given, str):
-        return [given]
-    texts = [value for value in given if isinstance(value, str)]
+    if isinstance(inputs, str):
+        return [inputs]
+    texts = [value for value in inputs if isinstance(value, str)]
     if not texts:
-        return [_sequence(value) for value in given if not isinstance(value, str)]
-    if len(texts) != len(given):
+        return [_sequence(value) for value in inputs if not isinstance(value, str)]
+    if len(texts) != len(inputs):
         raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
     return [_sequence(texts)]
 
