@@ -171,13 +171,12 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         keys=keys,
         observer=observer,
     )
-    http = HttpListener(App(api), ports.http, settings, closing=lambda: lifecycle.closing, tls=tls)
+    http = HttpListener(App(api), ports.http, settings, tls=tls)
     probes = ProbeListener(
         App(replace(api, observer=None), [operations.router], public=["/metrics"], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,
-        closing=lambda: lifecycle.closing,
     )
 
     # Who is told of what.

@@ -28,12 +28,14 @@ from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, Malfor
 from serving.http.asgi import body_too_large, call_app, header_lines
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
-from serving.http.routes import HotRoutes
+from serving.http.routes import HotRoute
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from starlette.routing import BaseRoute
 
     from serving.http.app import App
     from serving.settings import Settings
@@ -46,6 +48,9 @@ _LINGER_S = 5.0
 
 _QUICK_LINGER_S = 1.0
 """The same for a client that has fallen silent: it has nothing left to send."""
+
+_REMEMBERED = 256
+"""Paths with parts that vary, models' names mostly."""
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -75,6 +80,48 @@ class Limits:
         )
 
 
+class HotRoutes:
+    """Finds the hot route of a request."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._fixed: dict[tuple[str, str], HotRoute] = {}
+        self._by_tail: dict[str, list[HotRoute]] = {}
+        self._remembered: dict[tuple[str, str], tuple[HotRoute, dict[str, str]]] = {}
+        for route in routes:
+            if isinstance(route, HotRoute):
+                if "{" in route.path:
+                    self._by_tail.setdefault(_tail(route.path), []).append(route)
+                else:
+                    self._fixed[route.method, route.path] = route
+
+    def find(self, request: HttpRequest) -> HotRoute | None:
+        """The route, if it is a hot one; the parts of the path go into `request.parameters`."""
+        key = (request.method, request.path)
+        route = self._fixed.get(key)
+        if route is not None:
+            return route
+        match = self._remembered.get(key) or self._search(key)
+        if match is None:
+            return None
+        route, request.parameters = match
+        return route
+
+    def _search(self, key: tuple[str, str]) -> tuple[HotRoute, dict[str, str]] | None:
+        method, path = key
+        for route in self._by_tail.get(_tail(path), ()):
+            match = route.path_regex.match(path)
+            if match is not None and method == route.method and path.isprintable():
+                if len(self._remembered) >= _REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[key] = route, match.groupdict()
+                return self._remembered[key]
+        return None
+
+
+def _tail(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
 @dataclass(slots=True)
 class HttpPort:
     """What the connections of one port share.
@@ -82,7 +129,6 @@ class HttpPort:
     Attributes:
         app: Answers requests.
         limits: What a request may take.
-        closing: Whether replies should ask clients to close their connections.
         scheme: `http` or `https`.
         hot: The routes that are answered past ASGI.
         date: The Date header, a whole line.
@@ -91,7 +137,6 @@ class HttpPort:
 
     app: App
     limits: Limits
-    closing: Callable[[], bool]
     scheme: str
     hot: HotRoutes = field(init=False)
     date: bytes = b""
@@ -298,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
                 reply.head += port.cors_head(request.headers)
         if not self._writable.is_set():
             await self._writable.wait()
-        keep_alive = keep_alive and not port.closing() and self._loop.time() < self._last_at
+        keep_alive = keep_alive and not api.lifecycle.closing and self._loop.time() < self._last_at
         self._transport.write(self._reply_bytes(request, reply, keep_alive=keep_alive))
         self._exchange = None
         if not keep_alive:

@@ -11,7 +11,6 @@ from serving.net.acceptor import Acceptor
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from serving.http.app import App
     from serving.security.tls import Tls
@@ -29,7 +28,6 @@ class HttpListener:
         opened: socket.socket,
         settings: Settings,
         *,
-        closing: Callable[[], bool],
         tls: Tls | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
@@ -38,10 +36,9 @@ class HttpListener:
             app: What it serves.
             opened: A listening socket; owned from here on.
             settings: Limits.
-            closing: Whether replies should ask clients to close their connections.
             tls: What connections are secured with.
         """
-        self._port = HttpPort(app, Limits.of(settings), closing, "http" if tls is None else "https")
+        self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https")
         self._keep_alive_s = settings.keep_alive_s
         self._acceptor = Acceptor(opened, self._open, tls, "http/1.1")
         self._clock: asyncio.TimerHandle | None = None

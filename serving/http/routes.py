@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
-    from serving.http.exchange import HttpRequest
     from serving.models.manifest import Task
 
 Models: TypeAlias = Callable[[Api], Sequence[str]]
 
 _BELOW_MODEL = "/models/{model}"
-_REMEMBERED = 256
-"""Paths with parts that vary, models' names mostly."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -161,44 +158,6 @@ class Router:
         return add
 
 
-class HotRoutes:
-    """Finds the hot route of a request."""
-
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._fixed: dict[tuple[str, str], HotRoute] = {}
-        self._by_tail: dict[str, list[HotRoute]] = {}
-        self._remembered: dict[tuple[str, str], tuple[HotRoute, dict[str, str]]] = {}
-        for route in routes:
-            if isinstance(route, HotRoute):
-                if "{" in route.path:
-                    self._by_tail.setdefault(_tail(route.path), []).append(route)
-                else:
-                    self._fixed[route.method, route.path] = route
-
-    def find(self, request: HttpRequest) -> HotRoute | None:
-        """The route, if it is a hot one; the parts of the path go into `request.parameters`."""
-        key = (request.method, request.path)
-        route = self._fixed.get(key)
-        if route is not None:
-            return route
-        match = self._remembered.get(key) or self._search(key)
-        if match is None:
-            return None
-        route, request.parameters = match
-        return route
-
-    def _search(self, key: tuple[str, str]) -> tuple[HotRoute, dict[str, str]] | None:
-        method, path = key
-        for route in self._by_tail.get(_tail(path), ()):
-            match = route.path_regex.match(path)
-            if match is not None and method == route.method and path.isprintable():
-                if len(self._remembered) >= _REMEMBERED:
-                    self._remembered.clear()
-                self._remembered[key] = route, match.groupdict()
-                return self._remembered[key]
-        return None
-
-
 def of_task(task: Task) -> Models:
     """The models of a task."""
     return lambda api: [model.name for model in api.repository.of_task(task)]
@@ -227,7 +186,3 @@ def no_route(routes: Iterable[BaseRoute], scope: Scope) -> BertserveError:
 
 def _summary(endpoint: Endpoint) -> str:
     return (endpoint.__doc__ or "").partition("\n")[0]
-
-
-def _tail(path: str) -> str:
-    return path.rpartition("/")[2]

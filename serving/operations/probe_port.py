@@ -32,12 +32,10 @@ class ProbeListener(HttpListener):
         methods: Mapping[str, Method],
         opened: socket.socket,
         settings: Settings,
-        *,
-        closing: Callable[[], bool],
     ) -> None:
         """As `HttpListener`; `methods` are the calls that are answered."""
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
-        super().__init__(app, opened, settings, closing=closing)
+        super().__init__(app, opened, settings)
         self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)
         keep_alive(opened)
 

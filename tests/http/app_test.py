@@ -176,7 +176,7 @@ class Both:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         opened = socket.create_server(("127.0.0.1", 0))
         opened.setblocking(False)
-        listener = HttpListener(self.app, opened, self._settings, closing=lambda: False)
+        listener = HttpListener(self.app, opened, self._settings)
         await listener.start()
         self._address = "{}:{}".format(*listener.address)
         self._started.set()

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, MalformedRequest
-from serving.http.apis.tei_messages import EmbedRequest, text_inputs
+from serving.http.apis.tei import text_inputs
+from serving.http.apis.tei_messages import EmbedRequest
 from serving.http.exchange import JsonDecoder
 from serving.net.requests import request_id
 from serving.oip.tensors import Tensor, split_bytes, texts_of

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.errors import MethodNotAllowed, RouteNotFound
+from serving.http.connection import HotRoutes
 from serving.http.exchange import HttpReply, HttpRequest
-from serving.http.routes import ApiRoute, HotRoute, HotRoutes, Router, no_route
+from serving.http.routes import ApiRoute, Docs, Router, no_route
 
 if TYPE_CHECKING:
     from serving.http.api import Api
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 router = Router("Test")
 
 
-@router.post("/v2/models/{model}/infer", kind=HotRoute)
-@router.post("/plain", kind=HotRoute)
+@router.hot("/v2/models/{model}/infer", Docs())
+@router.hot("/plain", Docs())
 async def _infer(_: Api, __: HttpRequest) -> HttpReply:
     """Infer."""
     return HttpReply(b"infer")

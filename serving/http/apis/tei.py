@@ -12,6 +12,7 @@ import orjson
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
 from serving.http.apis.tei_messages import (
     DecodeRequest,
+    Direction,
     EmbedAllRequest,
     EmbedRequest,
     Info,
@@ -22,9 +23,6 @@ from serving.http.apis.tei_messages import (
     SimilarityRequest,
     TokenizeReply,
     TokenizeRequest,
-    predict_inputs,
-    text_inputs,
-    truncation,
 )
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from serving.inference.served_models import ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.models.manifest import Task
-    from serving.records import A, Outcome, TaskOptions, TextInput
+    from serving.records import A, Outcome, TaskOptions, TextInput, Truncate
 
 router = Router("TEI")
 
@@ -56,6 +54,8 @@ _NUMBERS_AT_ONCE = 8192
 _INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
 """What is written on the event loop takes well below a millisecond."""
 
+_LEFT = ("Left", "left")
+_PAIR = 2
 _MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
 _BYTES_PER_ID = 4
 
@@ -85,7 +85,7 @@ async def _infer(
             options,
             max_inputs=settings.max_client_batch_size,
             model=http.parameters.get("model"),
-            truncate=truncation(message.truncate, message.truncation_direction, settings.auto_truncate),
+            truncate=_truncation(message.truncate, message.truncation_direction, settings.auto_truncate),
             prompt_name=prompt_name,
         )
     )
@@ -130,7 +130,7 @@ async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
 async def predict(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
     message = http.json(_PREDICT)
-    inputs = predict_inputs(message.inputs)
+    inputs = _predict_inputs(message.inputs)
     outcome = await _infer(api, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
     # A list that holds a list is a batch, also of one.
     single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
@@ -238,6 +238,51 @@ async def health(api: Api, _: HttpRequest) -> HttpReply:
     if api.lifecycle.ready:
         return HttpReply(b"", content_type=b"text/plain")
     return json_reply(TeiError("unhealthy", "Unhealthy"), 503)
+
+
+def _truncation(truncate: bool | None, direction: Direction, default: bool) -> Truncate | None:  # noqa: FBT001
+    """What the two fields of a request mean together; `default` counts where `truncate` is null."""
+    if direction not in _LEFT:
+        return truncate
+    return "left" if (default if truncate is None else truncate) else False
+
+
+def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[int]]:
+    """TEI's untagged `Input`: a text, token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: Numbers stand beside texts.
+    """
+    if isinstance(inputs, str):
+        return [inputs]
+    numbers = [value for value in inputs if isinstance(value, int)]
+    if numbers and len(numbers) == len(inputs):
+        return [numbers]
+    if numbers:
+        raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
+    return [value for value in inputs if not isinstance(value, int)]
+
+
+def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
+    """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
+
+    Raises:
+        InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
+    """
+    if isinstance(inputs, str):
+        return [inputs]
+    texts = [value for value in inputs if isinstance(value, str)]
+    if not texts:
+        return [_sequence(value) for value in inputs if not isinstance(value, str)]
+    if len(texts) != len(inputs):
+        raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
+    return [_sequence(texts)]
+
+
+def _sequence(texts: list[str]) -> TextInput:
+    if not 1 <= len(texts) <= _PAIR:
+        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:

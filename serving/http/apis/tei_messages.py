@@ -1,22 +1,15 @@
-"""What text-embeddings-inference's routes take and answer, and its untagged inputs."""
+"""What text-embeddings-inference's routes take and answer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.errors import InvalidRequest
 from serving.records import EngineChoice, Token
-
-if TYPE_CHECKING:
-    from serving.records import TextInput, Truncate
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""
-
-_LEFT = ("Left", "left")
-_PAIR = 2
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,48 +167,3 @@ class Info(msgspec.Struct):
 
 
 Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]
-
-
-def truncation(truncate: bool | None, direction: Direction, default: bool) -> Truncate | None:  # noqa: FBT001
-    """What the two fields of a request mean together; `default` counts where `truncate` is null."""
-    if direction not in _LEFT:
-        return truncate
-    return "left" if (default if truncate is None else truncate) else False
-
-
-def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[int]]:
-    """TEI's untagged `Input`: a text, token ids, or a list of either.
-
-    Raises:
-        InvalidRequest: Numbers stand beside texts.
-    """
-    if isinstance(inputs, str):
-        return [inputs]
-    numbers = [value for value in inputs if isinstance(value, int)]
-    if numbers and len(numbers) == len(inputs):
-        return [numbers]
-    if numbers:
-        raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
-    return [value for value in inputs if not isinstance(value, int)]
-
-
-def predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
-    """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
-
-    Raises:
-        InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
-    """
-    if isinstance(inputs, str):
-        return [inputs]
-    texts = [value for value in inputs if isinstance(value, str)]
-    if not texts:
-        return [_sequence(value) for value in inputs if not isinstance(value, str)]
-    if len(texts) != len(inputs):
-        raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
-    return [_sequence(texts)]
-
-
-def _sequence(texts: list[str]) -> TextInput:
-    if not 1 <= len(texts) <= _PAIR:
-        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])

@@ -20,7 +20,7 @@ from serving.http.api import Api
 from serving.http.app import App
 from serving.http.exchange import OCTETS, HttpReply, HttpRequest
 from serving.http.listener import HttpListener
-from serving.http.routes import HotRoute, Router
+from serving.http.routes import Docs, Router
 from serving.net.acceptor import Acceptor
 from serving.settings import Settings
 
@@ -39,12 +39,12 @@ async def http(port: int) -> None:
     async def empty(_: Api, __: HttpRequest) -> HttpReply:
         return HttpReply(REPLY, content_type=OCTETS)
 
-    router.post("/", summary="nothing", kind=HotRoute)(empty)
-    nothing: Any = SimpleNamespace()  # what an empty handler never asks
+    router.hot("/", Docs(), summary="nothing")(empty)
+    nothing: Any = SimpleNamespace(closing=False)  # all that an empty handler asks
     settings = Settings.load([], {})
     api = Api(nothing, nothing, nothing, settings, nothing, dict, bytes, "", _ignored)
     app = App(api, [router], documented=False)
-    await HttpListener(app, _opened(port), settings, closing=lambda: False).start()
+    await HttpListener(app, _opened(port), settings).start()
     await asyncio.Event().wait()
 
 
