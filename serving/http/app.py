@@ -81,11 +81,11 @@ class App(FastAPI):
         async def refuse(_: Api, __: HttpRequest) -> HttpReply:
             raise no_route(self.routes, request.scope)
 
-        return response_of(await self.api.answer(refuse, NO_ROUTE, http), http)
+        return response_of(await self.api.answer(refuse, NO_ROUTE, http), http, request.scope)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Answers an error from outside of an endpoint, such as a body that is too large."""
         if not isinstance(error, BertserveError):
             raise error
         http = head_of(request.scope)
-        return response_of(self.api.refuse(error, http), http)
+        return response_of(self.api.refuse(error, http), http, request.scope)

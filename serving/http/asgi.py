@@ -73,8 +73,10 @@ def body_too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds {limit} bytes")
 
 
-def response_of(reply: HttpReply, request: HttpRequest) -> Response:
-    response = Response(b"" if reply.status == NOT_MODIFIED else reply.body, reply.status)
+def response_of(reply: HttpReply, request: HttpRequest, scope: Scope) -> Response:
+    # A 304 has no body. Our own connection says the length of what it leaves out; other servers would send it.
+    bodiless = reply.status == NOT_MODIFIED and _REQUEST not in scope
+    response = Response(b"" if bodiless else reply.body, reply.status)
     response.raw_headers += [
         (b"content-type", reply.content_type),
         (b"x-request-id", request.request_id.encode()),

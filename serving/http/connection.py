@@ -356,16 +356,15 @@ class HttpConnection(asyncio.Protocol):
             self._idle_since = self._loop.time()
 
     def _reply_bytes(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> bytes:
-        # A 304 has no body, and its length would be taken for that of what has not changed.
-        length = b"" if reply.status == NOT_MODIFIED else b"content-length: %d\r\n" % len(reply.body)
         parts = [
             _STATUS_LINES[reply.status],
             self._port.date,
-            b"content-type: %b\r\n%bx-request-id: %b\r\n" % (reply.content_type, length, request.request_id.encode()),
+            b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
+            % (reply.content_type, len(reply.body), request.request_id.encode()),
             reply.head,
             b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
         ]
-        if request.method != "HEAD":
+        if request.method != "HEAD" and reply.status != NOT_MODIFIED:
             parts.append(reply.body)
         return b"".join(parts)
 

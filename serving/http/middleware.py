@@ -76,7 +76,7 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         request = head_of(scope)
-        await response_of(self._api.refuse(error, request), request)(scope, receive, send)
+        await response_of(self._api.refuse(error, request), request, scope)(scope, receive, send)
 
 
 def cors_headers(origins: Collection[str], origin: bytes | None) -> list[tuple[bytes, bytes]]:

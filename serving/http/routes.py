@@ -70,7 +70,7 @@ class ApiRoute(APIRoute):
             api: Api = request.app.api
             http = await read_request(request, api.settings.body_limit_bytes)
             http.parameters = request.path_params
-            return response_of(await api.answer(endpoint, path, http), http)
+            return response_of(await api.answer(endpoint, path, http), http, request.scope)
 
         words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
         super().__init__(

@@ -63,7 +63,7 @@ def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
     body = (_FOLDER / name).read_bytes()
     entity = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
     reply = HttpReply(body, content_type=_TYPES[Path(name).suffix], head=b"etag: %b\r\n" % entity + _HEAD)
-    unchanged = HttpReply(b"", NOT_MODIFIED, reply.content_type, reply.head)
+    unchanged = HttpReply(body, NOT_MODIFIED, reply.content_type, reply.head)
 
     @router.get(path, docs, summary=summary, public=True)
     async def serve(_: Api, http: HttpRequest) -> HttpReply:
