@@ -283,17 +283,17 @@ def _gb(size: int) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int) -> list[str]:
     """A table whose first `text` columns are words, the others figures."""
-    rule = ["---" if place < text else "---:" for place in range(len(head))]
+    rule = ["---" if column < text else "---:" for column in range(len(head))]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 
 
-def _jobs(given: argparse.Namespace, folder: Path) -> Iterable[Job]:
+def _jobs(options: argparse.Namespace, folder: Path) -> Iterable[Job]:
     waived = [word for limit in WAIVABLE for word in ("--allow", limit)]
-    for word in given.models:
+    for word in options.models:
         source, _, reference = word.partition("=")
         forms = [option for form in FORMS for option in ("--precision", form)]
         yield Job(Path(source).name, source, (*forms, *waived, "--reference", reference))
-    for size in given.random:
+    for size in options.random:
         forms = [option for form in _RANDOM_FORMS for option in ("--precision", form)]
         checkpoint = random_checkpoint(size, folder / f"bert-{size}")
         yield Job(checkpoint.name, str(checkpoint), (*forms, *waived, "--tensorrt", "t4"))
@@ -305,15 +305,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("models", nargs="*", metavar="SOURCE=FILE", help="a checkpoint and its labelled text")
     parser.add_argument("--random", action="append", default=[], choices=_RANDOM, help="a BERT of random weights")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     words = [re.sub(r"[^=\s]*/", "", word) for word in argv]
     results = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for job in _jobs(given, Path(folder)):
+            for job in _jobs(options, Path(folder)):
                 results.append(run(job, Path(folder) / "models"))
                 # After each, since all of them take long.
-                given.out.write_text(page(results, words), encoding="utf-8")
+                options.out.write_text(page(results, words), encoding="utf-8")
         except ExportError as error:
             sys.stderr.write(f"export.benchmarks.exports: {error}\n")
             return 1

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discov
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.md"), metavar="FILE")
     parser.add_argument("--costs", type=Path, default=Path("docs/benchmarks/gpu-costs.json"), metavar="FILE")
     parser.add_argument("--engine", default="auto", help="of the server (default: auto)")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     clock = Clock()
     machine = look()
     problem = machine.problem
@@ -153,11 +153,11 @@ def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discov
     if problem:
         print(f"{plan()}\n\nIt cannot: {problem}.")  # noqa: T201  a command
         return 1
-    report = Report(given.out, machine, "")
+    report = Report(options.out, machine, "")
     with tempfile.TemporaryDirectory() as folder:
-        _measure(torch, machine, Path(folder), given, clock, report)
+        _measure(torch, machine, Path(folder), options, clock, report)
     report.write()
-    print(f"written: {given.out} and {given.costs}, {clock.left_s:.0f} s before the end")  # noqa: T201  a command
+    print(f"written: {options.out} and {options.costs}, {clock.left_s:.0f} s before the end")  # noqa: T201  a command
     return 0
 
 
@@ -165,7 +165,7 @@ def _measure(
     torch: Any,  # noqa: ANN401  a module
     machine: Machine,
     folder: Path,
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     clock: Clock,
     report: Report,
 ) -> None:
@@ -182,9 +182,9 @@ def _measure(
         best[size] = _engines(machine, model, size, rates[size], until, report)
         _compared(torch, model, best[size][1], clock.share(0.15), report)
         torch.cuda.empty_cache()
-    _write_costs(given.costs, machine, *best["base"])
+    _write_costs(options.costs, machine, *best["base"])
     try:
-        _write_served(serve(folder, given.engine, clock.share(0.95)), best["base"][1], given.costs, report)
+        _write_served(serve(folder, options.engine, clock.share(0.95)), best["base"][1], options.costs, report)
     except (ExportError, OSError) as error:
         report.missing.append(f"the server end to end: {error}")
 
@@ -193,14 +193,14 @@ def _engines(
     machine: Machine, model: Prepared, size: str, rates: tuple[float, float], until: float, report: Report
 ) -> tuple[str, list[Cell]]:
     """Every engine's table; the one with the least time for one text of 128 tokens is returned."""
-    found: dict[str, list[Cell]] = {}
+    cells_by_engine: dict[str, list[Cell]] = {}
     device = Device(cuda_driver.load(), 0)
     for name, load in engines(machine, model, device):
         if time.monotonic() > until:
             report.missing.append(f"{model.name} with {name}: the time was up")
             continue
         try:
-            found[name] = engine_cells(load(), model.checkpoint.size("vocab_size"), until)
+            cells_by_engine[name] = engine_cells(load(), model.checkpoint.size("vocab_size"), until)
         except (BundleError, ExportError, cuda_driver.CudaError) as error:
             report.missing.append(f"{model.name} with {name}: {error}")
             continue
@@ -209,13 +209,15 @@ def _engines(
                 *(str(cell.tokens), str(cell.texts), f"{cell.p50_us / 1e3:.3f}", f"{cell.p99_us / 1e3:.3f}"),
                 *(f"{cell.per_s:,.0f}", _over_floor(cell, MODELS[size], rates), _of_rate(cell, MODELS[size], rates[1])),
             )
-            for cell in found[name]
+            for cell in cells_by_engine[name]
         ]
         head = ("tokens", "texts", "p50 ms", "p99 ms", "texts/s", "over the floor", "of the matrix rate")
         report.add(f"## {model.name}, {name}, engine only", "", *_table(head, rows))
-    if not found:
+    if not cells_by_engine:
         return "none", []
-    return min(found.items(), key=lambda item: next((c.p50_us for c in item[1] if c[:2] == (1, SERVED_TOKENS)), 1e12))
+    return min(
+        cells_by_engine.items(), key=lambda item: next((c.p50_us for c in item[1] if c[:2] == (1, SERVED_TOKENS)), 1e12)
+    )
 
 
 def _over_floor(cell: Cell, encoder: roofline.Encoder, rates: tuple[float, float]) -> str:

@@ -70,9 +70,9 @@ def kernels(encoder: Encoder, texts: int, tokens: int) -> list[Kernel]:
     return [normalise, *layer * encoder.layers, pooling]
 
 
-def floor_us(found: Sequence[Kernel], operations_per_s: float, bytes_per_s: float) -> float:
+def floor_us(kernels: Sequence[Kernel], operations_per_s: float, bytes_per_s: float) -> float:
     """The least that they take one after another, in microseconds."""
-    return sum(kernel.us(operations_per_s, bytes_per_s) for kernel in found)
+    return sum(kernel.us(operations_per_s, bytes_per_s) for kernel in kernels)
 
 
 def products(encoder: Encoder, rows: int) -> list[tuple[int, int, int]]:

@@ -117,11 +117,11 @@ def open_checkpoint(
     labels = _NO_LABELS
     if task in {"classify", "tag"}:
         labels = read_labels(sentence.encoder, config, task)
-    found = weights.find(sentence.encoder)
+    files = weights.find(sentence.encoder)
     words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
     _check_special(source, config, family, task, words)
     length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
-    return Checkpoint(source, config, family, task, sentence, words, found, labels, length)
+    return Checkpoint(source, config, family, task, sentence, words, files, labels, length)
 
 
 def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Task:
@@ -163,8 +163,8 @@ def _positions(config: dict[str, Any], family: Family, words: vocabulary.Vocabul
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
 
 
-def _length(source: Source, asked: int | None, own: int | None, positions: int) -> int:
-    length = asked or min(own or positions, positions)
+def _length(source: Source, requested: int | None, own: int | None, positions: int) -> int:
+    length = requested or min(own or positions, positions)
     if not _LEAST_LENGTH <= length <= positions:
         raise ExportError(
             f"checkpoint {source.path}: a maximum length of {length} tokens is not possible; "

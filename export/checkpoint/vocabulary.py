@@ -92,15 +92,15 @@ def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
 
 
 def _special_ids(folder: Folder, tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, int]:
-    given = {**folder.object("special_tokens_map.json"), **settings}
+    named_tokens = {**folder.object("special_tokens_map.json"), **settings}
     ids = {}
     for role, usual in _ROLES.items():
-        token = given.get(f"{role}_token")
+        token = named_tokens.get(f"{role}_token")
         named = token.get("content") if isinstance(token, dict) else token
         candidates = (str(named),) if named else usual
-        found = [identity for word in candidates if (identity := tokenizer.token_to_id(word)) is not None]
-        if found:
-            ids[role] = found[0]
+        known_ids = [identity for word in candidates if (identity := tokenizer.token_to_id(word)) is not None]
+        if known_ids:
+            ids[role] = known_ids[0]
         elif role in _REQUIRED_ROLES:
             raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} has no {role} token {candidates[0]!r}")
     return ids

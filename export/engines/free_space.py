@@ -54,7 +54,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
 
 def _number(pattern: str, file: Path) -> int | None:
     try:
-        found = re.search(pattern, file.read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(pattern, file.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

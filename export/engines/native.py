@@ -53,16 +53,16 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
         )
     graph = bundle.path / ENGINE_GRAPH
     with progress.stage("looking for a GPU"):
-        wanted = target or _own_target(graph.stat().st_size)
+        chosen = target or _own_target(graph.stat().st_size)
     manifest = bundle.manifest
     with CacheWriter(cache, manifest.model, manifest.version) as node:
-        timings = node.path / TIMINGS if wanted == tensorrt.NATIVE else None
+        timings = node.path / TIMINGS if chosen == tensorrt.NATIVE else None
         if timings is not None:
             recall_timings(cache, bundle.path, node.path)
-        with progress.stage(f"building the TensorRT engine for {wanted}"):
+        with progress.stage(f"building the TensorRT engine for {chosen}"):
             made = node.path / "made"
             done = tensorrt.build(
-                graph, made, wanted, max_length=manifest.max_length, count=progress.count, timing_cache=timings
+                graph, made, chosen, max_length=manifest.max_length, count=progress.count, timing_cache=timings
             )
         artifact = tensorrt.artifact(done.engine, made.rename(node.path / name_of(done.engine)))
         own = replace(bundle, made_here=((artifact, node.path),))
@@ -96,7 +96,7 @@ def recall_timings(cache: Path, before: Path, folder: Path) -> None:
         entry = open_entry(cache, open_bundle(before))
     except (BundleError, CacheError):  # nothing depends on it but time
         entry = None
-    if entry is not None and any(known.file == TIMINGS for known in entry.derived.files):
+    if entry is not None and any(entry_file.file == TIMINGS for entry_file in entry.derived.files):
         shutil.copyfile(entry.path / TIMINGS, folder / TIMINGS)
 
 

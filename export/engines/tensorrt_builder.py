@@ -265,8 +265,8 @@ def _own_capability() -> str:
 
 def _peak_memory_bytes() -> int:
     """Linux's own count for this program; `getrusage` would count what ran before it in the process."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(match[1]) * 1024 if match else 0
 
 
 def _replace(file: Path, content: bytes) -> None:

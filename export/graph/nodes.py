@@ -39,16 +39,16 @@ def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> se
         constants: The initialisers of this type.
         kind: The type, a number of `TensorProto.DataType`.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for node in graph.node:
-        is_kind = any(name in found or name in constants for name in node.input)
+        is_kind = any(name in names or name in constants for name in node.input)
         if node.op_type == "Cast":
             is_kind = next(attribute.i for attribute in node.attribute if attribute.name == "to") == kind
         elif node.op_type == "ConstantOfShape":
             is_kind = kind == next((attribute.t.data_type for attribute in node.attribute), TensorProto.FLOAT)
         if is_kind and node.op_type not in _NEVER_FLOAT:
-            found.update(node.output if node.op_type == "Split" else node.output[:1])
-    return found
+            names.update(node.output if node.op_type == "Split" else node.output[:1])
+    return names
 
 
 def matrices(graph: GraphProto) -> set[str]:

@@ -172,15 +172,15 @@ def operators(path: Path) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def check_counts(found: dict[str, int], expected: dict[str, int], step: str) -> None:
+def check_counts(counts: dict[str, int], expected: dict[str, int], step: str) -> None:
     """The gate.
 
     Raises:
         ExportError: Some operator is there more or less often than it must be.
     """
     for operator, count in expected.items():
-        if found.get(operator, 0) != count:
+        if counts.get(operator, 0) != count:
             raise ExportError(
-                f"{step} of the graph is incomplete: {found.get(operator, 0)} {operator}, {count} expected; "
+                f"{step} of the graph is incomplete: {counts.get(operator, 0)} {operator}, {count} expected; "
                 "the installed torch, transformers and onnxruntime do not fit together"
             )

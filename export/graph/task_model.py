@@ -49,9 +49,9 @@ class TaskModel(torch.nn.Module):
         self._candidates = checkpoint.candidates
         self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
 
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The raw answer to a batch."""
-        named = {spec.name: tensor for spec, tensor in zip(self.inputs, given, strict=True)}
+        named = {spec.name: tensor for spec, tensor in zip(self.inputs, tensors, strict=True)}
         types = named.get(TYPES)
         if types is None and self._family.first_segment:
             types = torch.zeros_like(named[IDS])
@@ -74,11 +74,11 @@ class TaskModel(torch.nn.Module):
         ids = torch.tensor([text.ids], dtype=torch.int64)
         types = torch.zeros_like(ids) if text.type_ids is None else torch.tensor([text.type_ids], dtype=torch.int64)
         masks = (ids == self._mask_id).nonzero()[:, 1:].T
-        given = {IDS: ids, MASK: torch.ones_like(ids), TYPES: types, POSITIONS: masks}
+        tensors = {IDS: ids, MASK: torch.ones_like(ids), TYPES: types, POSITIONS: masks}
         with torch.inference_mode():
-            found = self(*(given[spec.name] for spec in self.inputs))
+            answers = self(*(tensors[spec.name] for spec in self.inputs))
         return tuple(
-            tensor[0].numpy().astype(_DTYPES[spec.dtype]) for spec, tensor in zip(self.outputs, found, strict=True)
+            tensor[0].numpy().astype(_DTYPES[spec.dtype]) for spec, tensor in zip(self.outputs, answers, strict=True)
         )
 
     def _pool(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -212,11 +212,11 @@ def write(model: TaskModel, path: Path) -> None:
     """
     example = torch.arange(16, dtype=torch.int32).reshape(2, 8) % 4 + 2
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
-    given = {IDS: example, MASK: mask, TYPES: torch.zeros_like(example), POSITIONS: example[:, :3]}
+    tensors = {IDS: example, MASK: mask, TYPES: torch.zeros_like(example), POSITIONS: example[:, :3]}
     with quiet():
         torch.onnx.export(
             model,
-            tuple(given[spec.name] for spec in model.inputs),
+            tuple(tensors[spec.name] for spec in model.inputs),
             path,
             input_names=[spec.name for spec in model.inputs],
             output_names=[spec.name for spec in model.outputs],

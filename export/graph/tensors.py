@@ -73,13 +73,13 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
 
 
 def _stored(weights: Weights, prefix: str, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    wanted = frozenset(needed)
+    names = frozenset(needed)
     for file in weights.files:
         try:
             with safe_open(file, framework="pt") as handle:
                 for stored in handle.keys():  # noqa: SIM118  not a mapping
                     name = _canonical(stored, prefix)
-                    if name in wanted or not name.startswith((*HEADS, *_CONSTANTS)):
+                    if name in names or not name.startswith((*HEADS, *_CONSTANTS)):
                         yield name, _float32(weights, stored, handle.get_tensor(stored))
         except SafetensorError as error:
             raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error

@@ -47,12 +47,12 @@ def observe(
     session = _session(_probe(path, names), threads)
     padder, rng = Padder(spec), np.random.default_rng(0)
     share = -(-_ROWS // len(texts))
-    found: list[list[Seen]] = []
+    seen: list[list[Seen]] = []
     for done, text in enumerate(texts, 1):
         tensors = padder.tensors(Batch(ModelIndex(0), [text]))
-        found.append([_look(values, share, rng) for values in session.run(names, tensors)])
+        seen.append([_look(values, share, rng) for values in session.run(names, tensors)])
         count(done, len(texts))
-    return [_joined(parts) for parts in zip(*found, strict=True)]
+    return [_joined(parts) for parts in zip(*seen, strict=True)]
 
 
 def _look(values: NDArray[np.float32], share: int, rng: np.random.Generator) -> Seen:

@@ -62,7 +62,7 @@ def read(path: Path, column: str | None) -> Calibration:
     if len(texts) < LEAST_TEXTS:
         raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {LEAST_TEXTS}")
     # From the whole file, evenly: it may be sorted.
-    chosen = [texts[place * len(texts) // MOST_TEXTS] for place in range(MOST_TEXTS)]
+    chosen = [texts[index * len(texts) // MOST_TEXTS] for index in range(MOST_TEXTS)]
     return Calibration(path.name, chosen if len(texts) > MOST_TEXTS else texts)
 
 
@@ -84,16 +84,16 @@ def _column(path: Path, content: str, column: str | None) -> list[Text]:
         raise ExportError(f"{path}: not a table: {error}") from error
     if not rows:
         return []
-    head, place = rows[0], 0
+    head, index = rows[0], 0
     if column is not None and column.isdecimal():
-        place = int(column) - 1
+        index = int(column) - 1
     elif column is not None:
         if column not in head:
             raise ExportError(f"{path}: no column {column!r}; the first row is {', '.join(head)}")
-        place, rows = head.index(column), rows[1:]
-    if not 0 <= place < len(head):
+        index, rows = head.index(column), rows[1:]
+    if not 0 <= index < len(head):
         raise ExportError(f"{path}: no column {column}; there are {len(head)}")
-    return [row[place] for row in rows if len(row) > place and row[place].strip()]
+    return [row[index] for row in rows if len(row) > index and row[index].strip()]
 
 
 def _object(path: Path, number: int, line: str) -> Text:

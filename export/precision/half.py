@@ -143,10 +143,10 @@ class _Conversion:
     def _exponent(self, node: NodeProto) -> int | None:
         """The exponent of the node's fp16 result; None where it has to be computed in FP32."""
         name = node.output[0]
-        given = [self._exponent_given(source) for source in node.input if source in self._floats]
-        if node.op_type in _PRODUCTS and len(given) == 1:
-            return max(*given, self._needed(name), self._least_exponents.get(name, 0))
-        exponent = _carried(node, given)
+        exponents = [self._exponent_given(source) for source in node.input if source in self._floats]
+        if node.op_type in _PRODUCTS and len(exponents) == 1:
+            return max(*exponents, self._needed(name), self._least_exponents.get(name, 0))
+        exponent = _carried(node, exponents)
         if exponent is not None and (name not in self._ranges or self._ranges[name].peak <= LARGEST * 2.0**exponent):
             return exponent
         if _is_product(node):
@@ -156,8 +156,8 @@ class _Conversion:
         return None
 
     def _exponent_given(self, name: str) -> int:
-        given = self._exponents.get(name)
-        return max(self._needed(name), self._least_exponents.get(name, 0)) if given is None else given
+        exponent = self._exponents.get(name)
+        return max(self._needed(name), self._least_exponents.get(name, 0)) if exponent is None else exponent
 
     def _keep(self, node: NodeProto) -> None:
         """Takes a node over as it is, with its inputs in FP32."""
@@ -254,13 +254,13 @@ def _is_product(node: NodeProto) -> bool:
     return node.op_type in _PRODUCTS or node.op_type in _FUSED_PRODUCTS
 
 
-def _carried(node: NodeProto, given: list[int]) -> int | None:
+def _carried(node: NodeProto, exponents: list[int]) -> int | None:
     """The exponent that a node's result has when its inputs have these; None if fp16 cannot carry it."""
     if node.op_type in _PRODUCTS or node.op_type == "Mul":
-        return sum(given)
-    if node.op_type in _LINEAR and len(set(given)) == 1 and not (node.op_type == "Div" and len(given) > 1):
-        return given[0]
-    return None if any(given) else 0
+        return sum(exponents)
+    if node.op_type in _LINEAR and len(set(exponents)) == 1 and not (node.op_type == "Div" and len(exponents) > 1):
+        return exponents[0]
+    return None if any(exponents) else 0
 
 
 def _float_constants(graph: GraphProto) -> dict[str, Array]:

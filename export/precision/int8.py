@@ -100,6 +100,6 @@ def cuts_of(
     products, constants = find(graph), Constants(graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)
     return {
-        product.activations: choose(found, constants.joined(product.weights))
-        for product, found in zip(products, seen, strict=True)
+        product.activations: choose(activation, constants.joined(product.weights))
+        for product, activation in zip(products, seen, strict=True)
     }

@@ -126,10 +126,10 @@ def _weights(graph: onnx.GraphProto) -> dict[str, int]:
     """Names of the matrices to quantise, and the axis of their scales."""
     names = matrices(graph)
     return {
-        name: _AXES[node.op_type, place]
+        name: _AXES[node.op_type, position]
         for node in graph.node
-        for place, name in enumerate(node.input)
-        if name in names and (node.op_type, place) in _AXES
+        for position, name in enumerate(node.input)
+        if name in names and (node.op_type, position) in _AXES
     }
 
 
@@ -149,21 +149,21 @@ def _replace(graph: onnx.GraphProto, name: str, axis: int) -> None:
         return
     for node in users:
         made = _looked_up(node, list(parts))
-        place = list(graph.node).index(node)
+        position = list(graph.node).index(node)
         graph.node.remove(node)
         for offset, part in enumerate(made):
-            graph.node.insert(place + offset, part)
+            graph.node.insert(position + offset, part)
 
 
 def _looked_up(node: onnx.NodeProto, parts: list[str]) -> list[onnx.NodeProto]:
     """Rows of a large table, scaled once they are found: OpenVINO would hold a scaled table in float32."""
     make, ids, rows = onnx.helper.make_node, node.input[1], node.output[0]
-    found = [f"{rows}.{part}" for part in ("values", "scale", "zero")]
+    names = [f"{rows}.{part}" for part in ("values", "scale", "zero")]
     return [
-        *(make("Gather", [part, ids], [name]) for part, name in zip(parts, found, strict=True)),
-        make("Cast", found[:1], [f"{rows}.float"], to=onnx.TensorProto.FLOAT),
-        make("Sub", [f"{rows}.float", found[2]], [f"{rows}.steps"]),
-        make("Mul", [f"{rows}.steps", found[1]], [rows]),
+        *(make("Gather", [part, ids], [name]) for part, name in zip(parts, names, strict=True)),
+        make("Cast", names[:1], [f"{rows}.float"], to=onnx.TensorProto.FLOAT),
+        make("Sub", [f"{rows}.float", names[2]], [f"{rows}.steps"]),
+        make("Mul", [f"{rows}.steps", names[1]], [rows]),
     ]
 
 

@@ -44,14 +44,14 @@ class Product:
 def find(graph: onnx.GraphProto) -> list[Product]:
     """The products of a graph with its matrices, but for those that make the decision."""
     weights = matrices(graph)
-    found: dict[str, list[onnx.NodeProto]] = {}
+    users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         decides = any(part in node.name for part in _DECISIONS)
         if node.op_type in _PRODUCTS and node.input[1] in weights and not decides:
-            found.setdefault(node.input[0], []).append(node)
+            users.setdefault(node.input[0], []).append(node)
     return [
         Product(name, tuple(node.output[0] for node in nodes), tuple(node.input[1] for node in nodes))
-        for name, nodes in found.items()
+        for name, nodes in users.items()
     ]
 
 

@@ -87,13 +87,13 @@ def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Ran
         graph: In topological order.
         constants: Its float weights and constants.
     """
-    found: dict[str, Range] = {}
+    bounds: dict[str, Range] = {}
     for node in graph.node:
-        inputs = [found.get(name) or _constant(constants, name) for name in node.input]
+        inputs = [bounds.get(name) or _constant(constants, name) for name in node.input]
         bound = _result(node, inputs, [constants.get(name) for name in node.input])
         if math.isfinite(bound.peak):
-            found.update(dict.fromkeys(node.output, bound))
-    return found
+            bounds.update(dict.fromkeys(node.output, bound))
+    return bounds
 
 
 def _constant(constants: Mapping[str, Array], name: str) -> Range:

@@ -106,37 +106,37 @@ class Reader:
         return self.vocabulary.encode(texts, self.max_length)
 
     def _similar(self, name: str, rows: list[list[str]]) -> Examples:
-        places = {text: place for place, text in enumerate(dict.fromkeys(text for row in rows for text in row[:2]))}
-        pairs = [(places[row[0]], places[row[1]], float(row[2])) for row in rows]
+        indices = {text: index for index, text in enumerate(dict.fromkeys(text for row in rows for text in row[:2]))}
+        pairs = [(indices[row[0]], indices[row[1]], float(row[2])) for row in rows]
 
         def score(answers: Sequence[Row]) -> dict[str, float]:
             vectors = np.stack([row[0] for row in answers]).astype(np.float64)
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            found = [float(vectors[one] @ vectors[other]) for one, other, _ in pairs]
-            return {"spearman": metrics.spearman(found, [wanted for *_, wanted in pairs])}
+            actual = [float(vectors[one] @ vectors[other]) for one, other, _ in pairs]
+            return {"spearman": metrics.spearman(actual, [expected for *_, expected in pairs])}
 
-        return Examples(name, len(pairs), self._encode(list(places)), score)
+        return Examples(name, len(pairs), self._encode(list(indices)), score)
 
     def _scored(self, name: str, rows: list[list[str]]) -> Examples:
-        wanted = [float(row[2]) for row in rows]
+        expected = [float(row[2]) for row in rows]
         texts = self._encode([(row[0], row[1]) for row in rows])
         return Examples(
             name,
             len(rows),
             texts,
-            lambda answers: {"spearman": metrics.spearman([float(row[0][0]) for row in answers], wanted)},
+            lambda answers: {"spearman": metrics.spearman([float(row[0][0]) for row in answers], expected)},
         )
 
     def _labelled(self, name: str, rows: list[list[str]]) -> Examples:
         if self.multi_label:
             raise ValueError("several labels for a text are not read from a table")
-        wanted = [self._label(row[-1]) for row in rows]
+        expected = [self._label(row[-1]) for row in rows]
         texts = self._encode([row[0] if len(row) < 3 else (row[0], row[1]) for row in rows])  # noqa: PLR2004  columns
         return Examples(
             name,
             len(rows),
             texts,
-            lambda answers: {"accuracy": metrics.accuracy([int(row[0].argmax()) for row in answers], wanted)},
+            lambda answers: {"accuracy": metrics.accuracy([int(row[0].argmax()) for row in answers], expected)},
         )
 
     def _label(self, word: str) -> int:
@@ -149,7 +149,7 @@ class Reader:
     def _filled(self, name: str, rows: list[list[str]]) -> Examples:
         tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
         # A byte-level vocabulary knows a word in the middle of a text by the space before it.
-        wanted = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
+        expected = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
         texts = self._encode([row[0] for row in rows])
         if any(text.ids.count(self.vocabulary.special_ids["mask"]) != 1 for text in texts):
             raise ValueError("a text must hold the mask token once")
@@ -157,25 +157,25 @@ class Reader:
             name,
             len(rows),
             texts,
-            lambda answers: {"accuracy": metrics.accuracy([int(row[0][0, 0]) for row in answers], wanted)},
+            lambda answers: {"accuracy": metrics.accuracy([int(row[0][0, 0]) for row in answers], expected)},
         )
 
     def _questions(self, name: str, document: Any) -> Examples:  # noqa: ANN401  any JSON value
-        asked = [
+        questions = [
             (question["question"], paragraph["context"], [answer["text"] for answer in question["answers"]])
             for article in document["data"]
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]
         ]
-        encodings = self._offsets([(question, context) for question, context, _ in asked])
-        contexts = [context for _, context, _ in asked]
+        encodings = self._offsets([(question, context) for question, context, _ in questions])
+        contexts = [context for _, context, _ in questions]
 
         def score(answers: Sequence[Row]) -> dict[str, float]:
-            found = [_answer(*given) for given in zip(answers, encodings, contexts, strict=True)]
-            exact, shared = metrics.answers(found, [options for *_, options in asked])
+            actual = [_answer(*each) for each in zip(answers, encodings, contexts, strict=True)]
+            exact, shared = metrics.answers(actual, [options for *_, options in questions])
             return {"exact_match": exact, "f1": shared}
 
-        return Examples(name, len(asked), [_encoded(encoding) for encoding in encodings], score)
+        return Examples(name, len(questions), [_encoded(encoding) for encoding in encodings], score)
 
     def _sentences(self, name: str, content: str) -> Examples:
         sentences = _read_conll(content)
@@ -184,11 +184,11 @@ class Reader:
         encodings = self._offsets([" ".join(words) for words, _ in sentences])
 
         def score(answers: Sequence[Row]) -> dict[str, float]:
-            found = [
+            actual = [
                 _word_tags(row, encoding, words, self.labels)
                 for row, encoding, (words, _) in zip(answers, encodings, sentences, strict=True)
             ]
-            return {"entity_f1": metrics.entity_f1(found, [tags for _, tags in sentences])}
+            return {"entity_f1": metrics.entity_f1(actual, [tags for _, tags in sentences])}
 
         return Examples(name, len(sentences), [_encoded(encoding) for encoding in encodings], score)
 
@@ -206,19 +206,19 @@ def _encoded(encoding: Encoding) -> EncodedText:
 
 
 def _answer(row: Row, encoding: Encoding, context: str) -> str:
-    places = [place for place, part in enumerate(encoding.sequence_ids) if part == 1]
-    if not places:
+    indices = [index for index, part in enumerate(encoding.sequence_ids) if part == 1]
+    if not indices:
         return ""
-    first, last = best_span(row[0][places[0] : places[-1] + 1], row[1][places[0] : places[-1] + 1])
-    return context[encoding.offsets[places[0] + first][0] : encoding.offsets[places[0] + last][1]]
+    first, last = best_span(row[0][indices[0] : indices[-1] + 1], row[1][indices[0] : indices[-1] + 1])
+    return context[encoding.offsets[indices[0] + first][0] : encoding.offsets[indices[0] + last][1]]
 
 
 def _word_tags(row: Row, encoding: Encoding, words: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The tag of each word's first token; a word that was cut off has none."""
     starts = dict[int, int]()
-    for place, (part, (_, end)) in enumerate(zip(encoding.sequence_ids, encoding.offsets, strict=True)):
+    for index, (part, (_, end)) in enumerate(zip(encoding.sequence_ids, encoding.offsets, strict=True)):
         if part == 0:
-            starts.setdefault(_word_at(end, words), place)
+            starts.setdefault(_word_at(end, words), index)
     best = row[0].argmax(axis=-1)
     return [labels[int(best[starts[index]])] if index in starts else "O" for index in range(len(words))]
 

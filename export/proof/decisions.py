@@ -84,7 +84,7 @@ class Judge:
             return float(cosine(row[0], other[0]).min())
         return float(cosine(self.numbers(row), self.numbers(other)))
 
-    def agreement(self, found: Sequence[Row], wanted: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
+    def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
         """Share of the decisions that are the same; None for embed and embed_tokens, which decide nothing.
 
         classify: the label of a text, or each of its labels. rerank: which of two texts stands first, over all
@@ -95,12 +95,12 @@ class Judge:
         if self.task in {"embed", "embed_tokens"}:
             return None
         if self.task == "answer":
-            return float(np.mean([self._same_span(*pair) for pair in zip(found, wanted, texts, strict=True)]))
+            return float(np.mean([self._same_span(*pair) for pair in zip(actual, expected, texts, strict=True)]))
         if self.task == "rerank":
-            return order_agreement(np.array([row[0][0] for row in found]), np.array([row[0][0] for row in wanted]))
+            return order_agreement(np.array([row[0][0] for row in actual]), np.array([row[0][0] for row in expected]))
         pairs = [
             (self._decisions(one, text), self._decisions(other, text))
-            for one, other, text in zip(found, wanted, texts, strict=True)
+            for one, other, text in zip(actual, expected, texts, strict=True)
         ]
         same = np.concatenate([left == right for left, right in pairs])
         return float(same.mean()) if same.size else 1.0
@@ -114,12 +114,12 @@ class Judge:
             return tags
         return row[0][:, 0].astype(np.int64)
 
-    def _same_span(self, found: Row, wanted: Row, text: EncodedText) -> bool:
+    def _same_span(self, actual: Row, expected: Row, text: EncodedText) -> bool:
         first, last = self.context(text)
-        starts, ends = (side[first:last] for side in wanted)
+        starts, ends = (side[first:last] for side in expected)
         if not len(starts):
             return True
-        best, other = best_span(starts, ends), best_span(found[0][first:last], found[1][first:last])
+        best, other = best_span(starts, ends), best_span(actual[0][first:last], actual[1][first:last])
         logits, others = (np.array([starts[span[0]], ends[span[1]]], np.float64) for span in (best, other))
         return bool(logits.sum() - others.sum() <= np.spacing(np.abs(logits).astype(np.float16)).sum(dtype=np.float64))
 
@@ -150,8 +150,8 @@ def best_span(start: Array, end: Array, longest: int = LONGEST_SPAN) -> tuple[in
     if not len(start):
         return 0, 0
     sums = start[:, None].astype(np.float64) + end[None, :]
-    places = np.arange(len(start))
-    lengths = places[None, :] - places[:, None]
+    indices = np.arange(len(start))
+    lengths = indices[None, :] - indices[:, None]
     sums[(lengths < 0) | (lengths >= longest)] = -np.inf
     first, last = np.unravel_index(int(sums.argmax()), sums.shape)
     return int(first), int(last)
@@ -166,9 +166,9 @@ def cosine(left: Array | Numbers, right: Array | Numbers) -> NDArray[np.float64]
     return result
 
 
-def order_agreement(found: Array, wanted: Array) -> float:
+def order_agreement(actual: Array, expected: Array) -> float:
     """Share of the pairs of texts that stand in the same order, of those whose wanted scores differ clearly."""
-    difference = wanted[:, None].astype(np.float64) - wanted[None, :]
-    clear = np.triu(np.abs(difference) > _CLEARLY * wanted.std(), 1)
-    same = np.sign(found[:, None] - found[None, :])[clear] == np.sign(difference)[clear]
+    difference = expected[:, None].astype(np.float64) - expected[None, :]
+    clear = np.triu(np.abs(difference) > _CLEARLY * expected.std(), 1)
+    same = np.sign(actual[:, None] - actual[None, :])[clear] == np.sign(difference)[clear]
     return float(same.mean()) if same.size else 1.0

@@ -35,26 +35,26 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-def accuracy(found: Sequence[object], wanted: Sequence[object]) -> float:
+def accuracy(actual: Sequence[object], expected: Sequence[object]) -> float:
     """Share of the answers that are the wanted ones."""
-    return 100 * sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
+    return 100 * sum(one == other for one, other in zip(actual, expected, strict=True)) / len(expected)
 
 
-def answers(found: Sequence[str], wanted: Sequence[Sequence[str]]) -> tuple[float, float]:
+def answers(actual: Sequence[str], expected: Sequence[Sequence[str]]) -> tuple[float, float]:
     """Exact match and F1 of the words, as SQuAD 1.1 defines them: for each question, the best of its right answers.
 
     Args:
-        found: One answer for each question.
-        wanted: The right answers for each question, at least one.
+        actual: One answer for each question.
+        expected: The right answers for each question, at least one.
 
     Returns:
         The means over the questions.
     """
     exact, shared = 0.0, 0.0
-    for answer, options in zip(found, wanted, strict=True):
+    for answer, options in zip(actual, expected, strict=True):
         exact += max(float(_normal(answer) == _normal(option)) for option in options)
         shared += max(_word_f1(answer, option) for option in options)
-    return 100 * exact / len(wanted), 100 * shared / len(wanted)
+    return 100 * exact / len(expected), 100 * shared / len(expected)
 
 
 def _normal(answer: str) -> str:
@@ -64,19 +64,19 @@ def _normal(answer: str) -> str:
 
 
 def _word_f1(answer: str, option: str) -> float:
-    found, wanted = _normal(answer).split(), _normal(option).split()
-    same = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * same / (len(found) + len(wanted)) if same else 0.0
+    actual, expected = _normal(answer).split(), _normal(option).split()
+    same = sum((Counter(actual) & Counter(expected)).values())
+    return 2 * same / (len(actual) + len(expected)) if same else 0.0
 
 
-def entity_f1(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> float:
+def entity_f1(actual: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> float:
     """F1 over entities, over all sentences together; an entity counts when its first and last word and type do.
 
     Args:
-        found: The BIO tag of each word of each sentence.
-        wanted: The right ones.
+        actual: The BIO tag of each word of each sentence.
+        expected: The right ones.
     """
-    pairs = [(entities(one), entities(other)) for one, other in zip(found, wanted, strict=True)]
+    pairs = [(entities(one), entities(other)) for one, other in zip(actual, expected, strict=True)]
     same = sum(len(one & other) for one, other in pairs)
     total = sum(len(one) + len(other) for one, other in pairs)
     return 200 * same / total if total else 0.0
@@ -87,13 +87,13 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
     An I- that continues nothing of its type begins an entity, as the scorer of the CoNLL task has it.
     """
-    found: set[Entity] = set()
+    spans: set[Entity] = set()
     begun: tuple[int, str] | None = None
     for index, tag in enumerate([*tags, "O"]):
         mark, _, kind = tag.partition("-")
         continues = mark == "I" and begun is not None and begun[1] == kind
         if begun is not None and not continues:
-            found.add((begun[0], index - 1, begun[1]))
+            spans.add((begun[0], index - 1, begun[1]))
         if not continues:
             begun = None if mark == "O" else (index, kind)
-    return found
+    return spans

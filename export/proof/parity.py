@@ -234,61 +234,61 @@ def _run(engine: Engine, judge: Judge, texts: Sequence[EncodedText], plan: Plan,
 
 
 def _compare(judge: Judge, rows: Sequence[Row], reference: Sequence[Row]) -> Comparison:
-    found, wanted = ([judge.numbers(row) for row in side] for side in (rows, reference))
-    pairs = np.stack([np.concatenate(wanted), np.concatenate(found)], axis=1)
+    actual, expected = ([judge.numbers(row) for row in side] for side in (rows, reference))
+    pairs = np.stack([np.concatenate(expected), np.concatenate(actual)], axis=1)
     chosen = np.random.default_rng(0).permutation(len(pairs))[:_POINTS]
-    return Comparison(_differences(found, wanted), _cosines(judge, rows, reference), pairs[chosen])
+    return Comparison(_differences(actual, expected), _cosines(judge, rows, reference), pairs[chosen])
 
 
-def _parity(found: Comparison, agreement: float | None, reference: Reference) -> Parity:
-    cosines = found.cosines
+def _parity(comparison: Comparison, agreement: float | None, reference: Reference) -> Parity:
+    cosines = comparison.cosines
     return Parity(
-        texts=len(found.differences),
-        max_abs_difference=float(found.differences.max()),
+        texts=len(comparison.differences),
+        max_abs_difference=float(comparison.differences.max()),
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_p01=None if cosines is None else float(np.percentile(cosines, 1)),
         cosine_min=None if cosines is None else float(cosines.min()),
         agreement=agreement,
-        worst=shown(reference.texts[int(found.worst_first()[0])]),
+        worst=shown(reference.texts[int(comparison.worst_first()[0])]),
     )
 
 
 def _invariance(judge: Judge, alone: Sequence[Row], together: Sequence[Row], texts: int) -> Invariance:
-    wanted, found = ([judge.numbers(row) for row in rows] for rows in (alone, together))
+    expected, actual = ([judge.numbers(row) for row in rows] for rows in (alone, together))
     cosines = _cosines(judge, together, alone)
     return Invariance(
         texts=texts,
-        max_abs_difference=float(_differences(found, wanted).max()),
+        max_abs_difference=float(_differences(actual, expected).max()),
         cosine_min=None if cosines is None else float(cosines.min()),
     )
 
 
-def _differences(found: Sequence[Numbers], wanted: Sequence[Numbers]) -> NDArray[np.float64]:
+def _differences(actual: Sequence[Numbers], expected: Sequence[Numbers]) -> NDArray[np.float64]:
     """The largest difference of each text; NaN where a number is not one."""
-    return np.array([np.abs(one - other).max(initial=0) for one, other in zip(found, wanted, strict=True)])
+    return np.array([np.abs(one - other).max(initial=0) for one, other in zip(actual, expected, strict=True)])
 
 
-def _cosines(judge: Judge, found: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64] | None:
+def _cosines(judge: Judge, actual: Sequence[Row], expected: Sequence[Row]) -> NDArray[np.float64] | None:
     if not judge.directed:
         return None
-    return np.array([judge.cosine(one, other) for one, other in zip(found, wanted, strict=True)])
+    return np.array([judge.cosine(one, other) for one, other in zip(actual, expected, strict=True)])
 
 
-def _is_invariant(found: Invariance, limits: Limits) -> bool:
-    if not found.max_abs_difference <= limits.invariance_difference:
+def _is_invariant(invariance: Invariance, limits: Limits) -> bool:
+    if not invariance.max_abs_difference <= limits.invariance_difference:
         return False
-    return found.cosine_min is None or found.cosine_min >= limits.invariance_cosine
+    return invariance.cosine_min is None or invariance.cosine_min >= limits.invariance_cosine
 
 
-def _broken(found: Parity, limits: Limits) -> dict[str, str]:
+def _broken(parity: Parity, limits: Limits) -> dict[str, str]:
     """The limits that are broken; a figure that is not a number keeps none."""
     broken = {}
-    if not found.max_abs_difference <= limits.max_abs_difference:
+    if not parity.max_abs_difference <= limits.max_abs_difference:
         broken["max_abs_difference"] = (
-            f"largest difference from PyTorch {found.max_abs_difference:.2g}, allowed {limits.max_abs_difference:g}"
+            f"largest difference from PyTorch {parity.max_abs_difference:.2g}, allowed {limits.max_abs_difference:g}"
         )
     for name, words in _AT_LEAST.items():
-        figure, least = getattr(found, name), getattr(limits, name)
+        figure, least = getattr(parity, name), getattr(limits, name)
         if figure is not None and not figure >= least:
             broken[name] = f"{words} {figure:.4f}, at least {least:g} needed"
     return broken
@@ -302,9 +302,9 @@ _AT_LEAST = {
 }
 
 
-def broken_accuracy(found: Sequence[Accuracy], limits: Limits) -> dict[str, str]:
+def broken_accuracy(figures: Sequence[Accuracy], limits: Limits) -> dict[str, str]:
     """The limit on the task's own metric, where it is broken."""
-    for figure in found:
+    for figure in figures:
         if not figure.pytorch - figure.artifact <= limits.metric_loss:
             return {
                 "metric_loss": f"{figure.metric} on {figure.reference} {figure.artifact:.2f}, PyTorch's is "

@@ -49,8 +49,8 @@ def write(path: Path, judge: Judge, reference: Reference) -> None:
         "types": np.concatenate(types),
         "lengths": np.array([len(part) for part in ids], np.int32),
     }
-    for place, spec in enumerate(judge.outputs):
-        tensors[f"output.{spec.name}"] = np.concatenate([row[place].ravel() for row in reference.rows])
+    for index, spec in enumerate(judge.outputs):
+        tensors[f"output.{spec.name}"] = np.concatenate([row[index].ravel() for row in reference.rows])
     save_file(tensors, path, {"texts": json.dumps(reference.texts, ensure_ascii=False)})
 
 

@@ -59,15 +59,15 @@ def measure(
     lengths = sorted({min(length, max_length) for length in LENGTHS})
     cells = [(batch, tokens) for batch in batches for tokens in lengths]
     end = time.perf_counter() + _TOTAL_S
-    found: dict[tuple[int, int], Latency] = {}
+    measured: dict[tuple[int, int], Latency] = {}
     for done, (batch, tokens) in enumerate(cells, 1):
-        alone = found.get((1, tokens))
+        alone = measured.get((1, tokens))
         # A first run, which is not counted, and a second.
         expected_s = 2 * batch * alone.p50_ms / 1e3 if alone else 0.0
         if time.perf_counter() + expected_s < end:
-            found[batch, tokens] = _cell(engine, [text_of_length(texts, tokens)] * batch)
+            measured[batch, tokens] = _cell(engine, [text_of_length(texts, tokens)] * batch)
         count(done, len(cells))
-    return list(found.values())
+    return list(measured.values())
 
 
 def _cell(engine: Engine, texts: Sequence[EncodedText]) -> Latency:

@@ -108,9 +108,9 @@ class TritonPythonModel:
 
     async def execute(self, requests: list[Any]) -> list[Any]:
         """Answers each request with its texts' rows, or with its own error."""
-        asked = [self._encoded(request) for request in requests]
-        rows = iter(await self._rows([text for texts in asked if isinstance(texts, list) for text in texts]))
-        return [_response(texts if isinstance(texts, _Refused) else [next(rows) for _ in texts]) for texts in asked]
+        encoded = [self._encoded(request) for request in requests]
+        rows = iter(await self._rows([text for texts in encoded if isinstance(texts, list) for text in texts]))
+        return [_response(texts if isinstance(texts, _Refused) else [next(rows) for _ in texts]) for texts in encoded]
 
     def _encoded(self, request: Any) -> list[Encoding] | _Refused:  # noqa: ANN401  the backend's own type
         try:
@@ -156,10 +156,10 @@ class TritonPythonModel:
         """The graph's outputs for each text, whatever batches they were computed in."""
         rows: list[Tensors | _Refused] = [_Failed("not computed")] * len(encodings)
         chunks = list(self._chunks([len(encoding) for encoding in encodings]))
-        answers = await asyncio.gather(*[self._run([encodings[at] for at in places]) for places in chunks])
-        for places, outputs in zip(chunks, answers, strict=True):
-            for row, place in enumerate(places):
-                rows[place] = outputs if isinstance(outputs, _Refused) else _row(outputs, row)
+        answers = await asyncio.gather(*[self._run([encodings[at] for at in indices]) for indices in chunks])
+        for indices, outputs in zip(chunks, answers, strict=True):
+            for row, index in enumerate(indices):
+                rows[index] = outputs if isinstance(outputs, _Refused) else _row(outputs, row)
         return rows
 
     def _chunks(self, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -167,10 +167,10 @@ class TritonPythonModel:
         bounds: list[int] = self._limits["lengths"]
         most = self._limits["max_batch_size"]
         groups: dict[int, list[int]] = {}
-        for place, length in enumerate(lengths):
-            groups.setdefault(min(bound for bound in bounds if bound >= length), []).append(place)
-        for places in groups.values():
-            yield from (places[at : at + most] for at in range(0, len(places), most))
+        for index, length in enumerate(lengths):
+            groups.setdefault(min(bound for bound in bounds if bound >= length), []).append(index)
+        for indices in groups.values():
+            yield from (indices[at : at + most] for at in range(0, len(indices), most))
 
     async def _run(self, encodings: Sequence[Encoding]) -> Tensors | _Refused:
         try:
@@ -191,8 +191,8 @@ class TritonPythonModel:
             ids[row, : len(encoding)] = encoding.ids
             mask[row, : len(encoding)] = 1
             types[row, : len(encoding)] = encoding.type_ids
-        known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-        return {name: known[name] for name in self._model["inputs"]}
+        tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        return {name: tensors[name] for name in self._model["inputs"]}
 
 
 class _Refused(Exception):
