@@ -37,9 +37,9 @@ run: models/minilm ## export the demo model once, then serve it
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize
 
-# Two processes: most tests wait for something, or keep one core busy. A file's tests stay together, with their servers,
-# and files keep their order: the unit tests, which are many and short, come last and so both processes end together.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
+# servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long"

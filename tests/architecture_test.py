@@ -31,17 +31,17 @@ ARROWS = {
     "models": "errors records host scheduling.cost",
     "engine": "errors records host logs models.bundle scheduling.cost scheduling.buckets",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors records host settings lifecycle scheduling models engine",
-    "telemetry": "errors records settings lifecycle logs scheduling models engine inference",
+    "inference": "errors records settings lifecycle scheduling models engine",
+    "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle models inference",
-    "net": "errors records settings logs security",
+    "net": "errors records settings security",
     "http": "errors records settings lifecycle logs security models inference oip net",
-    "grpc": "errors records settings lifecycle logs security models inference oip net",
+    "grpc": "errors records settings lifecycle logs security inference oip net",
     # Not on a request's way.
-    "rollout": "errors records host settings lifecycle logs scheduling models engine inference telemetry",
-    "operations": "errors records host settings lifecycle logs security scheduling models engine inference telemetry"
+    "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
+    "operations": "errors host settings lifecycle logs scheduling models engine inference telemetry"
     " net http grpc rollout",
-    "server": "errors records host settings lifecycle logs security scheduling models engine inference telemetry oip"
+    "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
     " net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }
@@ -62,10 +62,6 @@ OTHER_PACKAGES = {
 
 RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
 """Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
-
-# What is still to be mended: arrows against the table, and by their folder the members that import one another.
-OLD_ARROWS: dict[str, str] = {}
-OLD_CIRCLES: dict[str, set[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ def test_arrows_of_the_table_point_one_way() -> None:
 @pytest.mark.parametrize("room", ARROWS)
 def test_a_room_of_the_server_imports_what_its_row_allows(room: str) -> None:
     """For types too; and neither PyTorch nor the exporter, the load generator or the simulator."""
-    allowed = f"{room} {ARROWS[room]} {OLD_ARROWS.get(room, '')}".split()
+    allowed = [room, *ARROWS[room].split()]
     for module in MODULES:
         if _lies_in(module.name, f"serving.{room}"):
             strangers = {
@@ -207,7 +203,7 @@ def test_a_folder_holds_no_import_circle(folder: str) -> None:
         if (child := _child(module.name, folder)) is not None:
             targets = {_child(name, folder) for name in module.project_imports}
             graph.setdefault(child, set()).update(target for target in targets if target is not None)
-    assert _circle(graph) <= OLD_CIRCLES.get(folder, set())
+    assert _circle(graph) == set()
 
 
 def _child(name: str, folder: str) -> str | None:
