@@ -81,4 +81,4 @@ def test_the_client_of_the_peers_speaks_as_they_do(fake_server: Server, models: 
     clients.open("way", form, port, place, HIDDEN_SIZE, {"8": TEXTS})
     assert cosines(clients.vectors("way", 8, len(TEXTS)), fake_answers(models, TEXTS)).min() > 0.9999
     for connections in (1, 4):
-        assert clients.measure("way", connections, 8, 0.0, 0.1)["requests"] > 0
+        assert clients.measure("way", connections, 8, 0.0, 0.5)["requests"] > 0
