@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving.logs import fields
@@ -38,43 +39,36 @@ class Addresses(NamedTuple):
     metrics: tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """Announces an engine that has become ready.
 
-    Args:
+    Attributes:
         addresses: Where the ports are open by then.
         say: Writes to standard output.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        repository: Repository,
-        lifecycle: Lifecycle,
-        addresses: Callable[[], Addresses],
-        say: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._repository = repository
-        self._lifecycle = lifecycle
-        self._addresses = addresses
-        self._say = say
+    settings: Settings
+    repository: Repository
+    lifecycle: Lifecycle
+    addresses: Callable[[], Addresses]
+    say: Callable[[str], None]
 
     def engine_up(self, engine: EngineLife) -> None:
         """The server takes requests."""
-        addresses, settings, models = self._addresses(), self._settings, self._repository.models
+        addresses, settings, models = self.addresses(), self.settings, self.repository.models
         secured = "s" if settings.tls_cert_file else ""
         http = "http{}://{}:{}".format(secured, *addresses.http)
         grpc = "{}:{}{}".format(*addresses.grpc, "  (TLS)" if secured else "")
         metrics = "http://{}:{}/metrics".format(*addresses.metrics)
         names = ", ".join(f"{model.name} version {model.version} ({_form(model.artifact)})" for model in models)
-        where = self._repository.engine.where(engine.ready.threads)
-        state = self._lifecycle.state
+        where = self.repository.engine.where(engine.ready.threads)
+        state = self.lifecycle.state
         log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
         if settings.log_format == "text":
             path, body = _EXAMPLES[models[0].manifest.task]
             key = "-H 'Authorization: Bearer KEY' " if settings.api_keys_file else ""
-            self._say(
+            self.say(
                 f"bertserve is ready: {names}\n"
                 f"  HTTP     {http}  (docs at {http}/docs)\n"
                 f"  gRPC     {grpc}\n"

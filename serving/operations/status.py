@@ -5,6 +5,7 @@ State, engine, the last minute and all since the start, queue, admission, the la
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,37 +27,17 @@ if TYPE_CHECKING:
 _DIGITS = 1
 
 
+@dataclass(frozen=True, slots=True)
 class Status:
     """Looks when it is asked; nothing of it is kept."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        lifecycle: Lifecycle,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        recent: Recent,
-        slot: EngineSlot,
-        versions: Versions,
-    ) -> None:
-        """Names what it looks at.
-
-        Args:
-            repository: The models.
-            lifecycle: The state.
-            dispatcher: The queue, admission and costs.
-            metrics: The last batches.
-            recent: Rates and latencies.
-            slot: The engine.
-            versions: Those that are not served.
-        """
-        self._repository = repository
-        self._lifecycle = lifecycle
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._recent = recent
-        self._slot = slot
-        self._versions = versions
+    repository: Repository
+    lifecycle: Lifecycle
+    dispatcher: Dispatcher
+    metrics: Metrics
+    recent: Recent
+    slot: EngineSlot
+    versions: Versions
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """All of it, ready for JSON; times in milliseconds or microseconds as their names say.
@@ -64,14 +45,14 @@ class Status:
         Args:
             costs: Whether with the cost tables, which take most of the time: hundreds of predictions.
         """
-        load, model_costs = self._dispatcher.load(), self._dispatcher.costs
-        others = self._versions.others()
+        load, model_costs = self.dispatcher.load(), self.dispatcher.costs
+        others = self.versions.others()
         return {
-            "state": self._lifecycle.state,
-            "engine": _engine(self._slot.engine),
-            "choice": msgspec.to_builtins(self._slot.choice),
-            "recent": self._recent.report(),
-            "totals": self._recent.totals(),
+            "state": self.lifecycle.state,
+            "engine": _engine(self.slot.engine),
+            "choice": msgspec.to_builtins(self.slot.choice),
+            "recent": self.recent.report(),
+            "totals": self.recent.totals(),
             "queue": {
                 "requests": load.requests,
                 "texts": load.queued_texts,
@@ -86,12 +67,12 @@ class Status:
                 "deadline_misses": load.misses,
             },
             "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
-            "swaps": self._versions.outcomes,
-            "batches": _batches(list(self._metrics.recent)),
+            "swaps": self.versions.outcomes,
+            "batches": _batches(list(self.metrics.recent)),
             "models": [
                 {
                     **_model(model),
-                    "in_service": self._repository.serves(model.name),
+                    "in_service": self.repository.serves(model.name),
                     "other_versions": [
                         {"version": other.version, "state": other.state, "reason": other.reason}
                         for other in others
@@ -99,7 +80,7 @@ class Status:
                     ],
                     "costs": _costs(model_costs[model.index]) if costs and model_costs else None,
                 }
-                for model in self._repository.models
+                for model in self.repository.models
             ],
         }
 

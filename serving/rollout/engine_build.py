@@ -23,11 +23,11 @@ from serving.errors import EngineFailed
 log = logging.getLogger("bertserve.build")
 
 _END_S = 5.0
-"""In which a build that is told to end removes what it has written."""
+"""A build that is told to end has so long to remove what it has written."""
 
 _LEAST_NICE = 19
 _FIRST_TO_KILL = "1000"
-"""Where memory runs out, the build shall go and not the server (`oom_score_adj` of proc(5))."""
+"""Where memory runs out, the build is killed and not the server (`oom_score_adj` of proc(5))."""
 
 _ENDS = "the server ends before the engine is built"
 _SAID_FIRST = "bertserve build: "
@@ -37,7 +37,6 @@ class EngineBuilder:
     """Builds one engine after another."""
 
     def __init__(self, cache: Path) -> None:
-        """Names the node's cache, which engines go into."""
         self._cache = cache
         self._turn = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -89,8 +88,8 @@ class EngineBuilder:
             reason = (
                 last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
             )
-            for place in (bundle.parents[1], self._cache):  # clients hear of it, and see no path of this machine
-                reason = reason.replace(f"{os.path.abspath(place)}/", "")  # noqa: PTH100  `resolve` would follow links
+            for path in (bundle.parents[1], self._cache):  # clients are shown it, without paths of this machine
+                reason = reason.replace(f"{os.path.abspath(path)}/", "")  # noqa: PTH100  `resolve` would follow links
             passing = status in {os.EX_TEMPFAIL, -signal.SIGKILL}
             raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
 
@@ -101,7 +100,7 @@ class EngineBuilder:
             self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """The same, and waits until it has left nothing behind, for as long as that may take since it was told."""
+        """Stops, and waits until what was being built has left nothing behind, or its time to do so has passed."""
         self.stop()
         if (process := self._process) is not None and self._end_by is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,7 +115,7 @@ class EngineBuilder:
 
 
 def become(words: list[str]) -> None:
-    """Turns this process into the one that builds, which ends with whoever started it; does not return."""
+    """Turns this process into the one that builds, which ends with the server; does not return."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     os.nice(_LEAST_NICE)
     with contextlib.suppress(OSError):  # not every sandbox has the file

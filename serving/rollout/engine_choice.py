@@ -42,7 +42,6 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
 BUILT: EngineName = "tensorrt"
 """The engine that a node can build for itself."""
 
-
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """What libraries built for a CUDA still have kernels for, by its major version."""
 
@@ -92,15 +91,13 @@ class Choice:
 
 
 class Chooser:
-    """Makes the choice, and another one where it turns out to be wrong."""
+    """Makes the choice, and another one where it turns out to be wrong.
+
+    Args:
+        look: Finds out what GPUs there are; called once, and only if it matters.
+    """
 
     def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
-        """Looks at nothing yet.
-
-        Args:
-            settings: What is asked for.
-            look: Finds out what GPUs there are; asked once, and only if it matters.
-        """
         self._settings = settings
         self._look = look
         self._machine: Machine | None = None
@@ -112,12 +109,12 @@ class Chooser:
         Raises:
             StartupError: The models must not be served, or nothing can run them.
         """
-        asked = self._settings.engine
+        engine = self._settings.engine
         bundles = verified(self._settings.models, self._settings.cache_dir)
-        return self._best(list(AUTO) if asked == "auto" else [asked], bundles)
+        return self._best(AUTO if engine == "auto" else (engine,), bundles)
 
     def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
-        """What takes the place of an engine that was chosen and did not hold; None where nothing shall.
+        """Another choice in place of an engine that failed; None where there is none.
 
         Args:
             engine: Which.
