@@ -10,6 +10,7 @@ import pytest
 
 from serving.engine.base import LaneKind
 from serving.engine.process.remote_engine import EngineFailed
+from serving.engine.process.wire import Ready
 from serving.errors import EngineLost
 from serving.inference.dispatcher import Dispatcher
 from serving.lifecycle import Lifecycle, State
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 class Life:
     """An engine process that is none."""
 
-    apart, devices, lost, ready = False, 1, (), None
+    apart, devices, lost = False, 1, ()
     lanes = (LaneKind.WIDE,)
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.busy = False
         self.closed = False
-        self.costs = [model_costs(constant(100)).points]
+        self.costs = [list(model_costs(constant(100)).points)]
+        self.ready = Ready("fake", [LaneKind.WIDE], 1, "", self.costs)
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._ended = asyncio.Event()
