@@ -52,7 +52,7 @@ def builder(name: str, order: str) -> Any:
         def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
             if super().build_serialized_network(network, config) is None:
                 return None
-            lengths = [profile["maximum"][1] for profile in said["profiles"]]
+            lengths = [profile["max"][1] for profile in said["profiles"]]
             capability = [int(digit) for digit in said["capability"].removeprefix("SM")]
             return plan(Path(said["graph"]).read_bytes(), "rtx", lengths, capability)
 
