@@ -51,7 +51,7 @@ def read_tables(models: Path) -> Tables:
     chooser = Chooser(settings)
     server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
     http, probes = (_routes(listener._port.app) for listener in (server.http, server.probes))
-    return Tables(http, probes, list(server.grpc._calls._methods))
+    return Tables(http, probes, list(server.grpc._calls.methods))
 
 
 def _routes(app: App) -> list[list[str]]:
