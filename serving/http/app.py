@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 
 from serving.errors import BertserveError
 from serving.http.api import NO_ROUTE
-from serving.http.apis import cohere, console, huggingface, oip, openai, operations, tei
+from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.middleware import Authentication, Cors
 from serving.http.openapi import docs_router, document
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = (
     *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
-    *(operations.router, console.router),
+    *(operations.router, console_page.router),
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.http.apis.console import ASSETS
+from serving.http.apis.console_page import ASSETS
 from tests.support.clients import get, http_call
 from tests.support.console import PASSAGE, TEXT, answered, ask, visit
 from tests.support.tasks import TASKS
