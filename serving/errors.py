@@ -1,15 +1,7 @@
-"""The error tree and its table: every failure a client can see, with its status on each wire.
+"""The error tree: every failure a client can see, with its reason, HTTP status and gRPC code (as google.rpc.Code).
 
-    BertserveError
-    ├── InvalidRequest: the client's own, and what the operator has not switched on
-    ├── Overloaded
-    ├── DeadlineExceeded
-    ├── Unavailable ── NotReady, EngineLost, VersionNotLoaded
-    └── InternalError ── EngineFault, NonFiniteOutput
-
-Each class states its reason, HTTP status and gRPC code where it differs from its parent's. A message is made from a
-template that names the field, the limit and the size received; it never repeats received text. The mapping follows
-google.rpc.Code where that has a counterpart. Errors that no client sees stand at the end.
+Each class states these where they differ from its parent's. A message is made from a template that names the field,
+the limit and the size received; it never repeats received text. Errors that no client sees stand at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +11,11 @@ from typing import ClassVar
 
 
 class BertserveError(Exception):
-    """A failure with an answer: the message goes to the client as it stands."""
+    """A failure with an answer: the message goes to the client as it stands.
+
+    Attributes:
+        retry_after_s: When trying again is worth it; None where nobody knows.
+    """
 
     reason: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -32,13 +28,9 @@ class BertserveError(Exception):
         cls.grpc_code = grpc or cls.grpc_code
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, jitter: float = 0.0) -> None:
-        """Makes the failure.
+        """`jitter`, from 0 to 1, is how much later this client should come, as a share of `retry_after_s`.
 
-        Args:
-            message: For the client.
-            retry_after_s: When trying again is worth it; None where nobody knows.
-            jitter: Between 0 and 1, how much later within the same time again this client should come, so that
-                those who were refused together do not come back together.
+        So those who were refused together do not come back together.
         """
         super().__init__(message)
         self.message = message
@@ -47,7 +39,7 @@ class BertserveError(Exception):
 
     @property
     def retry_after_ms(self) -> int | None:
-        """`retry_after_s` with its jitter, in milliseconds."""
+        """With its jitter."""
         return None if self.retry_after_s is None else math.ceil(self.retry_after_s * (1 + self._jitter) * 1e3)
 
 
@@ -164,7 +156,6 @@ class NonFiniteOutput(InternalError, reason="non_finite_output"):
 
 
 def reasons() -> list[str]:
-    """The reason of every class of the tree, in alphabetical order."""
     kinds: list[type[BertserveError]] = [BertserveError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -176,11 +167,7 @@ class BundleError(Exception):
 
 
 class EngineFailed(Exception):
-    """An engine refused what it was to load; starting it again would not help.
-
-    Attributes:
-        passing: Whether it would another time: what it lacked was memory.
-    """
+    """An engine refused its load; starting it again would not help, unless it only lacked memory (`passing`)."""
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
         super().__init__(message)

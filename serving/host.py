@@ -48,12 +48,10 @@ def memory_limit(cgroup: Path = _CGROUP) -> int | None:
 
 
 def processor(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name for itself."""
     return _value("model name", cpuinfo) or os.uname().machine
 
 
 def instructions(cpuinfo: Path = _CPUINFO) -> list[str]:
-    """What this processor has of the instructions that libraries choose their matrix kernels by."""
     flags = _value("flags|Features", cpuinfo).split()
     return [name for name in _KERNELS if name in flags]
 

@@ -1,14 +1,12 @@
-"""Where log lines go: a bounded queue, and one thread that writes them.
+"""The log: a bounded queue, and one thread that writes it.
 
 Neither the event loop nor an engine's lane ever waits for the reader of the log. A pipe that nobody reads, one that
 is closed and a disk that is full cost lines, which are counted, and nothing else. A message that comes again and
-again is shown a few times and then once a second, with how many were hidden meanwhile.
+again is shown a few times and then once a second, with how many were hidden meanwhile. The standard library's
+QueueHandler formats in the caller's thread; its QueueListener writes for every line and counts no lost ones.
 
-The standard library's QueueHandler and QueueListener do not do: the handler formats in the caller's thread, the
-listener wakes and writes for every line, and neither counts what is lost nor flushes within a limit.
-
-No text of the users' gets into a line: messages are templates with names and numbers in them, and of an exception
-that is none of ours only its kind and its place in the code are shown, because its message may repeat its input.
+No text of the users' gets into a line: messages are templates with names and numbers in them, and of a foreign
+exception only the kind and the place in the code are shown, because its message may repeat its input.
 """
 
 from __future__ import annotations
@@ -54,11 +52,7 @@ def fields(**values: object) -> dict[str, Any]:
 
 
 class RateLimit:
-    """Lets a few messages of a kind through at once, and then one a second.
-
-    Attributes:
-        hidden: Messages that were not let through.
-    """
+    """Lets a few messages of a kind through at once, and then one a second; `hidden` counts all others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.hidden = 0
@@ -66,14 +60,7 @@ class RateLimit:
         self._kinds: dict[Hashable, list[float]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
-        """Asks for one message.
-
-        Args:
-            kind: What it is counted with.
-
-        Returns:
-            How many of its kind were hidden since the last one; None if this one is hidden too.
-        """
+        """How many messages of this kind were hidden since the last one shown; None if this one is hidden too."""
         now = self._clock()
         state = self._kinds.get(kind)
         if state is None:
@@ -91,7 +78,7 @@ class RateLimit:
 
 
 class LogWriter(logging.Handler):
-    """Queues lines and writes them from a thread of its own.
+    """Queues lines and writes them from a thread of its own; at most `most_lines` wait.
 
     Attributes:
         lost: Lines that could not be written or found no room.
@@ -99,13 +86,6 @@ class LogWriter(logging.Handler):
     """
 
     def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MOST_LINES) -> None:
-        """Starts the thread.
-
-        Args:
-            form: What a line looks like.
-            descriptor: Where lines go.
-            most_lines: Lines that wait; further ones are lost.
-        """
         super().__init__()
         self.lost = 0
         self.limit = RateLimit()
@@ -130,7 +110,7 @@ class LogWriter(logging.Handler):
         self._put(text.encode())
 
     def flush(self, limit_s: float = 1.0) -> None:
-        """Waits until what is queued is written, but not for longer than the limit."""
+        """Waits until what is queued is written, at most for the limit."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(limit_s)

@@ -37,11 +37,7 @@ class DeviceLost(Exception):
 
 
 def read_artifact(path: Path, sha256: str) -> bytes:
-    """Reads an artifact into memory and verifies the very bytes that will be loaded.
-
-    Raises:
-        BundleError: The file changed since the bundle was opened.
-    """
+    """Reads an artifact and verifies the very bytes that will be loaded; raises BundleError where they have changed."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
@@ -54,16 +50,13 @@ def check_interface(
     outputs: Iterable[tuple[str, str | None, tuple[int, ...]]],
     what: str = "graph",
 ) -> None:
-    """Holds what a loaded model takes and answers against the manifest.
+    """Compares what a loaded model takes and answers with the manifest; raises BundleError where they differ.
 
     Args:
         model: What the manifest says.
         inputs: Name and type of each input, as `TensorSpec` names types.
         outputs: Name, type and shape of each output; -1 stands for a dimension that varies.
-        what: What was loaded.
-
-    Raises:
-        BundleError: They differ.
+        what: What was loaded, for the message.
     """
     if set(inputs) != {(name, "int32") for name in model.inputs}:
         raise BundleError(f"{model.path}: the {what}'s inputs are not those of the manifest")
@@ -72,8 +65,6 @@ def check_interface(
 
 
 class LaneKind(StrEnum):
-    """How much of the device a lane uses."""
-
     WIDE = "wide"
     NARROW = "narrow"
 
@@ -86,14 +77,12 @@ def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
 
 
 class Runner(Protocol):
-    """One lane's way to run a batch, in the process that owns the device."""
-
     def run(self, batch: Batch) -> BatchOutput:
-        """Runs a batch and answers its outputs.
+        """Runs a batch.
 
         Raises:
             EngineFault: This batch failed; the runner lives on.
-            DeviceLost: So will all others; the process must end.
+            DeviceLost: All others will fail too; the process must end.
         """
 
 
@@ -133,7 +122,6 @@ class InlineEngine:
         self._runners = [backend.runner(lane) for lane in range(len(self.lanes))]
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Runs the batch and calls `done` before returning."""
         try:
             output = self._runners[lane].run(batch)
         except EngineFault as fault:

@@ -90,9 +90,8 @@ def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
 class OneByOne:
     """A runner that computes each text alone where its model is not batch-invariant.
 
-    A busy lane is given several short texts at once all the same: one frame, one wake-up and one answer for all of
-    them cost the server and the lane's thread little more than for a single one, since whatever runs between two
-    inferences runs with cold caches.
+    A busy lane still gets several short texts at once: one frame, one wake-up and one answer for all of them cost the
+    server and the lane's thread little more than for a single text.
     """
 
     def __init__(self, runner: Runner, models: Sequence[ModelSpec]) -> None:
@@ -100,11 +99,6 @@ class OneByOne:
         self._batched = [model.batch_invariant for model in models]
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Runs a batch, together or one by one.
-
-        Raises:
-            EngineFault: One of its texts failed.
-        """
         if len(batch.texts) == 1 or self._batched[batch.model]:
             return self._runner.run(batch)
         outputs = [self._runner.run(Batch(batch.model, [text])) for text in batch.texts]

@@ -51,8 +51,6 @@ def fake_vector(text: EncodedText, size: int) -> NDArray[np.float32]:
 
 
 class FakeBackend:
-    """Answers `fake_vector` after a delay."""
-
     name = "fake"
     largest_batch = ANY_BATCH
     padded_to: Sequence[int] = ()

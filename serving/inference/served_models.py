@@ -21,19 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ServedModel(ModelForm):
-    """A model that requests can name.
-
-    Attributes:
-        index: What dispatching knows it by, as long as it is there; another version of it has another.
-        tokenizer: Text to ids.
-    """
+    """A model that requests can name; another version of it has another `index`."""
 
     index: ModelIndex
     tokenizer: TextTokenizer
 
     @classmethod
     def of(cls, index: ModelIndex, bundle: Bundle, artifact: Artifact, tokenizer: TextTokenizer) -> ServedModel:
-        """A model in one of its bundle's forms."""
         return cls(
             index=index,
             path=bundle.path,
@@ -45,11 +39,7 @@ class ServedModel(ModelForm):
         )
 
     def prompted(self, inputs: Sequence[TextInput], name: str | None) -> Sequence[TextInput]:
-        """Texts with one of the model's prompts before each.
-
-        Args:
-            inputs: Texts.
-            name: Key of the prompt; None for none.
+        """Texts with one of the model's prompts before each; unchanged without a name of a prompt.
 
         Raises:
             InvalidRequest: The model has no such prompt, or an input is no text.
@@ -75,11 +65,7 @@ class Repository:
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
-        """Serves all of them.
-
-        Args:
-            models: Verified.
-            defaults: For a task, the model that answers where a request names none.
+        """Serves verified models; `defaults` names for a task the model that answers where a request names none.
 
         Raises:
             StartupError: A default is no model of its task.
@@ -126,7 +112,7 @@ class Repository:
         allow_unproven: bool = False,
         defaults: Mapping[str, str] | None = None,
     ) -> Repository:
-        """Opens bundles for an engine.
+        """Opens verified bundles for an engine.
 
         Args:
             bundles: Verified.
@@ -150,11 +136,11 @@ class Repository:
         return cls(models, defaults)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever other versions have taken the place of models."""
+        """Calls `listener` whenever `replace` has put in other versions."""
         self._listeners.append(listener)
 
     def replace(self, models: Sequence[ServedModel]) -> None:
-        """Puts other versions in the places of the models of the same names; what was out of service stays so."""
+        """Puts in other versions of the models of the same names; what was out of service stays so."""
         self.models = list(models)
         self._by_name = {model.name: model for model in models if model.name in self._by_name}
         self._alone.clear()
@@ -174,12 +160,10 @@ class Repository:
         return name in self._by_name
 
     def load(self, model: ServedModel) -> None:
-        """Takes a model into service."""
         self._by_name[model.name] = model
         self._alone.clear()
 
     def unload(self, model: ServedModel) -> None:
-        """Takes a model out of service: nothing finds it any more."""
         self._by_name.pop(model.name, None)
         self._alone.clear()
 
@@ -210,12 +194,7 @@ class Repository:
     def named_or_only(self, name: str | None, task: Task) -> str | None:
         """The name to look for where clients must send one and often send another server's.
 
-        Args:
-            name: As it came.
-            task: What the model must do.
-
-        Returns:
-            None, which means the task's only model, unless several have the task or the name is a model's.
+        None, which means the task's only model, unless several have the task or the name is a model's.
         """
         return name if name in self._by_name or len(self.of_task(task)) > 1 else None
 

@@ -83,7 +83,6 @@ class Interface:
 
     Attributes:
         inputs: In the graph's order, without those that have a value of their own.
-        outputs: In the graph's order.
         vocabularies: Rows of each table that `input_ids` are looked up in.
     """
 
@@ -93,8 +92,6 @@ class Interface:
 
 
 class _Field(NamedTuple):
-    """A field of a message: a number's value, or where its content begins and ends."""
-
     number: int
     wire_type: int
     value: int
@@ -104,8 +101,6 @@ class _Field(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """What tables are found by."""
-
     operator: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -142,7 +137,7 @@ class _Scanner:
         return key >> 3, key & 7, after
 
     def spend(self) -> None:
-        """Counts what is walked through, so that no file keeps the server from starting."""
+        """Counts what is read, so that no file keeps the server from starting."""
         self.fields_left -= 1
         if self.fields_left < 0:
             raise UnsafeArtifactError(f"has more than {_MOST_FIELDS} parts")
@@ -269,7 +264,6 @@ class _Scanner:
         return values
 
     def count(self, part: _Field) -> int:
-        """How many integers a repeated field holds."""
         if part.wire_type != _LENGTH:
             return 1
         packed = np.frombuffer(self.data, np.uint8, part.end - part.at, part.at)
@@ -328,7 +322,6 @@ def _refusal(what: str) -> Callable[[int, int], None]:
 
 
 def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, int]) -> None:
-    """Holds a tensor's dimensions against its data."""
     bits = _BITS.get(kind)
     if bits is None:
         raise UnsafeArtifactError(f"holds a tensor of a type that is not served ({kind})")
@@ -346,16 +339,10 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
 
 
 def check_model_file(path: Path) -> Interface:
-    """Refuses an ONNX file that holds anything but a plain graph of known operators.
-
-    Args:
-        path: The file; it is mapped, not read.
-
-    Returns:
-        What the graph takes and answers.
+    """What an ONNX file takes and answers; the file is mapped, not read.
 
     Raises:
-        UnsafeArtifactError: With the first thing found, worded to follow the file's name.
+        UnsafeArtifactError: It holds anything but a plain graph of known operators.
     """
     size = path.stat().st_size
     if size == 0 or size >= MAX_BYTES:
@@ -369,15 +356,7 @@ def check_model_file(path: Path) -> Interface:
 
 
 def check_plan_file(path: Path, build: EngineBuild) -> None:
-    """Refuses a file that is no engine, is cut, or was built by another version.
-
-    Args:
-        path: The file.
-        build: What the manifest says of it.
-
-    Raises:
-        UnsafeArtifactError: It is not the engine that the manifest describes.
-    """
+    """Refuses a file that is no engine, is cut, or was built by another version; raises UnsafeArtifactError."""
     with path.open("rb") as file:
         head = file.read(_PLAN_HEAD.size)
     if len(head) < _PLAN_HEAD.size or head[1:4] != _PLAN_MAGIC:

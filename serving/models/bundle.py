@@ -30,8 +30,6 @@ class Bundle:
     """A verified bundle on disk.
 
     Attributes:
-        path: Its directory.
-        manifest: What it says of itself.
         sha256: Of the manifest's bytes, and so of the whole: it lists every file's own.
         made_here: Further artifacts, which this node has made of it, and where each of them lies.
     """
@@ -43,7 +41,6 @@ class Bundle:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """Its own, and those that this node has made."""
         return [*self.manifest.artifacts, *(artifact for artifact, _ in self.made_here)]
 
     def made_here_in(self, artifact: Artifact) -> Path | None:
@@ -64,10 +61,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Verifies a bundle and reads its manifest.
-
-    Args:
-        path: `<repository>/<model>/<version>`.
+    """Verifies a bundle and reads its manifest; `path` is `<repository>/<model>/<version>`.
 
     Raises:
         BundleError: The bundle is not what its manifest says, or holds what must not be served.
@@ -76,10 +70,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Reads a bundle's manifest and looks at nothing else of it; somebody else verifies it afterwards.
-
-    Args:
-        path: `<repository>/<model>/<version>`.
+    """Reads a bundle's manifest and nothing else; the engine process verifies the bundle afterwards.
 
     Raises:
         BundleError: The manifest is none, or not of this model and version.
@@ -111,11 +102,7 @@ def _verified(bundle: Bundle) -> Bundle:
 
 
 def check_artifact(path: Path, manifest: Manifest, build: EngineBuild | None) -> None:
-    """Looks into a graph or, with `build`, an engine whose digest is right, and holds it against the manifest.
-
-    Raises:
-        UnverifiedError: It holds what must not be served, or is something else than the manifest says.
-    """
+    """Compares a graph or, with `build`, an engine whose digest is right with the manifest; raises UnverifiedError."""
     try:
         if build is not None:
             check_plan_file(path, build)
@@ -140,11 +127,9 @@ def _check_graph(path: Path, manifest: Manifest) -> None:
 class BundleWriter(StagedVersion):
     """Builds a bundle in a staging directory and moves it into place whole.
 
-    Used as `StagedVersion` is:
-
-        with BundleWriter(Path("models"), "minilm") as writer:
-            (writer.path / "model.fp32.onnx").write_bytes(...)
-            bundle = writer.publish(manifest)
+    with BundleWriter(Path("models"), "minilm") as writer:
+        (writer.path / "model.fp32.onnx").write_bytes(...)
+        bundle = writer.publish(manifest)
     """
 
     def __init__(self, repository: Path, model: str) -> None:

@@ -1,7 +1,6 @@
-"""Cost tables in the node's cache: what was measured here before need not be measured at every start.
+"""Cost tables in the node's cache, so that a start need not measure what was measured here before.
 
-A table holds for the artifact, the engine, the device, the libraries and the number of cores it was measured with;
-where one of them differs it counts for nothing, and warm-up measures anew.
+A table is used only with the artifact, the engine, the device, the libraries and the cores it was measured with.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         artifact: SHA-256 of the file that is served.
-        engine: What runs it, as `--engine` calls it; of a GPU also its name and how many there are.
-        device: As `host.cpu` says it.
+        engine: As `--engine` names it; for GPUs also their name and how many there are.
         libraries: Version by name of what runs it.
-        threads: Cores.
         max_batch_tokens: Padded tokens of the largest batch that was measured.
     """
 
@@ -52,30 +49,21 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
-
     fingerprint: Fingerprint
     points: list[CostPoint]
 
 
 class CostCache:
-    """The cost tables of one node."""
+    """The cost tables of one node; without a `root` there are none. `max_batch_tokens` are padded tokens."""
 
     def __init__(self, root: Path | None, *, threads: int, max_batch_tokens: int) -> None:
-        """Names the cache.
-
-        Args:
-            root: The node's cache; None for none.
-            threads: Cores that models run on.
-            max_batch_tokens: Padded tokens of the largest batch.
-        """
         self._root = root
         self._threads = threads
         self._max_batch_tokens = max_batch_tokens
         self._measured: set[str] = set()
 
     def read(self, choice: EngineChoice, models: Sequence[ModelForm]) -> list[list[CostPoint]]:
-        """For each model what was measured on this very node, with this very engine; empty where nothing counts."""
+        """For each model what was measured on this node with this engine; empty where that is to be measured."""
         self._measured.clear()
         if self._root is None or choice.engine == "fake":
             return [[] for _ in models]
@@ -84,9 +72,9 @@ class CostCache:
         return tables
 
     def write(self, choice: EngineChoice, models: Sequence[ModelForm], costs: Sequence[Sequence[CostPoint]]) -> None:
-        """Keeps what was measured, once, beside the event loop: digests and `fsync` take their time.
+        """Writes what was measured, once, in a thread: digests and `fsync` take their time.
 
-        A version that came by a swap has the costs of the one before it, which are no measurement of its own.
+        A version that came by a swap has the costs of the one before it, which were not measured for it.
         """
         for model, points in zip(models, costs, strict=True):
             if model.artifact.sha256 in self._measured:
@@ -94,7 +82,6 @@ class CostCache:
                 threading.Thread(target=self.write_table, args=(choice, model, list(points))).start()
 
     def write_table(self, choice: EngineChoice, model: ModelForm, points: Sequence[CostPoint]) -> None:
-        """Keeps what was measured of a model; where that cannot be done, the log says so."""
         if self._root is None:
             return
         content = msgspec.json.encode(Costs(self._fingerprint(choice, model), list(points)))
@@ -138,11 +125,7 @@ def _file_name(choice: EngineChoice, model: ModelForm) -> str:
 
 
 def _check(points: Sequence[CostPoint]) -> None:
-    """Refuses points of which no table can be made.
-
-    Raises:
-        ValueError: It says why.
-    """
+    """Raises ValueError for points that no table can be made of."""
     if len(points) > _MOST_POINTS:
         raise ValueError(f"{len(points)} cost points; there are at most {_MOST_POINTS}")
     CostTable.of(point for point in points if point.kind == "wide")

@@ -46,8 +46,6 @@ class ModelForm:
     Attributes:
         path: Its bundle.
         bundle_sha256: Of the bundle's manifest.
-        manifest: What the bundle says.
-        artifact: The form of it that is served.
         made_here: Where this node keeps the artifact, if it made it; None for one of the bundle.
     """
 
@@ -74,7 +72,7 @@ class ModelForm:
 
 
 def spec_of(directory: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
-    """An artifact as an engine loads it; `directory` is where the artifact lies."""
+    """An artifact in `directory` as an engine loads it."""
     return ModelSpec(
         name=manifest.model,
         path=str(directory / artifact.file),
@@ -91,11 +89,7 @@ def spec_of(directory: Path, manifest: Manifest, artifact: Artifact) -> ModelSpe
 
 
 def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
-    """The newest version of every model, verified, with what this node has made of it.
-
-    Args:
-        root: `<root>/<model>/<version>/`.
-        cache: What this node made of bundles; None for no such directory.
+    """The newest version of every model in `<root>/<model>/<version>/`, and what this node made of it.
 
     Raises:
         StartupError: There is no model, or one of them must not be served.
@@ -126,7 +120,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
-    """The form of a model that an engine runs: proven before unproven, then the fastest, then this node's own.
+    """The form that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
         BundleError: It has none.

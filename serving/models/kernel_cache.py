@@ -1,4 +1,4 @@
-"""Compiled kernels in the node's cache: what TensorRT for RTX compiles for a GPU takes its time at every start.
+"""Compiled kernels in the node's cache, because TensorRT for RTX takes its time to compile them at every start.
 
 The engine process reads the cached kernels and writes what it compiled to a file of its own, which is then added to
 the cache. The library itself refuses kernels of another GPU, driver or version.
@@ -31,10 +31,9 @@ _FORGOTTEN_S = 86_400.0
 
 
 class KernelCache:
-    """The kernels of a server's models."""
+    """The kernels of a server's models; without a `root` there are none."""
 
     def __init__(self, root: Path | None) -> None:
-        """Names the node's cache; None for none."""
         self._root = root
         self._models: Sequence[ModelForm] = ()
         self._files: list[KernelFiles] = []
@@ -47,7 +46,7 @@ class KernelCache:
         return self._files
 
     def keep(self) -> None:
-        """Adds to the cache what the engine has written, beside the event loop."""
+        """Adds to the cache what the engine has written, in a thread."""
         if self._root is not None and self._files:
             threading.Thread(target=_keep, args=(self._root, self._models, self._files)).start()
             self._files = []
@@ -82,7 +81,7 @@ def _files(root: Path, model: ModelForm) -> KernelFiles:
 
 
 def _sweep(root: Path) -> None:
-    """Removes what servers wrote that were killed before they could add it to the cache."""
+    """Removes what servers left that were killed before they could add it to the cache."""
     for file in root.glob(".kernels-*"):
         if file.stat().st_mtime < time.time() - _FORGOTTEN_S:
             file.unlink()

@@ -1,7 +1,4 @@
-"""What a bundle says of itself: the schema of `manifest.json`, and the rules that it must keep.
-
-Nothing here touches a disk but for reading; `bundle` holds the files against it.
-"""
+"""The schema of a bundle's `manifest.json`, and the rules that it must keep; `bundle` compares the files with it."""
 
 from __future__ import annotations
 
@@ -43,12 +40,12 @@ GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm
 class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An artifact's answers beside PyTorch's, over `texts` texts.
 
+    Cosines are None for classify, rerank and fill_mask, whose few numbers have no direction.
+
     Attributes:
         max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text, for embed_tokens of the text's worst token; None, as the next
-            two, for classify, rerank and fill_mask, whose few numbers have no direction.
+        cosine_mean: Of the raw outputs, text by text; for embed_tokens of the text's worst token.
         cosine_p01: The 1st percentile.
-        cosine_min: The least.
         agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed and
             embed_tokens.
         worst: The text with the least cosine, or else the largest difference.
@@ -64,11 +61,7 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to a text alone beside its answers padded and in mixed batches.
-
-    Attributes:
-        cosine_min: None for classify, rerank and fill_mask.
-    """
+    """An artifact's answers to a text alone beside its answers padded and in mixed batches; cosines as in `Parity`."""
 
     texts: int
     max_abs_difference: float
@@ -91,7 +84,6 @@ class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         activations: `static` by ranges seen on calibration text, `dynamic` by ranges found while running.
         calibration: Where the text is from; a file's name, never a path. Empty where none was used.
-        texts: How many were used.
     """
 
     activations: Literal["static", "dynamic"]
@@ -105,12 +97,12 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
             may the artifact be batched or padded.
-        parity: Its answers beside PyTorch's; None where the machine that made it could not run it.
+        parity: None where the machine that made it could not run it.
         operators: How many of each fused operator the graph holds.
         waived: Limits that it broke and that the recipe let pass.
         limits: Limits that the recipe set for it, in place of the usual ones.
         engine: What a TensorRT engine is tied to.
-        quantisation: How its activations become 8 bits; None where they do not.
+        quantisation: None where activations are not quantised.
     """
 
     file: str
@@ -144,8 +136,6 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The checkpoint that the bundle was made from."""
-
     name: str
     architecture: str
     sha256: str
@@ -162,7 +152,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         multi_label: Whether classes are independent of one another, for the task classify.
         candidates: How many tokens the graph offers for each mask, for the task fill_mask.
         prompts: Texts that a request may ask to be put before its inputs.
-        inputs: In the graph's order.
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
     """
@@ -236,10 +225,7 @@ def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int)
 def problem(manifest: Manifest, model: str, version: str) -> str | None:
     """The first rule that a manifest breaks, as half a sentence; None where it keeps all.
 
-    Args:
-        manifest: As decoded.
-        model: The name of the model's directory.
-        version: The name of the version's directory.
+    `model` and `version` are the names of the directories it lies in.
     """
     return next((sentence for broken, sentence in _rules(manifest, model, version) if broken), None)
 

@@ -1,10 +1,9 @@
 """The node's cache: `<cache-dir>/<model>/<version>/<n>/`, what this node made of a bundle.
 
-A bundle is read-only and may lie on many nodes. What holds on one node alone lies here: the proof that an artifact
-answers as PyTorch does on this device with these libraries, engines built for its GPU, and files that make the next
-of them faster. `derived.json` names the bundle by its manifest's SHA-256 and lists every file; a cache is data from
-outside as a bundle is, and is held to the same rules. What does not fit counts for nothing: the bundle is then
-served, or refused, as if there were no cache.
+It holds what is true on this node alone: the proof that an artifact answers as PyTorch does on this device with these
+libraries, engines built for its GPU, and files that make the next of them faster. `derived.json` names the bundle by
+its manifest's SHA-256 and lists every file; a cache is data from outside as a bundle is, and is held to the same rules.
+What does not fit is ignored: the bundle is then served, or refused, as if there were no cache.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         file: Of the artifact, in the bundle or among the engines.
-        device: What ran it, as `device_of` says it.
+        device: As `device_of` names it.
         libraries: Version by name of what ran it.
     """
 
@@ -75,11 +74,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, artifact: Artifact) -> Proof:
-        """The proof in an artifact's figures, which this node has just measured.
-
-        Raises:
-            ValueError: It holds none.
-        """
+        """The proof in an artifact's figures, which this node has just measured."""
         if artifact.parity is None or artifact.invariance is None:
             raise ValueError(f"{artifact.file} was not compared")
         return cls(
@@ -112,7 +107,6 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[FileEntry, ...] = ()
 
     def entries(self) -> list[FileEntry | Artifact]:
-        """Every file of the entry but this manifest."""
         return [*self.engines, *self.files]
 
 
@@ -138,19 +132,15 @@ class CacheEntry:
     derived: Derived
 
     def file(self, name: str) -> FileEntry | None:
-        """The entry of a file that is no engine; None where there is none of that name."""
+        """The entry of a file that is no engine."""
         return next((file for file in self.derived.files if file.file == name), None)
 
 
 def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
-    """Verifies and reads the newest that the cache holds of a bundle; None where it holds nothing.
-
-    Args:
-        root: The cache.
-        bundle: The bundle, verified.
+    """Verifies and reads the newest entry of a verified bundle; None where there is none.
 
     Raises:
-        CacheError: What it holds is of another bundle, damaged, or must not be used.
+        CacheError: The entry is of another bundle, damaged, or must not be used.
     """
     directory = root / bundle.manifest.model / str(bundle.manifest.version)
     try:
@@ -162,15 +152,7 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
 
 
 def with_engines(root: Path, bundle: Bundle) -> Bundle:
-    """The bundle with the engines that this node has built of it, proven or not.
-
-    Args:
-        root: The cache.
-        bundle: The bundle, verified.
-
-    Raises:
-        CacheError: What the cache holds must not be used.
-    """
+    """The bundle with the engines that this node has built of it, proven or not; raises CacheError."""
     entry = open_entry(root, bundle)
     if entry is None:
         return bundle
@@ -180,11 +162,7 @@ def with_engines(root: Path, bundle: Bundle) -> Bundle:
 def with_proofs(root: Path, bundle: Bundle) -> Bundle:
     """The bundle with this node's proofs of artifacts that it brings without one, and with the engines made here.
 
-    What must not be used counts for nothing, and the log says why in a line.
-
-    Args:
-        root: The cache.
-        bundle: The bundle, verified.
+    What must not be used is ignored, and the log says why.
     """
     try:
         entry = open_entry(root, bundle)
@@ -205,19 +183,12 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
 class CacheWriter(StagedVersion):
     """Makes the next entry of a bundle in a staging directory and moves it into place whole.
 
-    Used as `StagedVersion` is; files are written to `path` first:
-
-        with CacheWriter(root, "minilm", 1) as writer:
-            (writer.path / "model.sm75.fp16.engine").write_bytes(...)
-            writer.publish(bundle, engines=[...])
+    with CacheWriter(root, "minilm", 1) as writer:
+        (writer.path / "model.sm75.fp16.engine").write_bytes(...)
+        writer.publish(bundle, engines=[...])
     """
 
     def __init__(self, root: Path, model: str, version: int) -> None:
-        """Names the bundle's directory in the cache.
-
-        Raises:
-            CacheError: A link stands there.
-        """
         directory = root / model / str(version)
         try:
             _check_directory(directory)
@@ -227,7 +198,7 @@ class CacheWriter(StagedVersion):
         self._root = root
 
     def __enter__(self) -> Self:
-        """Waits for other threads that write into the cache, then makes the hidden directory."""
+        """Waits for other threads that write into the cache, then makes the staging directory."""
         _WRITING.acquire()
         try:
             return super().__enter__()
@@ -238,7 +209,6 @@ class CacheWriter(StagedVersion):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Removes what was not published, and lets the next thread write."""
         try:
             super().__exit__(kind, error, trace)
         finally:
@@ -276,7 +246,7 @@ class CacheWriter(StagedVersion):
         """Publishes once.
 
         Raises:
-            FileExistsError: Another process has published meanwhile, and what it brings is to be taken over too.
+            FileExistsError: Another process has published meanwhile; what it brings is to be taken over too.
         """
         # The number comes first: whatever is published after it was read has it.
         self.version = max(versions(self.path.parent), default=0) + 1
@@ -323,11 +293,7 @@ class CacheWriter(StagedVersion):
 
 
 def add_file(root: Path, bundle: Bundle, name: str, content: bytes) -> None:
-    """Puts a file beside what the cache holds of a bundle.
-
-    Raises:
-        CacheError: The entry with it must not be used.
-    """
+    """Puts a file beside what the cache holds of a bundle; raises CacheError where the result must not be used."""
     with CacheWriter(root, bundle.manifest.model, bundle.manifest.version) as writer:
         (writer.path / name).write_bytes(content)
         writer.publish(bundle, files=[name])
@@ -396,7 +362,7 @@ def _proven(artifact: Artifact, proof: Proof | None, bundle: Path) -> Artifact:
 
 
 def _stale(proof: Proof, artifact: Artifact) -> str | None:
-    """Why a proof does not hold here any more; None where it does."""
+    """Why a proof does not hold here any more."""
     libraries = libraries_of(artifact.target)
     if proof.libraries != libraries:
         return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"

@@ -1,8 +1,8 @@
-"""Directories that are filled where nobody looks and moved into place when they are whole.
+"""Directories that are filled out of sight and moved into place when they are whole.
 
 The owner of a staging directory holds the kernel's lock (flock) on it, which ends with the owner however that ends: a
-directory that can be locked is abandoned. A process id in the name would not tell: containers that share a volume count
-processes each for itself, and see none of the others'.
+directory that can be locked is abandoned. A process id would not do: containers that share a volume number their
+processes each for itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
-    """What an attempt returns; where another process came in between, it is made again a few times."""
+    """What an attempt returns; it is repeated a few times where another process came in between."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(*lost_races):
             return attempt()
@@ -45,22 +45,13 @@ def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
 
 
 class StagingDir:
-    """A hidden directory of its own name.
+    """A hidden directory in `home`, named by `prefix` and a random part.
 
     Used in a `with` block: leaving it removes what is still there, and the directories above that were made for it
-    and are empty. What killed processes left is removed by the next one.
-
-    Attributes:
-        path: Where to write.
+    and are empty. What killed processes left is removed by the next one: anything in `home` with that prefix.
     """
 
     def __init__(self, home: Path, prefix: str) -> None:
-        """Names the directory.
-
-        Args:
-            home: Where to make it; need not be there yet.
-            prefix: Of its name. Whatever else begins so in `home` is taken for a directory like it.
-        """
         self._home = home
         self._prefix = prefix
 
@@ -73,7 +64,6 @@ class StagingDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Removes what was not moved away."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
         with contextlib.suppress(OSError):  # another process is at work in it, or has removed it
@@ -107,11 +97,7 @@ class StagingDir:
 
 
 class StagedVersion(StagingDir):
-    """The next version below a directory; leaving the `with` block without `move` removes everything written.
-
-    Attributes:
-        version: The next number.
-    """
+    """The next version below a directory; leaving the `with` block without `move` removes everything written."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ".staging-")

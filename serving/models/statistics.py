@@ -1,7 +1,4 @@
-"""The records of what models have answered, and of versions that are not served. Plain data, as `records` are.
-
-Nothing of the project is imported here.
-"""
+"""What models have answered, and which versions are not served: plain data."""
 
 from __future__ import annotations
 
@@ -52,14 +49,7 @@ class ModelStatistics(msgspec.Struct):
 
 
 class VersionState(NamedTuple):
-    """A version that is not served, and why.
-
-    Attributes:
-        name: Its model.
-        version: Its number.
-        state: `LOADING` or `UNAVAILABLE`, as v2's index has it.
-        reason: A sentence.
-    """
+    """A version that is not served, and why; `state` is `LOADING` or `UNAVAILABLE`, as in v2's index."""
 
     name: str
     version: str

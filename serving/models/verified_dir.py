@@ -23,7 +23,7 @@ Schema = TypeVar("Schema", bound=msgspec.Struct)
 
 
 class Entry(Protocol):
-    """What a manifest says of a file: its plain name, and the SHA-256 of its content in hexadecimal."""
+    """A file in a manifest: its plain name, and the SHA-256 of its content in hexadecimal."""
 
     @property
     def file(self) -> str: ...
@@ -45,15 +45,7 @@ def digest(path: Path) -> str:
 
 
 def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
-    """Reads a manifest.
-
-    Args:
-        path: The directory.
-        name: Of the manifest in it.
-        schema: What it must be.
-
-    Returns:
-        What it says, and the SHA-256 of its bytes.
+    """The manifest `name` in a directory, and the SHA-256 of its bytes.
 
     Raises:
         UnverifiedError: It is missing, no plain file, too large, or something else.
@@ -81,12 +73,9 @@ def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
 
 
 def check(path: Path, name: str, entries: Iterable[Entry]) -> None:
-    """Checks that a directory holds its manifest and the files that are listed, as they are listed, and no others.
+    """Checks that a directory holds the manifest `name`, the files as they are listed, and no others.
 
-    Args:
-        path: The directory.
-        name: Of the manifest in it.
-        entries: What the manifest says of the other files; their names must have been checked to be plain.
+    The listed names must have been checked to be plain.
 
     Raises:
         UnverifiedError: It does not.
@@ -114,7 +103,6 @@ def _check_plain(name: str, status: os.stat_result) -> None:
 
 
 def write(path: Path, name: str, manifest: msgspec.Struct) -> None:
-    """Writes a manifest as people can read it."""
     (path / name).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 

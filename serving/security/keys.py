@@ -25,14 +25,8 @@ _REMEMBERED = 256
 
 
 class ApiKeys:
-    """The keys of a file, as they are now."""
-
     def __init__(self, path: Path) -> None:
-        """Reads the file.
-
-        Raises:
-            CredentialsError: It holds no keys, or something else.
-        """
+        """Reads the file; raises CredentialsError where it holds no keys, or something else."""
         self.path = path
         self._digests = read_keys(path)
         self._good: set[bytes] = set()
@@ -41,19 +35,15 @@ class ApiKeys:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Reads the file again; the keys stay as they are where that fails.
-
-        Raises:
-            CredentialsError: It holds no keys, or something else.
-        """
+        """Reads the file again; where that raises CredentialsError, the keys stay as they are."""
         self._digests = read_keys(self.path)
         self._good = set()
 
     def allow(self, authorization: bytes | None) -> bool:
         """Whether the value of an `Authorization` field carries one of the keys.
 
-        Values that did are remembered. Finding one tells a stranger nothing: a set compares whole hashes, whose
-        secret is the process's own, before it compares bytes.
+        Values that did are remembered. Looking one up leaks no timing: a set compares whole hashes, whose secret is the
+        process's own, before it compares bytes.
         """
         return authorization in self._good or (authorization is not None and self._prove(authorization))
 

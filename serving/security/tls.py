@@ -1,8 +1,7 @@
-"""TLS, and mutual TLS: what the operator's files become.
+"""TLS, and mutual TLS.
 
 TLS 1.2 at least; of its cipher suites those with forward secrecy and authenticated encryption. Whenever a file
-changes, all is made anew: certificates that are trusted no more are so at once, and no session of before is
-taken up again.
+changes, all is made anew: certificates that are trusted no more are refused at once, and no earlier session is resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Tls:
 
     Attributes:
         certificate: File of the server's certificate and those between it and its authority.
-        key: File of its key.
         client_ca: File of the authorities whose certificates clients must show; None asks for none.
         handshake_s: How long a handshake may take.
         goodbye_s: How long a peer may take to read the rest and to answer the end.
@@ -46,11 +44,7 @@ class Tls:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def context(self, protocol: str) -> ssl.SSLContext:
-        """A context for a server that speaks one protocol, as ALPN names it.
-
-        Raises:
-            CredentialsError: A file cannot be used.
-        """
+        """A context for a server that speaks one protocol, as ALPN names it; raises CredentialsError."""
         context = _context()
         context.set_alpn_protocols([protocol])
         load_pair(context, self.certificate, self.key)
@@ -61,29 +55,17 @@ class Tls:
 
 
 def check_certificate(path: Path) -> None:
-    """Whether a file holds certificates.
-
-    Raises:
-        CredentialsError: It does not.
-    """
+    """Raises CredentialsError where a file holds no certificates."""
     load_authorities(_context(), path)
 
 
 def check_pair(certificate: Path, key: Path) -> None:
-    """Whether a key can be used, and is the certificate's.
-
-    Raises:
-        CredentialsError: It is not.
-    """
+    """Raises CredentialsError where a key cannot be used, or is not the certificate's."""
     load_pair(_context(), certificate, key)
 
 
 def load_authorities(context: ssl.SSLContext, path: Path) -> None:
-    """Trusts the certificates of a file.
-
-    Raises:
-        CredentialsError: There are none in it.
-    """
+    """Trusts the certificates of a file; raises CredentialsError where there are none."""
     _check_readable(path)
     try:
         context.load_verify_locations(path)
@@ -92,11 +74,7 @@ def load_authorities(context: ssl.SSLContext, path: Path) -> None:
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Uses a certificate and its key.
-
-    Raises:
-        CredentialsError: One of them cannot be used, or they do not belong together.
-    """
+    """Uses a certificate and its key; raises CredentialsError where they cannot be used, or do not belong together."""
     check_certificate(certificate)
     _check_readable(key)
     try:

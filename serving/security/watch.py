@@ -1,8 +1,7 @@
-"""Files that may change while the server runs.
+"""Files that may change while the server runs, looked at twice a second.
 
-They are looked at twice a second. A change counts once it has stood for half a second, so that a file that is being
-written, or a certificate whose key has not followed yet, is left alone. Links are followed: Kubernetes changes a
-mounted Secret by turning one round.
+A change counts once it has stood for half a second, so that a file that is being written, or a certificate whose key
+has not followed yet, is left alone. Links are followed: Kubernetes changes a mounted Secret by moving one.
 """
 
 from __future__ import annotations
@@ -36,18 +35,13 @@ class _Watched:
 
 
 class FileWatch:
-    """What is watched, and what happens when it changes."""
-
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
 
     def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[None]]) -> None:
-        """Watches files that are read together.
+        """Watches files that are read together and have been read just now; `what` is their name in the log.
 
-        Args:
-            what: As the log calls them.
-            paths: The files, which have been read just now.
-            reload: Reads them again; raises CredentialsError where they cannot be used.
+        `reload` reads them again and raises CredentialsError where they cannot be used.
         """
         now = _signature(paths)
         self._watched.append(_Watched(what, paths, reload, now, now))

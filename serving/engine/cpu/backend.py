@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 
 
 class LaneModel(Protocol):
-    """A model on one lane."""
-
     def run(self, batch: Batch) -> Sequence[Array]:
-        """The graph's outputs.
-
-        Raises:
-            EngineFault: The library cannot compute them.
-        """
+        """The graph's outputs; raises EngineFault where the library cannot compute them."""
 
 
 class CpuBackend:
@@ -41,16 +35,12 @@ class CpuBackend:
         threads: int,
         load: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]],
     ) -> None:
-        """Loads every model.
+        """Loads every model; raises BundleError where one cannot be served.
 
         Args:
             models: What to load.
             threads: Cores to use, the caller's included.
             load: Makes a `LaneModel` for each of some numbers of threads, the wide lane's first.
-
-        Raises:
-            BundleError: An artifact's bytes are not those of its manifest, it does not load, or it takes or
-                gives other tensors than the manifest says.
         """
         self._lanes = lanes_for(models, threads)
         self._models: list[list[LaneModel | None]] = []

@@ -48,8 +48,6 @@ _WARM_TOKENS = 128
 
 
 class OpenVinoBackend(CpuBackend):
-    """Compiled graphs of the CPU plugin, made from verified bytes, their small shapes prepared."""
-
     name = "openvino"
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
@@ -93,7 +91,6 @@ def _name(port: ov.Output) -> str:
 
 
 def _shape(port: ov.Output) -> tuple[int, ...]:
-    """A shape as manifests write it."""
     return tuple(size.get_length() if size.is_static else -1 for size in port.get_partial_shape())
 
 
@@ -170,16 +167,15 @@ def _compile(graph: ov.Model, threads: int, streams: int = 1) -> ov.CompiledMode
 
 
 def _has_ranges(graph: ov.Model) -> bool:
-    """Whether activations are rounded to ranges that stand fixed.
+    """Whether activations are rounded to fixed ranges.
 
-    Then a last digit decides which way a number is rounded, and a graph for one shape, whose sums OpenVINO orders
-    in another way, would answer another thing than the graph that runs batches: 0.997 of the cosine was seen.
+    Then a last digit decides which way a number is rounded, and a graph for one shape, whose sums OpenVINO orders in
+    another way, would answer differently from the graph that runs batches: cosines of 0.997 were seen.
     """
     return any(operator.get_type_name() == "FakeQuantize" for operator in graph.get_ops())
 
 
 def _fixed(graph: ov.Model, length: int) -> ov.Model:
-    """The graph for one text of so many tokens."""
     copy = graph.clone()
     copy.reshape({port: [1, -1 if _name(port) == POSITIONS else length] for port in copy.inputs})
     return copy

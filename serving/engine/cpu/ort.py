@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU.
 
-A model gets one session as wide as the machine and one narrow session per core: the wide one answers a lone
-text fastest, the narrow ones carry more texts a second. A large batch-invariant artifact, whose weights should
-be held once, is batched on the wide session alone.
+A model gets one session as wide as the machine and one narrow session per core: the wide one answers a lone text
+fastest, the narrow ones carry more texts a second. A large batch-invariant artifact is batched on the wide session
+alone, so that its weights are held once.
 """
 
 from __future__ import annotations
@@ -50,18 +50,15 @@ RUN_ERRORS = (
 
 
 def providers() -> list[str]:
-    """What the installed build can run on."""
     return list(ort.get_available_providers())
 
 
 def cuda_version() -> str:
-    """The CUDA that it was built for, as 13.0; empty for a build without."""
+    """The CUDA version that the build is for, as 13.0; empty for a build without."""
     return str(getattr(ort, "cuda_version", "") or "")
 
 
 class OrtCpuBackend(CpuBackend):
-    """Sessions of the CPU execution provider, made from verified bytes."""
-
     name = "ort-cpu"
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
@@ -94,11 +91,6 @@ def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
 
 
 def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
-    """Holds what a session takes and answers against the manifest.
-
-    Raises:
-        BundleError: They differ.
-    """
     inputs = [(tensor.name, _TYPES.get(tensor.type)) for tensor in session.get_inputs()]
     outputs = [(tensor.name, _TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
     check_interface(model, inputs, outputs)

@@ -1,7 +1,7 @@
-"""A card and what an engine does on it: memory, one stream, graphs, and the end when the card is lost.
+"""A GPU and what an engine does on it: memory, one stream, graphs, and the end when the GPU is lost.
 
-Everything of an engine runs in one stream: work needs no other order, and the contexts of all models can share their
-scratch memory. Memory is taken once, while models load, and stays where it is: a graph remembers addresses.
+Everything of an engine runs in one stream, so the contexts of all models can share their scratch memory. Memory is
+taken once, while models load, and stays where it is: a graph remembers addresses.
 """
 
 from __future__ import annotations
@@ -29,23 +29,9 @@ _RESERVE_SHARE = 0.05
 
 
 class Buffer:
-    """A tensor twice: pinned in this machine's memory, and on the card, always at the same addresses.
-
-    Attributes:
-        address: On the card.
-    """
+    """A tensor twice: pinned in this machine's memory, and on the GPU at `address`; neither moves."""
 
     def __init__(self, device: Device, dtype: Literal["int32", "float32"], size: int) -> None:
-        """Takes the memory.
-
-        Args:
-            device: The card.
-            dtype: Of its numbers.
-            size: How many there are.
-
-        Raises:
-            CudaError: There is no room.
-        """
         self._device = device
         kind = np.dtype(dtype)
         count = max(1, size) * kind.itemsize
@@ -56,39 +42,25 @@ class Buffer:
         self.address = device.allocate(count)
 
     def view(self, shape: tuple[int, ...]) -> Array:
-        """The first numbers of the pinned memory in a shape; what is written there is what is sent."""
+        """The pinned memory in a shape; what is written there is what is sent."""
         return cast("Array", self._host[: math.prod(shape)].reshape(shape))
 
     def send(self, shape: tuple[int, ...]) -> None:
-        """Queues the copy of so many numbers to the card."""
+        """Queues the copy to the GPU."""
         device = self._device
         device.driver.copy_in(self.address, self._pinned, math.prod(shape) * self._item, device.stream)
 
     def fetch(self, shape: tuple[int, ...]) -> None:
-        """Queues the copy of so many numbers from the card."""
+        """Queues the copy from the GPU."""
         device = self._device
         device.driver.copy_out(self._pinned, self.address, math.prod(shape) * self._item, device.stream)
 
 
 class Device:
-    """A card in use by this process.
-
-    Attributes:
-        driver: What speaks to it.
-        card: Which it is.
-        stream: The stream that all work goes through.
-    """
+    """A GPU in use by this process; all work goes through its `stream`."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        """Takes a card for the calling thread.
-
-        Args:
-            driver: The driver.
-            ordinal: The card's index among those that this process may use.
-
-        Raises:
-            CudaError: It cannot be used.
-        """
+        """Takes a GPU for the calling thread; raises CudaError where it cannot be used."""
         self.driver = driver
         self.card = driver.card(ordinal)
         driver.use(ordinal)
@@ -96,15 +68,11 @@ class Device:
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:
-        """Makes the card the calling thread's own too; the thread that runs batches is another than the loader."""
+        """Makes the GPU the calling thread's own too."""
         self.driver.use(self.card.ordinal)
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes on the card.
-
-        Raises:
-            CudaError: There is no room; what was wanted and what is free stands in the log.
-        """
+        """The address of `size` bytes on the GPU; where there is no room, the log has the sizes."""
         try:
             return self.driver.allocate(size)
         except CudaError as error:
@@ -118,7 +86,7 @@ class Device:
     def scratch(self, size: int) -> int:
         """The address of the memory that all contexts share while they run, at least so large.
 
-        It is reserved before anything runs: a larger one lies elsewhere, and the one before is given back.
+        Reserve it before anything runs: a larger one lies elsewhere, and the one before is given back.
         """
         if size > self._scratch_size:
             if self._scratch:
@@ -128,28 +96,16 @@ class Device:
         return self._scratch
 
     def wait(self) -> None:
-        """Waits for the stream, and so hears of what went wrong in it.
-
-        Raises:
-            CudaError: Something did.
-        """
+        """Waits for the stream; raises CudaError where its work failed."""
         self.driver.wait(self.stream)
 
     def has_room(self, used_before: int = 0) -> bool:
-        """Whether there is memory for one more graph.
-
-        Args:
-            used_before: What the last one took, in bytes.
-        """
+        """Whether there is memory for one more graph; the last one took `used_before` bytes."""
         free, total = self.driver.memory()
         return free - used_before > _RESERVE_SHARE * total
 
     def capture(self, work: Callable[[], None]) -> int:
-        """What `work` queues, as a graph; nothing of it runs.
-
-        Raises:
-            CudaError: It holds something that cannot be captured.
-        """
+        """What `work` queues, as a graph; nothing of it runs."""
         self.driver.begin_capture(self.stream)
         try:
             work()
@@ -162,14 +118,14 @@ class Device:
         self.driver.launch(graph, self.stream)
 
     def check(self, reason: str, *, lost: bool) -> None:
-        """After a failure: goes on where the card still works.
+        """Goes on after a failure where the GPU still works.
 
         Args:
             reason: What failed, for the log.
-            lost: Whether it is known that the card does not, or that its memory is full.
+            lost: Whether it is known that the GPU does not work, or that its memory is full.
 
         Raises:
-            DeviceLost: So it is, or nothing works in this process any more.
+            DeviceLost: Nothing works in this process any more.
         """
         if lost:
             raise DeviceLost(reason)

@@ -1,8 +1,8 @@
-"""The CUDA driver, as thin as it can be: one function a call, and every failure one exception.
+"""The CUDA driver: one method a call, and every failure one exception.
 
-Nothing else imports NVIDIA's bindings. Addresses, streams, graphs and events are plain integers here, so that whatever
-lies above can be run against a driver that a test makes up, and this file against a module that answers as the
-bindings do: each of their functions returns a status first and then its results.
+Nothing else imports NVIDIA's bindings. Addresses, streams and graphs are plain integers here, so that the layers above
+can run against a driver that a test makes up, and this file against a module that answers as the bindings do: each of
+their functions returns a status first and then its results.
 """
 
 from __future__ import annotations
@@ -42,13 +42,7 @@ _GPU_IS_LOST = frozenset(
 
 
 class CudaError(Exception):
-    """A call of the driver failed.
-
-    Attributes:
-        call: Which.
-        code: The driver's number; `NO_DRIVER` where there is none to ask.
-        name: The driver's name for it.
-    """
+    """A call of the driver failed; `code` is the driver's number, or `NO_DRIVER` where there is none to ask."""
 
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(f"{call}: {name} (CUDA error {code})" if code != NO_DRIVER else f"{call}: {name}")
@@ -61,7 +55,6 @@ class CudaError(Exception):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the card had no room."""
         return self.code == OUT_OF_MEMORY
 
 
@@ -69,11 +62,9 @@ class Card(msgspec.Struct, frozen=True):
     """A GPU that this process may use.
 
     Attributes:
-        ordinal: Its index among them, in CUDA's order.
-        name: As its maker calls it.
-        uuid: Its identity, as NVML has it too: `GPU-` and 32 digits in groups.
+        ordinal: Its index in CUDA's order.
+        uuid: As NVML has it: `GPU-` and 32 digits in groups.
         compute_capability: Major and minor.
-        memory_bytes: All that it has.
         free_bytes: What nobody had taken when `discovery` looked.
     """
 
@@ -94,14 +85,7 @@ class Driver:
     """The calls that the layer above is made of; each raises `CudaError`."""
 
     def __init__(self, bindings: Native) -> None:
-        """Starts the driver.
-
-        Args:
-            bindings: `cuda.bindings.driver`, or what answers as it does.
-
-        Raises:
-            CudaError: There is no driver, no card that this process may use, or the driver does not start.
-        """
+        """Starts the driver through `cuda.bindings.driver`, or what answers as it does."""
         self._cuda = bindings
         try:
             self._call("cuInit", 0)
@@ -144,7 +128,7 @@ class Driver:
         return int(free), int(total)
 
     def finish(self) -> None:
-        """Waits for everything on the card, and so finds out whether it still works."""
+        """Waits for everything on the GPU; fails where it does not work any more."""
         self._call("cuCtxSynchronize")
 
     # Memory.
@@ -170,7 +154,7 @@ class Driver:
     # Streams.
 
     def stream(self) -> int:
-        """A queue of work that waits for no other one."""
+        """A stream that waits for no other one."""
         return int(self._call("cuStreamCreate", _NON_BLOCKING))
 
     def wait(self, stream: int) -> None:
@@ -198,7 +182,6 @@ class Driver:
         self._call("cuGraphExecDestroy", graph)
 
     def _call(self, name: str, *arguments: Native) -> Native:
-        """One call; its result, or a tuple of several."""
         status, *results = getattr(self._cuda, name)(*arguments)
         if int(status) != SUCCESS:
             raise CudaError(name, int(status), self._name(status))
@@ -223,11 +206,7 @@ def explained(error: CudaError) -> str:
 
 
 def load() -> Driver:
-    """The driver of this machine.
-
-    Raises:
-        CudaError: There is none, or its bindings are not installed; what is missing is named.
-    """
+    """The driver of this machine; raises CudaError, which names what is missing."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415  a machine without them runs everything else
     except ImportError as error:

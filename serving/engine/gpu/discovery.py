@@ -34,10 +34,10 @@ _PROVIDER = "CUDAExecutionProvider"
 
 
 class Library(msgspec.Struct, frozen=True):
-    """What could run a model on a card.
+    """What could run a model on a GPU.
 
     Attributes:
-        version: Its own; empty where it cannot be used.
+        version: Empty where it cannot be used.
         cuda: The major version of CUDA that it was built for; 0 where it does not say.
         problem: Why it cannot be used.
     """
@@ -53,9 +53,9 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         cards: In CUDA's order.
         cuda: The newest CUDA that the driver runs; (0, 0) without one.
-        problem: Why there is no card that could be used; empty where there is one.
-        broken: Whether there is a driver, or was meant to be one, that does not work.
-        libraries: By what they are.
+        problem: Why no GPU can be used; empty where one can.
+        broken: Whether a driver is there, or was meant to be, that does not work.
+        libraries: By `Runtime`.
     """
 
     cards: tuple[Card, ...] = ()
@@ -66,7 +66,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def look(limit_s: float = LIMIT_S) -> Machine:
-    """What this machine has; never fails, and takes at most so long."""
+    """What this machine has; never fails, and takes at most `limit_s`."""
     # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
     command = [sys.executable, "-P", "-m", "serving.engine.gpu.discovery"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -85,7 +85,6 @@ def look(limit_s: float = LIMIT_S) -> Machine:
 
 
 def examine() -> Machine:
-    """As `look`, in this process."""
     try:
         driver = cuda_driver.load()
         cards = tuple(_with_free_memory(driver, card) for card in driver.cards())
@@ -143,7 +142,7 @@ def _major(version: str) -> int:
 
 
 def main() -> None:
-    """Answers on standard output; what libraries print meanwhile goes to standard error."""
+    """Answers on standard output; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with answers:

@@ -1,7 +1,7 @@
-"""A model on a card, whatever runs its kernels: batches padded to few shapes, copied, run and copied back.
+"""A model on a GPU: batches padded to few shapes, copied, run and copied back.
 
 A shape is a captured size (1, 2, 4, ... texts) in a sequence bucket. Every shape within the budget of a batch gets a
-graph while the model loads, smallest first, as long as the memory set aside for graphs lasts; the others run the same
+graph while the model loads, smallest first, until the memory set aside for graphs is used; the others run the same
 work queued piece by piece. What a batch costs depends on its shape alone.
 """
 
@@ -74,7 +74,7 @@ class ProgramError(Exception):
 
 
 class Program(Protocol):
-    """What queues a model's work on a device's stream, from and to the addresses that it was given.
+    """Queues a model's work on a device's stream, between the addresses that it was made with.
 
     Attributes:
         records_itself: Whether the library keeps graphs of its own; else they are captured here.
@@ -83,22 +83,14 @@ class Program(Protocol):
     records_itself: bool
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
-        """Makes ready for a shape, before its first run; with `graph` where the library is to keep one of it."""
+        """Prepares a shape before its first run; with `graph` a library that keeps graphs makes one."""
 
     def enqueue(self, shape: Shape) -> None:
-        """Queues the work for a shape.
-
-        Raises:
-            ProgramError: The library could not.
-        """
+        """Queues the work for a shape; raises ProgramError where the library cannot."""
 
 
 class GraphBudget:
-    """How much memory graphs may take on a card, all models together.
-
-    Attributes:
-        used: Bytes that they have taken, by the card's free memory.
-    """
+    """How much memory the graphs of all models may take on a GPU; `used` is in bytes."""
 
     def __init__(self, device: Device, limit: int | None = None) -> None:
         self._device = device
@@ -112,7 +104,7 @@ class GraphBudget:
         return self.used + self._last <= self._limit and self._device.has_room(self._last)
 
     def spend(self, free_before: int) -> None:
-        """Counts what has been taken since so much was free."""
+        """Counts what has been taken since `free_before` bytes were free."""
         self._last = max(0, free_before - self._device.driver.memory()[0])
         self.used += self._last
 
@@ -127,12 +119,7 @@ def lengths_for(max_length: int) -> list[int]:
 
 
 class ModelBuffers:
-    """The buffers of a model's inputs and outputs, each as large as the largest shape needs.
-
-    Attributes:
-        inputs: By name.
-        outputs: By name.
-    """
+    """The buffers of a model's inputs and outputs by name, each as large as the largest shape needs."""
 
     def __init__(self, device: Device, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
         self.inputs = {
@@ -149,22 +136,12 @@ class GpuModel:
     """One model; used by one thread at a time.
 
     Attributes:
-        spec: What it is.
-        shapes: All that it may be padded to, in the order in which they are captured.
+        shapes: All that a batch may be padded to, in the order in which they are captured.
     """
 
     def __init__(
         self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
     ) -> None:
-        """Joins what is there; `capture` then makes the graphs.
-
-        Args:
-            device: The card.
-            spec: The model.
-            tensors: Its buffers, which the program knows the addresses of.
-            program: What queues its work.
-            shapes: All that it may be padded to.
-        """
         self._device = device
         self.spec = spec
         self._tensors = tensors
@@ -184,8 +161,8 @@ class GpuModel:
         """Makes the graphs, those of the smallest batches first, as far as the memory for them goes.
 
         Raises:
-            CudaError: The card failed.
-            ProgramError: The library did.
+            CudaError: The GPU failed.
+            ProgramError: The library failed.
         """
         started, made = time.perf_counter(), 0
         shapes = [shape for shape in self.shapes if shape.masks <= 1]
@@ -205,8 +182,8 @@ class GpuModel:
         """Runs a batch, in several parts where it is larger than the largest shape.
 
         Raises:
-            EngineFault: It could not be computed, and the card still works.
-            DeviceLost: The card does not.
+            EngineFault: It could not be computed, and the GPU still works.
+            DeviceLost: The GPU works no more.
         """
         started = time.perf_counter()
         try:
@@ -234,7 +211,7 @@ class GpuModel:
         return rows[0] if len(rows) == 1 else _joined(rows, axis=0)
 
     def _masked(self, tensors: Tensors, length: int, padded: int) -> list[Array]:
-        """A part's arrays; where it has more masks than a shape, those of some after the other."""
+        """A part's arrays; more masks than a shape holds are computed in several runs."""
         if POSITIONS not in tensors:
             return self._once(tensors, Shape(_fitting(SIZES, len(tensors[IDS])), length), padded)
         positions = tensors[POSITIONS]
@@ -247,7 +224,7 @@ class GpuModel:
         return parts[0] if len(parts) == 1 else _joined(parts, axis=1)
 
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
-        """What the card answers to tensors that fit a shape; `width` is what they have of what varies."""
+        """Runs tensors that fit a shape; `width` is the size of their dimension that varies."""
         self._write(tensors, shape)
         graph = self._graphs.get(shape)
         if graph is not None:
@@ -281,7 +258,7 @@ class GpuModel:
             self._tensors.outputs[spec.name].fetch(shape.output(spec))
 
     def _prepare(self, shape: Shape, *, graph: bool) -> None:
-        """What a shape needs before it runs: libraries allocate and choose kernels at the first sight of one."""
+        """Prepares a shape once: libraries allocate and choose kernels at its first run."""
         if shape in self._prepared:
             return
         self._program.prepare(shape, graph=graph)
@@ -312,23 +289,14 @@ class GpuModel:
 
 
 class GpuBackend:
-    """Models on one GPU, which is one lane; it is that lane's runner too.
-
-    Attributes:
-        models: All of them, by their index.
-    """
+    """Models on one GPU, which is one lane; it is that lane's runner too."""
 
     name: str
     largest_batch = SIZES[-1]
     padded_to: Sequence[int] = SIZES
 
     def __init__(self, device: Device, models: Sequence[GpuModel]) -> None:
-        """Captures the graphs of every model.
-
-        Raises:
-            BundleError: The library cannot run one of them.
-            CudaError: The card has no room, or failed.
-        """
+        """Captures the graphs of every model; raises CudaError, or BundleError where the library cannot run one."""
         self.models = models
         budget = GraphBudget(device)
         for model in models:

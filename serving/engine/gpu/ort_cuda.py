@@ -1,7 +1,7 @@
 """ONNX Runtime on a GPU: its CUDA provider on our stream, between our buffers, with a CUDA graph for each shape.
 
-ONNX Runtime falls back to a CPU in silence, so what it says that it runs on is checked. With
-graphs on, it refuses by itself a model of which a part would be computed elsewhere.
+ONNX Runtime falls back to a CPU in silence, so its provider is checked. With graphs on, it refuses by itself a model of
+which a part would be computed elsewhere.
 """
 
 from __future__ import annotations
@@ -33,22 +33,14 @@ _NO_GRAPH = "-1"
 
 
 class OrtCudaBackend(GpuBackend):
-    """Sessions of the CUDA provider, made from verified bytes."""
-
     name = "ort-cuda"
 
     def __init__(self, models: Sequence[ModelSpec], device: Device, max_batch_tokens: int) -> None:
-        """Loads every model and captures its graphs.
-
-        Args:
-            models: What to load.
-            device: The card.
-            max_batch_tokens: Padded tokens of the largest batch.
+        """Loads every model and captures its graphs; `max_batch_tokens` are padded tokens.
 
         Raises:
-            BundleError: An artifact's bytes are not those of its manifest, it does not load on this provider, or it
-                takes or gives other tensors than the manifest says.
-            CudaError: The card has no room, or failed.
+            BundleError: A model cannot be served on this provider.
+            CudaError: The GPU has no room, or failed.
         """
         if PROVIDER not in ort.get_available_providers():
             raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
@@ -90,8 +82,6 @@ def _session(data: bytes, device: Device) -> ort.InferenceSession:
 
 
 class _OrtProgram:
-    """One session's work, bound to the model's buffers."""
-
     records_itself = True
 
     def __init__(self, session: ort.InferenceSession, spec: ModelSpec, device: Device, buffers: ModelBuffers) -> None:

@@ -32,11 +32,7 @@ _VERSION_PARTS = 3
 
 
 class TensorRtBackend(GpuBackend):
-    """Engines of verified bytes, of whichever flavour built them.
-
-    Attributes:
-        version: Of the libraries in use.
-    """
+    """Engines of verified bytes, of either flavour; `version` is that of the libraries in use."""
 
     name = "tensorrt"
 
@@ -51,14 +47,13 @@ class TensorRtBackend(GpuBackend):
 
         Args:
             models: What to load.
-            device: The card.
+            device: The GPU.
             max_batch_tokens: Padded tokens of the largest batch.
             kernels: For each model the files of what TensorRT for RTX compiles; empty for none.
 
         Raises:
-            BundleError: An engine's bytes are not those of its manifest, it is for another GPU or version, or it
-                takes or gives other tensors than the manifest says.
-            CudaError: The card has no room, or failed.
+            BundleError: An engine cannot be served here.
+            CudaError: The GPU has no room, or failed.
         """
         flavours = {_build(spec).flavour for spec in models}
         try:
@@ -79,8 +74,6 @@ class TensorRtBackend(GpuBackend):
 
 
 class _Library:
-    """A flavour in use."""
-
     def __init__(self, flavour: tensorrt_library.Flavour) -> None:
         self.flavour = flavour
         self.module = tensorrt_library.load(flavour)
@@ -89,7 +82,7 @@ class _Library:
         self.version = f"{tensorrt_library.PACKAGES[flavour]} {self.module.__version__}"
 
     def reason(self) -> str:
-        """What the library last complained of; it then starts anew."""
+        """What the library complained of since the last call."""
         messages = list(self.log.errors)
         self.log.errors.clear()
         return tensorrt_library.reason(messages)
@@ -115,11 +108,9 @@ class _Opened:
 
     @property
     def scratch_size(self) -> int:
-        """What a context needs while it runs."""
         return int(self._engine.device_memory_size_v2)
 
     def model(self, scratch: int, scratch_size: int, max_batch_tokens: int) -> GpuModel:
-        """The model, its contexts given their memory."""
         profiles = {profile.max[1]: profile for profile in _build(self.spec).profiles}
         shapes = [
             shape
@@ -136,7 +127,7 @@ class _Opened:
         return GpuModel(self._device, self.spec, buffers, program, shapes)
 
     def keep_kernels(self) -> None:
-        """Writes what was compiled to where the server takes it from; a start without it is only slower."""
+        """Writes what was compiled for the server to take; a start without it is only slower."""
         if self._cache is None or not self._kernels.write:
             return
         try:
@@ -197,8 +188,6 @@ class _Opened:
 
 
 class _TrtProgram:
-    """One engine's work."""
-
     def __init__(self, library: _Library, spec: ModelSpec, device: Device, contexts: Mapping[int, Native]) -> None:
         self.records_itself = library.flavour == "rtx"
         self._library = library
@@ -233,7 +222,7 @@ def _holds(profile: ShapeProfile, shape: Shape) -> bool:
 
 
 def _check_tensors(library: Native, engine: Native, spec: ModelSpec) -> None:
-    """Holds what an engine takes and answers against the manifest, whose order of outputs an engine need not keep."""
+    """Compares an engine's tensors with the manifest; an engine need not keep the manifest's order of outputs."""
     types = {library.int32: "int32", library.float32: "float32"}
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]

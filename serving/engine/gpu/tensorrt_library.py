@@ -1,7 +1,7 @@
-"""TensorRT's two flavours behind one door: the module, its version, its log, and what its messages mean.
+"""TensorRT's two flavours: the module, its version, its log, and what its messages mean.
 
-`tensorrt_rtx` and `tensorrt` have the same classes under another name; only this file imports them. A runtime never
-gets leave to run host code out of an engine.
+`tensorrt_rtx` and `tensorrt` have the same classes; only this file imports them. No runtime may run host code out of an
+engine.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ class LibraryMissing(Exception):
 
 
 def load(flavour: Flavour) -> Native:
-    """The module of a flavour.
-
-    Raises:
-        LibraryMissing: It cannot be imported.
-    """
+    """The module of a flavour; raises LibraryMissing where it cannot be imported."""
     try:
         if flavour == "rtx":
             import tensorrt_rtx as library  # noqa: PLC0415  an optional library
@@ -78,7 +74,7 @@ def logger(library: Native) -> Native:
 
 
 def runtime(library: Native, log: Native) -> Native:
-    """What opens engines; with host code forbidden, whatever an engine brings."""
+    """What opens engines; it never runs host code that an engine brings."""
     made = library.Runtime(log)
     made.engine_host_code_allowed = False
     return made

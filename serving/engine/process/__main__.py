@@ -21,11 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(descriptors: list[int]) -> None:
-    """Becomes the worker; does not return.
-
-    Args:
-        descriptors: As `worker.main` takes them.
-    """
+    """Becomes the worker; does not return. `descriptors` are those of `worker.main`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         os.write(descriptors[0], STARTED)
@@ -37,7 +33,7 @@ def main(descriptors: list[int]) -> None:
 
 
 def _verify(bundles: list[tuple[str, str]]) -> None:
-    """Verifies bundles that the server has not verified itself; each must still have the manifest it had there."""
+    """Verifies bundles that the server has not verified itself; their manifests must not have changed since."""
     from pathlib import Path  # noqa: PLC0415  see the module
 
     from serving.errors import BundleError  # noqa: PLC0415

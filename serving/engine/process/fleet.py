@@ -40,19 +40,10 @@ async def start_engine(
     crash_limit: int = 3,
     crash_window_s: float = 60.0,
 ) -> EngineLife:
-    """Starts what a load asks for: one process, or one for each of several cards.
+    """Starts one process for a load, or one for each of its GPUs; arguments and errors as of `RemoteEngine.start`.
 
-    Args:
-        load: What to load, and on which cards.
-        hang_s: As `RemoteEngine.start`, like the next two.
-        started: Not called for the processes of several cards: pausing one would keep none of the others from its card.
-        verified: Of several cards awaited before any process is started.
-        crash_limit: So many deaths of one of several cards' engines within the window give that card up.
-        crash_window_s: See `crash_limit`.
-
-    Raises:
-        EngineFailed: It refused to load; the message is for the operator.
-        EngineLost: It died before it was ready.
+    For several GPUs `verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
+    dies `crash_limit` times within the window is given up.
     """
     if len(load.cards) > 1:
         if verified is not None:
@@ -118,12 +109,10 @@ class RemoteFleet:
 
     @property
     def pid(self) -> int:
-        """The process id of the first GPU that works; 0 without one."""
         return next((engine.pid for engine in self._working), 0)
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
-        """What each model's texts cost on a GPU, whichever lane it is called by."""
         return self.ready.costs
 
     @property
@@ -158,14 +147,13 @@ class RemoteFleet:
         return 1
 
     async def close(self) -> None:
-        """Ends every process and reaps it; an end that is wanted is not reported."""
+        """Ends every process; `on_end` is not called."""
         self.on_end = self.on_lost = lambda: None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def member_up(self, member: _Member, engine: EngineLife) -> None:
-        """A GPU's engine is warm."""
         log.info("GPU %d works, %d of %d do", member.gpu, self.devices, len(self._members))
         if not self._first.done():
             costs = [[*points, *map(_narrow, points)] for points in engine.ready.costs]
@@ -173,14 +161,12 @@ class RemoteFleet:
             self._first.set_result(None)
 
     def member_down(self, member: _Member) -> None:
-        """A GPU's engine has gone; its batches fail."""
         log.warning("GPU %d has no engine, %d of %d work", member.gpu, self.devices, len(self._members))
         if not self.devices and not self._gone.is_set():
             self._gone.set()
             self.on_end()
 
     def member_failed(self, member: _Member, *, passing: bool) -> None:
-        """A GPU is given up; `passing` as `EngineFailed` has it."""
         log.error("GPU %d is given up: %s", member.gpu, member.reason)
         self._first_reason = self._first_reason or member.reason
         self._passing &= passing
@@ -193,9 +179,8 @@ class _Member:
     """One GPU of a fleet, and the `Slot` of its engine.
 
     Attributes:
-        gpu: Its index among those that a process may use.
         engine: What runs on it; None while there is nothing.
-        batches: How many it works on.
+        batches: How many its engine works on.
         reason: Why it was given up; empty while it was not.
     """
 
@@ -207,7 +192,6 @@ class _Member:
         self.reason = ""
 
     async def keep(self, supervisor: Supervisor) -> None:
-        """Keeps the engine alive; a GPU whose process cannot be started at all is given up too."""
         try:
             await supervisor.run()
         except OSError as error:

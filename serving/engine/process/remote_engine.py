@@ -40,10 +40,9 @@ class EngineLife(Engine, Protocol):
     """One life of an engine, from its first warm batch to its end.
 
     Attributes:
-        apart: Whether lanes other than the wide one may work beside it, as several cards do.
+        apart: Whether lanes other than the wide one may work beside it, as several GPUs do.
         on_end: Called once when it has ended.
         on_lost: Called whenever one of several devices is given up.
-        ready: Its own report.
     """
 
     apart: bool
@@ -57,11 +56,11 @@ class EngineLife(Engine, Protocol):
 
     @property
     def devices(self) -> int:
-        """How many of them work."""
+        """How many of its devices work."""
 
     @property
     def busy(self) -> bool:
-        """Whether a batch has been given to it that it has not answered."""
+        """Whether it has a batch that it has not answered."""
 
     @property
     def gone(self) -> bool:
@@ -69,7 +68,7 @@ class EngineLife(Engine, Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process's id, or that of the first of several."""
+        """The id of its process, or of the first of several; 0 without one."""
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
@@ -79,7 +78,7 @@ class EngineLife(Engine, Protocol):
         """Ends it at once."""
 
     async def wait(self) -> int:
-        """Waits for the end and returns the exit status, negative for a signal."""
+        """Waits for the end and returns the exit status, negative for a signal; 1 for several processes."""
 
     async def close(self) -> None:
         """Ends it and reaps it; `on_end` is not called."""
@@ -118,7 +117,7 @@ class RemoteEngine:
 
         Args:
             load: What it loads.
-            hang_s: A batch without an answer for so long is taken for a hang, if it was predicted to be short.
+            hang_s: A batch that was predicted to be short and has no answer after this time counts as a hang.
             started: Called with the process's id once it can be paused; it has done nothing yet.
             verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
 
@@ -187,11 +186,7 @@ class RemoteEngine:
         self._tables = [CostTable.of(points) for points in self.costs]
 
     def _send(self, frame: bytes) -> None:
-        """Sends a frame to the process, which may have ended since it was started: a closed transport takes nothing.
-
-        Raises:
-            EngineLost: It has.
-        """
+        """Sends a frame; raises EngineLost where the process has ended: a closed transport drops what it is given."""
         if self._control.is_closing():
             raise EngineLost(_ENDED_LOADING)
         self._control.write(frame)
@@ -225,7 +220,6 @@ class RemoteEngine:
         return max(self._hang_s - 2 * _WATCH_S, _HANG_FACTOR * predicted_s)
 
     def kill(self, why: str) -> None:
-        """Ends the process at once; its requests fail and the supervisor takes over."""
         if self._process.poll() is None:
             log.error("killing the engine process %d: it %s", self.pid, why)
             self._process.kill()
@@ -248,7 +242,7 @@ class RemoteEngine:
         return self._process.returncode
 
     async def close(self) -> None:
-        """Closes the sockets, which ends the process, and reaps it; an end that is wanted is not reported."""
+        """Closes the sockets, which ends the process; `on_end` is not called."""
         self.on_end = self.on_lost = lambda: None
         if self._watch is not None:
             self._watch.cancel()
@@ -269,11 +263,7 @@ class _Control(asyncio.Protocol):
         self._frames = FrameReader()
 
     async def answer(self) -> tuple[Kind, bytes]:
-        """The next frame.
-
-        Raises:
-            EngineLost: The process ended first.
-        """
+        """The next frame; raises EngineLost where the process ends first."""
         answer = await self._answers.get()
         if answer is None:
             raise EngineLost(_ENDED_LOADING)

@@ -20,15 +20,13 @@ log = logging.getLogger("bertserve.engine")
 
 
 class RemoteLane(asyncio.Protocol):
-    """One lane's socket: batches go out one after another, and their answers come back in that order."""
+    """One lane's socket: batches go out one after another, and their answers come back in that order.
+
+    `patience_s` says how long the lane may work on a batch, in seconds, before it is suspected to hang; `ended` is
+    called when the socket has closed, before the lane's requests fail.
+    """
 
     def __init__(self, patience_s: Callable[[Batch], float], ended: Callable[[], None]) -> None:
-        """Makes the protocol of a socket.
-
-        Args:
-            patience_s: How long the lane may work on a batch before it is suspected to hang, in seconds.
-            ended: Called when the socket has closed, before its requests fail.
-        """
         self._patience_s = patience_s
         self._ended = ended
         self._frames = FrameReader()

@@ -26,7 +26,7 @@ log = logging.getLogger("bertserve.engine")
 
 
 class Slot(Protocol):
-    """Who hears what becomes of the engine."""
+    """What hears of the engine's life."""
 
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine takes batches now."""
@@ -38,18 +38,14 @@ class Slot(Protocol):
         """One of several devices of the engine was given up."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
-        """No engine of this kind will come any more: it refused what it was to load, or it `crashed` too often.
-
-        `passing` as `EngineFailed` has it.
-        """
+        """The engine refused its load or `crashed` too often; it will not come back. `passing`: see `EngineFailed`."""
 
 
 class Supervisor:
     """Keeps one engine process alive.
 
     Attributes:
-        load: What it loads.
-        engine: The process that runs; None while there is none.
+        engine: None while there is none.
         restarts: How often a new process was started after the first.
     """
 
@@ -75,7 +71,7 @@ class Supervisor:
         self.restarts = 0
 
     def load_instead(self, load: Load) -> None:
-        """What is loaded from now on; the deaths of what was before are forgotten."""
+        """Changes what is loaded from now on; earlier deaths are forgotten."""
         self.load = load
         self._crashes.clear()
 
@@ -101,12 +97,7 @@ class Supervisor:
             self.restarts += 1
 
     def exchange(self, engine: EngineLife, load: Load) -> None:
-        """Looks after another engine from now on; the one before belongs to the caller.
-
-        Args:
-            engine: Ready.
-            load: What it has loaded, and what the engines after it load.
-        """
+        """Looks after another, ready engine from now on; the one before belongs to the caller."""
         if self.engine is not None:
             self.engine.on_end = self.engine.on_lost = lambda: None
         self._look_after(engine, load)

@@ -1,10 +1,9 @@
 """Warm-up: runs every lane over what it will see, and measures what it costs.
 
 A lane's first runs of a length allocate and choose kernels; no client should wait for that. The same runs measure
-the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. A narrow
-lane is measured with all of its siblings at the same work, since that is when it is used: they share caches and
-memory. All of it ends in time: what was not measured is extended from what was. A model that answers one of these
-texts with NaN or infinity is refused.
+the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. Narrow lanes
+are measured all at once, as they are used: they share caches and memory. There is a time limit; what was not measured
+is extended from what was. A model that answers with NaN or infinity is refused.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ def warm_up(
 ) -> list[list[CostPoint]]:
     """Warms every lane and returns for each model what it costs.
 
-    Args:
-        backend: What runs them.
-        models: The models.
-        measured: What was measured before on this very node, for each model; those are warmed and not measured.
-        max_batch_tokens: Padded tokens of the largest batch.
+    A model's earlier costs on this node, in `measured`, are taken as they are: it is warmed and not measured.
 
     Raises:
         BundleError: A model cannot answer, or answers what is not finite.
@@ -88,7 +83,7 @@ class _Model:
     def measured(self, *, measure: bool) -> list[CostPoint]:
         """Every single text, and then batches as long as there is time.
 
-        Those of narrow lanes come first, which carry the load where there are any, and the short ones, which gain most.
+        Narrow lanes come first, because they carry most of the load, and short texts, because they gain most.
         """
         limit = time.perf_counter() + LIMIT_S
         runs = _MOST_RUNS if measure else 1

@@ -43,8 +43,6 @@ _DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
 
 
 class Kind(IntEnum):
-    """What a frame is."""
-
     RUN = 1
     RESULT = 2
     FAULT = 3
@@ -63,15 +61,11 @@ class Load(msgspec.Struct, frozen=True):
     """The order to an engine process: what to load and how.
 
     Attributes:
-        engine: Which kind of engine.
-        threads: Cores to use.
         nice: How much less urgent it is than the server, as `nice` counts.
-        fake_ms: Delay of the fake engine.
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
-        log_format: What lines of its log look like.
-        cards: Which GPUs, by their indices among those that a process may use; none for a CPU.
+        cards: GPUs, by their indices among those that a process may use; none for a CPU.
         kernels: For each model the files of its compiled kernels; empty for none.
         bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
@@ -91,12 +85,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The engine's answer once every model is loaded and warm.
-
-    Attributes:
-        costs: Of each model.
-        padded_to: As `Backend` has it.
-    """
+    """The engine's answer once every model is loaded and warm; `costs` has a list for each model."""
 
     engine: str
     lanes: list[LaneKind]
@@ -107,12 +96,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine's answer where it cannot load.
-
-    Attributes:
-        message: For the operator.
-        passing: Whether only memory was missing.
-    """
+    """The engine's answer where it cannot load: a message for the operator, and whether only memory was missing."""
 
     message: str
     passing: bool = False

@@ -1,9 +1,8 @@
-"""The engine process: owns a device slot, loads the models, warms them up and runs one batch a lane at a time.
+"""The engine process: loads the models, warms them up and runs one batch a lane at a time.
 
-Started by the supervisor with inherited sockets: the first is the control socket, then one for each lane.
-It ends when the server's end of any of them closes, so no orphan ever holds the device (`__main__` sees to it that a
-paused one ends too). Signals that a terminal or a service manager sends to the whole group are ignored: the
-server decides when it ends.
+It is started with inherited sockets: the control socket, then one for each lane. It ends when the server's end of any
+of them closes, so that no orphan holds the device. It ignores signals that a terminal or a service manager sends to the
+whole group: the server decides when it ends.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
 
     Args:
         descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
-        verify: Verifies bundles, as `Load.bundles` lists them; raises BundleError where one must not be served.
+        verify: Verifies `Load.bundles`; raises BundleError where one must not be served.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -112,7 +111,7 @@ def _lacked_memory(error: BaseException | None) -> bool:
 
 
 def _until_the_end(speak: Callable[[], T]) -> T:
-    """Speaks with the server; when the server has ended, so does this process."""
+    """Speaks with the server; when the server has ended, this process ends."""
     try:
         return speak()
     except (EOFError, WireError, OSError):
@@ -120,12 +119,7 @@ def _until_the_end(speak: Callable[[], T]) -> T:
 
 
 def prepare(load: Load) -> tuple[Backend, Ready]:
-    """Loads and warms every model.
-
-    Raises:
-        BundleError: An artifact is not what its manifest says or cannot be loaded, or a model's answers are not
-            finite.
-    """
+    """Loads and warms every model; raises BundleError where an artifact cannot be served."""
     backend, version = _backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
     lanes = list(backend.lanes())
