@@ -1,7 +1,7 @@
-"""`bertserve serve`: settings, then the world they name, then the server.
+"""`bertserve serve`.
 
-What can be checked cheaply is checked first and in this order: settings, bundles, GPUs, ports. The libraries of
-the wire and the engine are imported only afterwards, so that a wrong setting is answered within a second.
+What can be checked cheaply is checked first: settings, bundles, GPUs, ports. The libraries of the wire and the engine
+are imported only afterwards, so that a wrong setting is answered within a second.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def main(argv: list[str]) -> int:
 
 
 def _leave(_: int, __: FrameType | None) -> None:
-    """Ends a start that nobody waits for any more."""
     sys.exit(0)
 
 

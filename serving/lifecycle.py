@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """See the module's table."""
-
     STARTING = "starting"
     WARMING = "warming"
     READY = "ready"
@@ -47,23 +45,21 @@ _NEXT: dict[State, frozenset[State]] = {
 _RETRY_AFTER_S = 1.0
 
 REPLY_GRACE_S = 1.0
-"""After the drain limit: time for the refusals of what was left to reach their clients."""
+"""After the drain limit, for the last refusals to reach their clients."""
 
 TRACES_GRACE_S = 2.0
-"""At the end: time for the last traces to reach their collector."""
+"""At the end, for the last traces to reach their collector."""
 
 _ENGINE_GRACE_S = 1.0
 """More than an engine process takes to end."""
 
 
 def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
-    """How long a server may take from SIGTERM to its exit: what whoever kills it after a while must allow."""
+    """The most time from SIGTERM to the exit; nobody should kill the server sooner."""
     return lame_duck_s + drain_s + REPLY_GRACE_S + TRACES_GRACE_S + _ENGINE_GRACE_S
 
 
 class Lifecycle:
-    """The server's state; whoever must act on a change subscribes."""
-
     def __init__(self) -> None:
         self.state = State.STARTING
         self.failure = ""
@@ -71,7 +67,6 @@ class Lifecycle:
         self._listeners: list[Callable[[State], None]] = []
 
     def subscribe(self, listener: Callable[[State], None]) -> None:
-        """Calls `listener` with each new state."""
         self._listeners.append(listener)
 
     def to(self, state: State) -> bool:
@@ -86,12 +81,10 @@ class Lifecycle:
         return True
 
     def fail(self, reason: str) -> None:
-        """No engine will come any more."""
         self.failure = self.failure or reason
         self.to(State.FAILED)
 
     def end_lame_duck(self) -> None:
-        """From now on nothing new is taken."""
         self._accepting = False
 
     @property
@@ -106,14 +99,9 @@ class Lifecycle:
 
     @property
     def closing(self) -> bool:
-        """Whether connections are asked to close."""
+        """Whether clients are asked to close their connections."""
         return not self.live or self.state is State.DRAINING
 
     def check_accepting(self) -> None:
-        """Refuses a request that cannot be served now.
-
-        Raises:
-            NotReady: With the state's name.
-        """
         if not self._accepting:
             raise NotReady(f"the server is {self.state}; try again", retry_after_s=_RETRY_AFTER_S)

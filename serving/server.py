@@ -62,12 +62,6 @@ _GC_ALLOCATIONS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The parts that start and end.
-
-    Attributes:
-        background: What runs beside the requests until the server ends.
-    """
-
     settings: Settings
     lifecycle: Lifecycle
     repository: Repository
@@ -187,9 +181,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         lambda: Addresses(http.address, grpc.address, probes.address),
         log_writer.say,
     )
-    slot.on_up(_freeze_garbage)
-    slot.on_up(announcement.engine_up)
-    slot.on_end(metrics.engine_died)
+    slot.on_up += [_freeze_garbage, announcement.engine_up]
+    slot.on_end.append(metrics.engine_died)
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: log.info("state: %s", state))
 
@@ -218,7 +211,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
 
 def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCounts, log_writer: LogWriter) -> None:
-    """Shows as metrics what the parts know."""
     slot, repository = server.slot, server.repository
     metrics.follow(server.dispatcher)
     metrics.follow_engine(lambda: slot.engine, repository)
@@ -247,7 +239,6 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
 
 
 def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
-    """What sends spans; its libraries need not be installed where no traces are sent."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -347,7 +338,7 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
 
 
 async def _end_requests(server: Server, limit_s: float) -> None:
-    """Takes nothing new, lets what is under way finish within the limit, refuses the rest."""
+    """Takes nothing new, lets requests under way finish within the limit, and refuses the rest."""
     server.lifecycle.end_lame_duck()
     server.http.close()
     closed = asyncio.gather(server.http.drained(), server.grpc.close(limit_s + REPLY_GRACE_S))

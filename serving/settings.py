@@ -39,7 +39,7 @@ _SYNTAX = {
         "must look like http://host:4318",
     ),
 }
-"""Of settings with a syntax of their own: the pattern, and what to say where a value does not match it."""
+"""Of settings with a syntax of their own: the pattern, and the message where a value does not match."""
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
 # like into every container of its namespace; they are addresses, not settings.
@@ -307,11 +307,10 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Settings:
-        """Builds the settings from the command line, the environment and the file that `--config` names.
+        """Settings from the command line, the environment and the file that `--config` names.
 
         Raises:
-            StartupError: With every problem, one a line, and exit code 2.
-            SystemExit: After `--help`.
+            StartupError: With every problem, and exit code 2.
         """
         flags, problems = _parse_flags(argv)
         problems += _unknown_environment(environment)
@@ -331,7 +330,6 @@ class Settings(BaseModel):
 
 
 def flag_of(name: str) -> str:
-    """The command line's spelling of a setting."""
     return "--" + name.replace("_", "-")
 
 

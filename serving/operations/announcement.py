@@ -28,7 +28,6 @@ _EXAMPLES: Mapping[Task, tuple[str, str]] = {
     "tag": ("/tag", '{"inputs": "The T4 was made in Santa Clara."}'),
     "fill_mask": ("/fill-mask", '{"inputs": "A T4 is a graphics [MASK]."}'),
 }
-"""A request for each task that an operator can try at once."""
 
 
 class Addresses(NamedTuple):
@@ -41,13 +40,6 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Announces an engine that has become ready.
-
-    Attributes:
-        addresses: Where the ports are open by then.
-        say: Writes to standard output.
-    """
-
     settings: Settings
     repository: Repository
     lifecycle: Lifecycle
@@ -55,7 +47,6 @@ class Announcement:
     say: Callable[[str], None]
 
     def engine_up(self, engine: EngineLife) -> None:
-        """The server takes requests."""
         addresses, settings, models = self.addresses(), self.settings, self.repository.models
         secured = "s" if settings.tls_cert_file else ""
         http = "http{}://{}:{}".format(secured, *addresses.http)

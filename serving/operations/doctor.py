@@ -62,22 +62,14 @@ _INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FEW_DESCRIPTORS = 4096
 _MIB = 1 << 20
 _PROCESSES_MIB = 300
-"""What the two processes take before any model, about."""
+"""About what the two processes take before any model."""
 
 _WORKING_FACTOR = 1.5
-"""What an artifact takes in memory, over its size on disk, with room for batches."""
+"""Memory of an artifact and its batches, as a multiple of its size on disk."""
 
 
 class Finding(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        topic: Under which heading it stands.
-        name: What was looked at.
-        value: What was found.
-        state: `bad` stops `serve`, `note` does not and could be better.
-        advice: What to do; empty where there is nothing.
-    """
+    """One line of the report. `bad` would stop `serve`; a `note` could be better."""
 
     topic: str
     name: str
@@ -87,12 +79,11 @@ class Finding(NamedTuple):
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Everything there is to say of this machine, for a server with these settings."""
     return [*machine(settings), *gpus(), *engines(settings), *serving_with(settings)]
 
 
 def main(argv: list[str]) -> int:
-    """Prints the report; returns 0, or 1 where something would stop `serve`, or 2 for wrong options."""
+    """Prints the report; returns 0, 1 where something would stop `serve`, 2 for wrong options."""
     if {"-h", "--help"} & set(argv):
         print(_HELP)  # noqa: T201  a command talks to people
         return 0
@@ -107,7 +98,6 @@ def main(argv: list[str]) -> int:
 
 
 def text(findings: Sequence[Finding]) -> str:
-    """The report for a terminal."""
     lines: list[str] = []
     topic = ""
     for finding in findings:
@@ -128,7 +118,6 @@ def _json(findings: Sequence[Finding]) -> str:
 
 
 def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
-    """Processor, cores, memory and descriptors."""
     topic = "Machine"
     instructions = host.instructions(proc / "cpuinfo")
     yield Finding(topic, "processor", host.processor(proc / "cpuinfo"))
@@ -169,7 +158,6 @@ def _memory(topic: str, proc: Path) -> Finding:
 
 
 def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
-    """Cards, driver and libraries of NVIDIA."""
     topic = "GPU"
     cards = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
     driver = re.search(r"Module\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
@@ -261,7 +249,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 
 
 def _wanted_mib(model: ServedModel, threads: int) -> float:
-    """What a model takes in memory, about: small ones are held once for each core and once for all."""
+    """About what a model takes in memory: narrow ones are held once for each core and once for all."""
     copies = 1 + threads if model.spec().narrow and threads > 1 else 1
     return _WORKING_FACTOR * copies * model.artifact.size_bytes / _MIB
 

@@ -60,7 +60,6 @@ _UNITS = {"seconds": "seconds", "bytes": "bytes", "tokens": "tokens", "texts": "
 
 
 def settings_page() -> str:
-    """`docs/settings.md`."""
     schema = Settings.model_json_schema()["properties"]
     return _SETTINGS_HEAD + "".join(_setting(name, schema[name]) for name in Settings.model_fields)
 
@@ -86,12 +85,11 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    """`docs/metrics.md`."""
     return _METRICS_HEAD + "".join(_section(*section) for section in _METRICS_SECTIONS)
 
 
 def unit(name: str) -> str:
-    """The unit that a metric's name ends in; empty where it counts or tells.
+    """The unit that a metric's name ends in, if it has one.
 
     >>> unit("bertserve_batch_actual_seconds_total"), unit("bertserve_state")
     ('seconds', '')
@@ -111,7 +109,6 @@ def _metric(metric: Metric) -> str:
 
 
 def main() -> None:
-    """Writes the pages into the directory on the command line."""
     docs = Path(sys.argv[1])
     (docs / "settings.md").write_text(settings_page(), encoding="utf-8")
     (docs / "metrics.md").write_text(metrics_page(), encoding="utf-8")

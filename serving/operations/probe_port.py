@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _WORD = PREFACE[:4]
-"""With which no request of HTTP/1.1 begins: the method is reserved for this purpose."""
+"""No HTTP/1.1 request begins so: the method is reserved."""
 
 
 class ProbeListener(HttpListener):
-    """The metrics port. Nothing is asked here that needs a large body, so none is read."""
+    """The metrics port. Nothing here needs a large body, so none is read."""
 
     def __init__(
         self,
@@ -33,14 +33,12 @@ class ProbeListener(HttpListener):
         opened: socket.socket,
         settings: Settings,
     ) -> None:
-        """As `HttpListener`; `methods` are the calls that are answered."""
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
         super().__init__(app, opened, settings)
         self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)
         keep_alive(opened)
 
     def close(self) -> None:
-        """Accepts no more, and ends what is there."""
         super().close()
         for connection in list(self._calls.connections):
             connection.end()
@@ -55,7 +53,7 @@ class ProbeListener(HttpListener):
 
 
 class _Undecided(asyncio.Protocol):
-    """A connection that has not said yet what it speaks."""
+    """A connection whose protocol is not known yet."""
 
     def __init__(
         self, http: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol], limit_s: float
@@ -66,16 +64,13 @@ class _Undecided(asyncio.Protocol):
         self._first = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Gives it a while to say so."""
         self._transport = cast("asyncio.Transport", transport)
         self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        """It never did."""
         self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Decides as soon as there is enough."""
         self._first += data
         if len(self._first) < len(_WORD) and _WORD.startswith(self._first):
             return

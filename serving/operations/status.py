@@ -1,7 +1,4 @@
-"""What the server knows of itself, for `/status`.
-
-State, engine, the last minute and all since the start, queue, admission, the last batches, models and costs.
-"""
+"""The report of `/status`."""
 
 from __future__ import annotations
 
@@ -29,8 +26,6 @@ _DIGITS = 1
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Looks when it is asked; nothing of it is kept."""
-
     repository: Repository
     lifecycle: Lifecycle
     dispatcher: Dispatcher
@@ -40,11 +35,7 @@ class Status:
     versions: Versions
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
-        """All of it, ready for JSON; times in milliseconds or microseconds as their names say.
-
-        Args:
-            costs: Whether with the cost tables, which take most of the time: hundreds of predictions.
-        """
+        """Ready for JSON; times in milliseconds or microseconds by name. The cost tables take most of the time."""
         load, model_costs = self.dispatcher.load(), self.dispatcher.costs
         others = self.versions.others()
         return {
@@ -94,7 +85,6 @@ def _engine(engine: EngineLife | None) -> dict[str, Any] | None:
 
 
 def _batches(seen: Sequence[BatchSeen]) -> dict[str, Any]:
-    """The last batches, summed up."""
     tokens, padding = sum(batch.tokens for batch in seen), sum(batch.padding for batch in seen)
     timed = [batch for batch in seen if batch.occupied_us > 0]
     return {
@@ -107,7 +97,6 @@ def _batches(seen: Sequence[BatchSeen]) -> dict[str, Any]:
 
 
 def _model(model: ServedModel) -> dict[str, Any]:
-    """What its bundle says of a model, and of the artifact of it that is served."""
     manifest, artifact = model.manifest, model.artifact
     return {
         "name": model.name,
@@ -126,7 +115,6 @@ def _model(model: ServedModel) -> dict[str, Any]:
 
 
 def _parity(artifact: Artifact) -> dict[str, Any] | None:
-    """Its answers beside PyTorch's; None where nobody compared them."""
     if artifact.parity is None:
         return None
     names = ("texts", "max_abs_difference", "cosine_mean", "cosine_min", "agreement")
@@ -134,7 +122,6 @@ def _parity(artifact: Artifact) -> dict[str, Any] | None:
 
 
 def _costs(costs: ModelCosts) -> dict[str, Any]:
-    """What was measured, and what is predicted now."""
     return {
         "corrections": {
             kind: {

@@ -1,7 +1,6 @@
 """Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own.
 
-It has the system's idle priority, and ends when the server does. `python -m serving.rollout.engine_build WORDS`
-becomes that process; what exports is no part of the server.
+The process has idle priority and ends with the server: `python -m serving.rollout.engine_build ARGUMENTS` becomes it.
 """
 
 from __future__ import annotations
@@ -23,19 +22,17 @@ from serving.errors import EngineFailed
 log = logging.getLogger("bertserve.build")
 
 _END_S = 5.0
-"""A build that is told to end has so long to remove what it has written."""
+"""For a build that is ended to remove what it has written."""
 
 _LEAST_NICE = 19
 _FIRST_TO_KILL = "1000"
-"""Where memory runs out, the build is killed and not the server (`oom_score_adj` of proc(5))."""
+"""If memory runs out, the build is killed, not the server (`oom_score_adj` of proc(5))."""
 
 _ENDS = "the server ends before the engine is built"
 _SAID_FIRST = "bertserve build: "
 
 
 class EngineBuilder:
-    """Builds one engine after another."""
-
     def __init__(self, cache: Path) -> None:
         self._cache = cache
         self._turn = threading.Lock()
@@ -43,10 +40,10 @@ class EngineBuilder:
         self._end_by: float | None = None
 
     def build(self, bundle: Path) -> None:
-        """Builds and proves a bundle's engine; returns when it lies in the cache. For a thread that may wait minutes.
+        """Builds and proves a bundle's engine and writes it to the cache; takes minutes.
 
         Raises:
-            EngineFailed: There is none; the message says why. It passes where room was short or the server ends.
+            EngineFailed: The message says why. `passing` where memory or disk was short or the server ends.
         """
         with self._turn:
             if self._end_by is not None:
@@ -94,13 +91,13 @@ class EngineBuilder:
             raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
 
     def stop(self) -> None:
-        """Ends what is being built, and builds nothing any more."""
+        """Ends the build under way and allows no more."""
         if self._end_by is None:  # once: a second signal would interrupt its clearing up
             self._end_by = time.monotonic() + _END_S
             self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Stops, and waits until what was being built has left nothing behind, or its time to do so has passed."""
+        """Stops, and waits up to `_END_S` until the build has removed what it wrote."""
         self.stop()
         if (process := self._process) is not None and self._end_by is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,15 +111,15 @@ class EngineBuilder:
                 os.killpg(process.pid, number)
 
 
-def become(words: list[str]) -> None:
-    """Turns this process into the one that builds, which ends with the server; does not return."""
+def become(arguments: list[str]) -> None:
+    """Turns this process into `bertserve build`; does not return."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     os.nice(_LEAST_NICE)
     with contextlib.suppress(OSError):  # not every sandbox has the file
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
     with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "build", *words])  # noqa: S606  wants no shell
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "build", *arguments])  # noqa: S606  wants no shell
 
 
 if __name__ == "__main__":

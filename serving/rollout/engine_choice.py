@@ -1,8 +1,8 @@
-"""Which engine runs the models: what `--engine auto` tries, in which order, and why not the ones before.
+"""Which engine runs the models: what `--engine auto` tries, in which order, and why an engine was rejected.
 
-An engine is taken if the machine can run it and every model has a form for it. One that is named runs or the server
-does not start; `auto` goes on to the next, and ends with the CPU. A server that computes on a CPU although there is a
-GPU, or should be, is degraded: it answers, at another speed than was meant.
+An engine is taken if the machine can run it and every model has a form for it. A named engine runs or the server
+does not start; `auto` goes on to the next and ends with the CPU. A server on a CPU that has or should have a GPU is
+degraded.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ log = logging.getLogger("bertserve")
 EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
 
 AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
-"""What is tried, in this order."""
 
 BUILT: EngineName = "tensorrt"
-"""The engine that a node can build for itself."""
+"""The engine that a node builds for itself."""
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
-"""What libraries built for a CUDA still have kernels for, by its major version."""
+"""The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
 
 _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
-"""What models take of a card, over their size: buffers and scratch memory, and what CUDA and libraries take at all."""
+"""Memory on a card: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
 
 _VERSION_PARTS = 3
 
@@ -57,12 +56,11 @@ class Choice:
     """What runs the models.
 
     Attributes:
-        engine: As `--engine` calls it.
-        repository: The models, each in the form that it runs.
-        cards: The GPUs that it runs on; none for a CPU.
+        repository: The models, each in the form that the engine runs.
+        cards: The GPUs in use; none on a CPU.
         rejected: What was tried before, the best first.
         degraded: Whether it is less than was meant.
-        left_out: GPUs like those that cannot take part, each with its reason.
+        left_out: Why GPUs of the same kind do not take part.
     """
 
     engine: EngineName
@@ -73,7 +71,6 @@ class Choice:
     left_out: tuple[str, ...] = ()
 
     def summary(self) -> EngineChoice:
-        """What is shown of it."""
         cards = [
             UsedCard(card.name, card.uuid, "{}.{}".format(*card.compute_capability), card.memory_bytes)
             for card in self.cards
@@ -81,7 +78,6 @@ class Choice:
         return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected, self.left_out)
 
     def log(self) -> None:
-        """Logs which engine was chosen, and why not the others."""
         where = f" on {len(self.cards)} x {self.cards[0].name}" if self.cards else ""
         log.info("engine: %s%s", self.engine, where)
         for rejected in self.rejected if self.degraded or self.cards else ():
@@ -91,10 +87,10 @@ class Choice:
 
 
 class Chooser:
-    """Makes the choice, and another one where it turns out to be wrong.
+    """Chooses an engine, and another one where that fails.
 
     Args:
-        look: Finds out what GPUs there are; called once, and only if it matters.
+        look: Finds the GPUs; called at most once, and only if it matters.
     """
 
     def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
@@ -104,7 +100,7 @@ class Chooser:
         self._rejected: dict[str, str] = {}
 
     def first(self) -> Choice:
-        """The best that there is.
+        """The best engine for the verified models.
 
         Raises:
             StartupError: The models must not be served, or nothing can run them.
@@ -114,14 +110,7 @@ class Chooser:
         return self._best(AUTO if engine == "auto" else (engine,), bundles)
 
     def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
-        """Another choice in place of an engine that failed; None where there is none.
-
-        Args:
-            engine: Which.
-            reason: Why it failed.
-            served: The models that it was to run.
-            crashed: Whether it ran and died again and again; else it has not even started.
-        """
+        """The choice after an engine that did not start, or that `crashed` too often; None if there is none."""
         self.reject(engine, reason)
         if crashed:
             left = AUTO[-1:] if self._settings.cpu_fallback and engine in ON_A_GPU else ()
@@ -138,11 +127,7 @@ class Chooser:
         return choice
 
     def must_build(self, path: Path) -> bool:
-        """Whether a bundle has no TensorRT engine that runs here, and brings what one can be built of.
-
-        Raises:
-            BundleError: It cannot be read.
-        """
+        """Whether a bundle has no TensorRT engine that runs here, but an engine graph to build one from."""
         bundle = self._read(path)
         try:
             card = self._cards(BUILT, [bundle])[0]
@@ -153,11 +138,7 @@ class Chooser:
         return bundle.has_engine_graph and not fits
 
     def form_of(self, path: Path, engine: EngineChoice) -> tuple[Bundle, Artifact]:
-        """A version of a model, not verified yet, and the form of it that an engine can run.
-
-        Raises:
-            BundleError: It cannot be read, or has no such form.
-        """
+        """A version of a model, not verified yet, and the form of it that an engine can run."""
         bundle = self._read(path)
         return bundle, self._form(bundle, engine.engine, engine.cards[0].target if engine.cards else "")
 
@@ -169,7 +150,7 @@ class Chooser:
         return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, card=card)
 
     def build_obstacle(self) -> str:
-        """Why no engine can be built here; empty where one can, for a card with a TensorRT that runs on it."""
+        """Why no engine can be built here; empty where one can."""
         machine = self._machine or discovery.Machine(problem="no GPU was looked for")
         if machine.problem:
             return machine.problem
@@ -180,31 +161,26 @@ class Chooser:
         return problems[-1] if all(problems) else ""
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
-        """The engine that was built, for the models that are served now.
-
-        Raises:
-            StartupError: It cannot run here, or one of them has none.
-        """
+        """The built engine, for the models that are served now."""
         return self._opened(BUILT, self._bundles(served))
 
     @property
     def cards(self) -> Sequence[Card]:
-        """Those of this machine, as far as that was looked at."""
         return self._machine.cards if self._machine else ()
 
     def reject(self, engine: str, reason: str) -> None:
-        """Records why an engine is not taken; clients are shown the reason, without paths of this machine."""
+        """Records why an engine is not taken. Clients see the reason, without this machine's paths."""
         for path in filter(None, (self._settings.models, self._settings.cache_dir)):
             reason = reason.replace(f"{os.path.abspath(path)}/", f"{path.name}/")  # noqa: PTH100  as it is named
         self._rejected[engine] = reason
 
     def rejected(self, engine: str) -> tuple[RejectedEngine, ...]:
-        """What would be tried before an engine and was not taken, the best first."""
+        """The rejected engines that `auto` tries before this one, the best first."""
         before = AUTO[: AUTO.index(engine)] if engine in AUTO else ()
         return tuple(RejectedEngine(name, self._rejected[name]) for name in before if name in self._rejected)
 
     def _bundles(self, served: Sequence[ServedModel]) -> list[Bundle]:
-        """The bundles of models that are served, with what this node has made of them by now."""
+        """The models' bundles, with what this node has proven or built since."""
         cache, bundles = self._settings.cache_dir, [model.bundle for model in served]
         return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
 
@@ -218,11 +194,6 @@ class Chooser:
         return self._opened(last, bundles)
 
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
-        """An engine with the models for it.
-
-        Raises:
-            StartupError: It cannot run here, or a model has no form for it.
-        """
         cards = self._cards(engine, bundles) if engine in ON_A_GPU else ()
         repository = Repository.of(
             bundles,
@@ -246,7 +217,7 @@ class Chooser:
         return Choice(engine, repository, cards, rejected, degraded, left_out)
 
     def _cards(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Card, ...]:
-        """The cards that an engine can use, of the first one's kind: one bundle's engine fits them all."""
+        """The cards that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
             raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
         if self._machine is None:
@@ -258,7 +229,7 @@ class Chooser:
 
     @property
     def _has_gpu(self) -> bool:
-        """Whether there is one, or one that does not work."""
+        """A GPU that does not work counts."""
         return self._machine is not None and (bool(self._machine.cards) or self._machine.broken)
 
     def _problems(self, engine: EngineName, repository: Repository, cards: Sequence[Card]) -> Iterator[str]:
@@ -271,7 +242,7 @@ class Chooser:
                 yield from self._unfit(model.artifact.file, build, cards[0])
 
     def _unfit(self, file: str, build: EngineBuild, card: Card) -> Iterator[str]:
-        """Why an engine cannot run with the TensorRT that is here."""
+        """Why a built engine cannot run with the installed TensorRT."""
         machine = self._machine or discovery.Machine()
         library = machine.libraries.get(build.flavour)
         yield from _library_problems(machine, "TensorRT", library, card)
@@ -283,7 +254,7 @@ class Chooser:
 
 
 def too_full(card: Card, free_bytes: int, model_bytes: int) -> str:
-    """Why models cannot be loaded on a card for want of memory; empty where they can."""
+    """Why a card has too little free memory for models; empty where it has enough."""
     wanted = model_bytes * _WORKING_FACTOR / _MIB + _WORKING_MIB
     free, total = free_bytes // _MIB, card.memory_bytes // _MIB
     if free >= wanted:

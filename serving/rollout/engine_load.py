@@ -1,4 +1,4 @@
-"""What an engine process is told to load, with what this node has measured and compiled for it before."""
+"""What an engine process loads, with the costs and kernels that this node has cached for it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,14 @@ class PreparedLoad:
     _kernels: KernelCache
 
     def cache_costs(self, measured: Sequence[Sequence[CostPoint]]) -> None:
-        """Caches what was measured during warm-up; not for an engine that was paused now and then meanwhile."""
+        """Caches the costs of a warm-up, which must not have been paused."""
         self._costs.write(self.choice.summary(), self.choice.repository.models, measured)
 
     def cache_kernels(self) -> None:
-        """Caches the kernels that were compiled during warm-up."""
         self._kernels.keep()
 
 
 class LoadBuilder:
-    """Prepares loads, and checks that a GPU has room for one more."""
-
     def __init__(self, settings: Settings, chooser: Chooser, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._chooser = chooser
@@ -52,7 +49,6 @@ class LoadBuilder:
         self._gpus: GpuWatch | None = None
 
     def prepare(self, choice: Choice) -> PreparedLoad:
-        """Reads this node's caches; may take a while."""
         settings, models = self._settings, choice.repository.models
         costs, kernels = self._cost_cache(), KernelCache(settings.cache_dir)
         load = Load(
@@ -76,16 +72,12 @@ class LoadBuilder:
         return CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
 
     def watch_gpus(self, choice: Choice) -> None:
-        """Shows the metrics of the GPUs in use, from the first choice that has any."""
+        """Starts the GPU metrics with the first choice that uses GPUs."""
         if self._gpus is None:
             self._gpus = GpuWatch.follow([card.uuid for card in choice.cards], self._registry)
 
     def check_room(self, load: Load) -> None:
-        """Looks before an engine comes up beside another: without memory it would end that one too.
-
-        Raises:
-            EngineFailed: A GPU has too little.
-        """
+        """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
         if self._gpus is None:
             return
         size = sum(Path(model.path).stat().st_size for model in load.models)

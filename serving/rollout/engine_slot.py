@@ -1,27 +1,26 @@
 """The engine slot: which engine serves, which one served before it, and what happens when one of them ends.
 
-| state    | requests run on        | the generation before           | what ends the state                       |
-|----------|------------------------|---------------------------------|-------------------------------------------|
-| STARTING | nothing: 503           | none                            | an engine is warm: SERVING                |
-| SERVING  | the current generation | none                            | `switch`: DRAINING                        |
-| DRAINING | the current generation | answers what it had been given  | it is idle: KEPT                          |
-| KEPT     | the current generation | warm and idle, for the way back | `roll_back`: DRAINING; `release`: SERVING |
-| FAILED   | nothing                | none                            | the server ends                           |
+| state    | requests run on        | previous generation       | what ends the state                       |
+|----------|------------------------|---------------------------|-------------------------------------------|
+| STARTING | nothing: 503           | none                      | an engine is warm: SERVING                |
+| SERVING  | the current generation | none                      | `switch`: DRAINING                        |
+| DRAINING | the current generation | answers its last requests | it is idle: KEPT                          |
+| KEPT     | the current generation | warm and idle             | `roll_back`: DRAINING; `release`: SERVING |
+| FAILED   | nothing                | none                      | the server ends                           |
 
-When an engine process ends, this is tried in turn:
+When the current engine process ends, this is tried in turn:
 
-1. DRAINING or KEPT: the generation before serves again at once. SERVING.
+1. DRAINING or KEPT: the previous generation serves again at once. SERVING.
 2. The supervisor starts a process of the same generation. STARTING.
 3. It refuses to load or dies too often: an engine of another kind, where the settings allow one. STARTING.
 4. The server ends. FAILED.
 
-The generation before may end too: what still waits for it fails, and the state is SERVING. Where one of several GPUs
-is given up the others go on, and the server is degraded.
+If the previous generation ends, its waiting requests fail and the state is SERVING. If one of several GPUs is lost, the
+others go on and the server is degraded.
 
-A switch is one step of the event loop: every request that starts after it finds the new models, every one before it
-keeps the old ones until it is answered. The engine that takes over warms up beside the one that serves, at idle
-priority. There are never more than two engine processes with models: once the bundle that comes has been verified,
-the generation before is released.
+A switch is one step of the event loop: requests that start after it use the new models, earlier ones keep the old
+models until they are answered. The new engine warms up beside the one that serves, at idle priority. At most two
+engine processes hold models: the previous generation is released once the new bundle is verified.
 """
 
 from __future__ import annotations
@@ -67,10 +66,9 @@ T = TypeVar("T")
 log = logging.getLogger("bertserve.swap")
 
 LOAD_LIMIT_S = 600.0
-"""For an engine that comes up beside another; a busy server leaves it a tenth of the time."""
+"""For an engine that warms up beside a busy one, with a tenth of the time."""
 
 _POLL_S = 0.02
-"""How often the end of a drain is looked for; nobody waits for it."""
 
 _RETRY = "the engine ended; try again"
 
@@ -87,14 +85,7 @@ class SlotState(Enum):
 
 @dataclass(slots=True, frozen=True)
 class EngineGeneration:
-    """An engine and what it serves.
-
-    Attributes:
-        engine: The process, or one for each of several GPUs.
-        load: What processes that follow it load.
-        models: What it holds, in its own order.
-        choice: Which engine it is, and why not another.
-    """
+    """An engine, its models in its own order, and the load for processes that replace it."""
 
     engine: EngineLife
     load: Load
@@ -103,17 +94,17 @@ class EngineGeneration:
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version of each model."""
         return {model.name: model.manifest.version for model in self.models}
 
 
 class EngineSlot:
-    """Owns the engine generations of a server; everybody else asks it.
-
-    It alone writes `repository.engine`, and it implements `supervisor.Slot`.
+    """Owns the engine generations of a server. It alone writes `repository.engine`.
 
     Attributes:
-        previous: The generation before the current one, until it has been released or has ended.
+        on_up: Called whenever an engine is warm after there was none.
+        on_end: Called whenever the current engine ends by itself.
+        on_fall_back: Called with the versions whose engine ended, when the previous generation serves again.
+        previous: The previous generation, until it is released or ends.
     """
 
     def __init__(
@@ -152,29 +143,12 @@ class EngineSlot:
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
         self.previous: EngineGeneration | None = None
-        self._on_up: list[Callable[[EngineLife], None]] = []
-        self._on_end: list[Callable[[], None]] = []
-        self._on_fall_back: list[Callable[[dict[str, int]], None]] = []
-
-    # Observers.
-
-    def on_up(self, listener: Callable[[EngineLife], None]) -> None:
-        """Calls `listener` whenever an engine is warm after there was none."""
-        self._on_up.append(listener)
-
-    def on_end(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever the current engine ends by itself."""
-        self._on_end.append(listener)
-
-    def on_fall_back(self, listener: Callable[[dict[str, int]], None]) -> None:
-        """Calls `listener` with the versions whose engine ended, when the generation before serves again."""
-        self._on_fall_back.append(listener)
-
-    # What is there.
+        self.on_up: list[Callable[[EngineLife], None]] = []
+        self.on_end: list[Callable[[], None]] = []
+        self.on_fall_back: list[Callable[[dict[str, int]], None]] = []
 
     @property
     def state(self) -> SlotState:
-        """See the module's table."""
         if self._failed:
             return SlotState.FAILED
         if self.engine is None or self.engine.gone:
@@ -185,7 +159,6 @@ class EngineSlot:
 
     @property
     def engine(self) -> EngineLife | None:
-        """The current engine; None while there is none."""
         return self._supervisor.engine
 
     @property
@@ -195,33 +168,29 @@ class EngineSlot:
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """What is served."""
         return self._repository.models
 
     @property
     def choice(self) -> EngineChoice:
-        """Which engine it is, and why not another."""
         return self._repository.engine
 
     def new_indices(self) -> Iterator[ModelIndex]:
-        """The indices that no model has and no request knows, ascending."""
+        """Indices that no model has and no request uses, ascending."""
         taken = {model.index for model in [*self.models, *(self.previous.models if self.previous else ())]}
         return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
 
     def still_serves(self, models: Iterable[ServedModel]) -> bool:
-        """Whether these are served as they were: a fall back may happen while another engine warms up."""
+        """Whether the same models are served: a fall back may happen while another engine warms up."""
         return all(self._repository.named(model.name) is model for model in models)
 
     def reject(self, engine: str, reason: str) -> None:
-        """Shows why an engine that would be better does not serve."""
+        """Shows why a better engine does not serve."""
         self._chooser.reject(engine, reason)
         self._describe(rejected=self._chooser.rejected(self.choice.engine))
 
-    # Another generation.
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The right to bring up another engine, once one serves and the generation before is drained."""
+        """The right to bring up another engine, once one serves and the previous generation is drained."""
         async with self._turn:
             if self._drain is not None:
                 await asyncio.wait({self._drain})
@@ -235,7 +204,7 @@ class EngineSlot:
 
     @asynccontextmanager
     async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
-        """Another engine, warm, beside the one that serves; it ends with the block unless it was switched to.
+        """A warm engine beside the one that serves; it ends with the block unless it was switched to.
 
         Raises:
             EngineFailed: It refused; the message is for the operator.
@@ -264,10 +233,7 @@ class EngineSlot:
                 await engine.close()
 
     def switch(self, generation: EngineGeneration) -> None:
-        """Serves with another generation from now on.
-
-        Args:
-            generation: Its engine came from `beside`. A model that stays as it is keeps its index.
+        """Serves with a generation whose engine came from `beside`. Models that do not change keep their indices.
 
         Raises:
             EngineLost: One of the two engines has ended.
@@ -282,17 +248,12 @@ class EngineSlot:
         self._drain = self._spawn(self._drained(before))
 
     def roll_back(self) -> None:
-        """Serves with the generation before again.
-
-        Raises:
-            EngineLost: There is none any more.
-        """
+        """Serves with the previous generation again; raises EngineLost where there is none."""
         if self.previous is None or self.previous.engine.gone:
             raise EngineLost("the engine before is not there any more; try again", retry_after_s=1)
         self.switch(self.previous)
 
     async def release(self) -> None:
-        """Ends the generation before, if there is one."""
         if (generation := self._forget_previous()) is not None:
             log.info("the engine before, process %d, is not kept any longer", generation.engine.pid)
             await generation.engine.close()
@@ -315,7 +276,7 @@ class EngineSlot:
         self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     async def _drained(self, generation: EngineGeneration) -> None:
-        """Waits for the requests that hold on to a generation's models, each of which has a deadline."""
+        """Waits for the requests that still use a generation's models, each of which has a deadline."""
         staying = {model.index for model in self.models}
         leaving = [model.index for model in generation.models if model.index not in staying]
         engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
@@ -331,10 +292,7 @@ class EngineSlot:
             return
         self._timer = asyncio.get_running_loop().call_later(keep_s, lambda: self._spawn(self.release()))
 
-    # The current engine, as its supervisor reports it.
-
     def start(self) -> None:
-        """Starts the engine."""
         if self._prepared is not None:
             self._loads.watch_gpus(self._prepared.choice)
         self._supervise()
@@ -344,7 +302,6 @@ class EngineSlot:
         self._supervision.add_done_callback(self._supervision_ended)
 
     def engine_up(self, engine: EngineLife) -> None:
-        """A process of the current generation is warm."""
         self._dispatch_to(engine, self.models)
         if self._prepared is not None:
             self._prepared.cache_costs(engine.costs)
@@ -352,18 +309,18 @@ class EngineSlot:
             self._prepared = None
         self._describe(lost=tuple(engine.lost))
         if self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED):
-            for listener in self._on_up:
+            for listener in self.on_up:
                 listener(engine)
 
     def device_lost(self) -> None:
-        """One of several GPUs was given up."""
+        """One of several GPUs is lost."""
         self._describe(lost=tuple(self.engine.lost) if self.engine else ())
         if self._lifecycle.state is State.READY:
             self._lifecycle.to(State.DEGRADED)
 
     def engine_down(self) -> None:
-        """The current engine has ended: the generation before serves again, or the supervisor starts another."""
-        for listener in self._on_end:
+        """The current engine has ended: the previous generation serves, or the supervisor starts another."""
+        for listener in self.on_end:
             listener()
         if not self._fall_back():
             self._lifecycle.to(State.WARMING)
@@ -380,10 +337,7 @@ class EngineSlot:
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
 
     def _fall_back(self) -> bool:
-        """Serves with the generation before, because the current engine has ended; False where there is none.
-
-        What had been given to the engine that ended, or waits for its models, fails.
-        """
+        """Serves with the previous generation, if there is one. What the ended engine had to answer fails."""
         ended = self.engine
         if self.previous is None or self.previous.engine.gone or ended is None:
             return False
@@ -395,14 +349,13 @@ class EngineSlot:
         self._activate(generation)
         self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), ended)
         self._spawn(self._reap(ended))
-        for listener in self._on_fall_back:
+        for listener in self.on_fall_back:
             listener(versions)
         if kind != self.choice.engine:
             self.reject(kind, "its process ended soon after it had taken over")
         return True
 
     def _start_instead(self, choice: Choice) -> None:
-        """Starts an engine of another kind."""
         # A request that is being read knows its model by its index.
         indices = {model.name: model.index for model in self.models}
         self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
@@ -412,15 +365,12 @@ class EngineSlot:
         self._supervise()
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
-        """Without this the server would wait for ever for an engine whose process cannot even be started."""
+        """Fails the server where not even a process can be started."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the engine cannot be started", exc_info=error)
             self.engine_failed("the engine process cannot be started; the log has the details")
 
-    # The generation before.
-
     def _previous_ended(self, generation: EngineGeneration) -> None:
-        """What still waited for it fails."""
         log.error("the engine before, process %d, has ended", generation.engine.pid)
         self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), generation.engine)
         self._forget_previous()
@@ -433,21 +383,13 @@ class EngineSlot:
             self._timer = None
         return generation
 
-    # Helpers.
-
     def _dispatch_to(
         self,
         engine: EngineLife,
         models: Sequence[ServedModel],
         taught: Mapping[ModelIndex, ModelCosts] | None = None,
     ) -> None:
-        """Lets an engine take batches from now on.
-
-        Args:
-            engine: Warm.
-            models: What it holds, in its own order.
-            taught: Costs whose corrections a model takes over, by its own index; the others start with none.
-        """
+        """Lets a warm engine take batches. `taught`: by model index, costs whose corrections a model inherits."""
         policy, lanes = self._dispatcher.policy, len(engine.lanes)
         invariant, narrow, costs = list(policy.batch_invariant), list(policy.narrow), list(self._dispatcher.costs)
         for model, points in zip(models, engine.costs, strict=True):
@@ -470,11 +412,10 @@ class EngineSlot:
         self._dispatcher.engine_up(engine, costs, [model.index for model in models], policy)
 
     def _describe(self, **changes: object) -> None:
-        """Changes what is shown of the current engine."""
         self._repository.engine = msgspec.structs.replace(self.choice, **changes)
 
     async def _reap(self, engine: EngineLife) -> None:
-        """Ends an engine, and takes its lanes away once the outcome of each of its batches is known."""
+        """Ends an engine, and removes its lanes once the outcome of each batch is known."""
         await engine.close()
         while engine.busy:  # noqa: ASYNC110  for a moment
             await asyncio.sleep(_POLL_S)
@@ -487,7 +428,6 @@ class EngineSlot:
         return task
 
     async def close(self) -> None:
-        """Ends every engine."""
         if self._supervision is not None:
             self._supervision.cancel()
         if self._drain is not None:
@@ -498,6 +438,6 @@ class EngineSlot:
 
 
 def _set(values: list[T], index: int, value: T) -> None:
-    """Sets an element; what lies between it and the end before is filled with it too, and belongs to no model."""
+    """Sets an element; a list that is too short is filled up with the value."""
     values.extend([value] * (index + 1 - len(values)))
     values[index] = value

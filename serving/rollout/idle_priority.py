@@ -1,9 +1,8 @@
 """Idle priority for an engine process that warms up beside the one that serves.
 
-The system's own idle class (SCHED_IDLE) and nice values need a privilege to be left again, which a container does not
-have, and they do not apply to a GPU. So the server stops the process while its engine works (SIGSTOP) and lets it run
-while the engine is idle (SIGCONT); both reach all threads within some ten microseconds. The process runs for a tenth
-of the time in any case, so that it becomes warm beside a busy server too.
+SCHED_IDLE and nice values cannot be left again without a privilege, and do not apply to a GPU. So the server stops the
+process (SIGSTOP) while its engine works and continues it (SIGCONT) while the engine is idle; both reach all threads
+within some ten microseconds. The process always gets a tenth of the time, so that it warms up beside a busy server.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LEAST_RUN_S = 0.01
 
 
 class IdlePriority:
-    """Pauses a process while a dispatcher's engine works, in a `with` block; afterwards it runs as any other.
+    """In its `with` block, pauses a process while a dispatcher's engine works.
 
     Attributes:
         paused_s: For how long the process was stopped.
@@ -58,7 +57,7 @@ class IdlePriority:
         self._pid = None
 
     def follow(self, pid: int) -> None:
-        """Pauses this process, which has just been started, from now on."""
+        """Pauses this process, which has just been started."""
         self._pid = pid
         self._since = time.perf_counter()
         self._ran_s = 0.0
@@ -90,7 +89,7 @@ class IdlePriority:
             os.kill(self._pid, signal.SIGCONT if runs else signal.SIGSTOP)
 
     def _end_period(self) -> None:
-        """Gives a process a turn that had too little of the period; after its turn another period begins."""
+        """Gives the process a turn if it ran too little in the period; the next period begins after it."""
         ran_s = self._ran_s + (time.perf_counter() - self._since if self._runs else 0.0)
         self._has_turn = not self._has_turn and ran_s < LEAST_RUN_S
         self._update()

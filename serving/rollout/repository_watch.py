@@ -1,8 +1,8 @@
-"""Looks for versions that appear in the model repository while the server runs.
+"""Looks for new versions in the model repository while the server runs.
 
-A version is loaded once everything that its manifest lists is there with its size, and nothing of it has changed
-between two looks, so that a version that is being copied is left alone. Only versions newer than the one that serves
-count. One that was refused is tried again when it has changed; one that failed for a passing reason, after a pause.
+A version is loaded once all files of its manifest are there with their sizes and nothing has changed between two looks,
+so that a version that is being copied is left alone. Only versions newer than the one that serves count. A refused
+version is tried again when it has changed; one that failed for a passing reason, after a pause.
 """
 
 from __future__ import annotations
@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""Of each file of a version its name, inode, time of change and size."""
+"""Of each file: name, inode, time of change (ns), size."""
 
 _PATIENT_LOOKS = 30
-"""So many looks may find a version incomplete and unchanged before the log says so."""
+"""After so many looks at an incomplete, unchanged version the log says so."""
 
 
 class RepositoryWatch:
-    """Swaps to newer versions as they appear.
-
-    Args:
-        root: The model repository's directory.
-        versions: What is served, and how that is changed.
-        every_s: Between two looks.
-    """
-
     def __init__(self, root: Path, versions: Versions, every_s: float) -> None:
         self._root = root
         self._versions = versions
@@ -48,7 +40,6 @@ class RepositoryWatch:
         self._tried: dict[tuple[str, int], Signature] = {}
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             for name, served in self._versions.served().items():
@@ -70,7 +61,7 @@ class RepositoryWatch:
             raise
 
     def look(self, name: str, served: int) -> int | None:
-        """The newest version above the one that serves, if it is due; None where there is none."""
+        """The newest version above the one that serves, if it is due."""
         try:
             newer = [version for version in verified_dir.versions(self._root / name) if version > served]
         except OSError as error:
@@ -115,7 +106,7 @@ def _signature(path: Path) -> Signature:
 
 
 def _missing(path: Path, signature: Signature) -> str | None:
-    """What a version still lacks of what its manifest lists; None where it is complete."""
+    """What a version lacks of what its manifest lists; None where it is complete."""
     sizes = {name: size for name, _, _, size in signature}
     if MANIFEST not in sizes:
         return f"{MANIFEST} is missing"

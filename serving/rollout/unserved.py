@@ -16,7 +16,7 @@ TRIES = 8
 _LONGEST_S = 600.0
 
 Key = tuple[str, int]
-"""A model and the number of a version."""
+"""Model and version."""
 
 
 class _Retry(NamedTuple):
@@ -25,13 +25,10 @@ class _Retry(NamedTuple):
 
 
 class UnservedVersions:
-    """The reasons against versions of a repository.
+    """Why versions of a repository are not served.
 
     Args:
-        root: The repository's directory.
-        cache: The node's cache.
-        first_pause_s: The pause before a failed version is tried again, doubled with each try; 0 where the repository
-            is not watched and nothing is tried again.
+        first_pause_s: The pause before the second try, doubled with each further one; 0 where nothing is tried again.
         clock: Seconds.
     """
 
@@ -48,13 +45,13 @@ class UnservedVersions:
         self._retries: dict[Key, _Retry] = {}
 
     def public(self, words: str) -> str:
-        """What clients may see: no path of this machine."""
+        """A message without paths of this machine, for clients."""
         for path in self._private:
             words = words.replace(path, "")
         return words
 
     def leave_out(self, key: Key, reason: str) -> None:
-        """It is not tried again before it has changed."""
+        """The version is not tried again before it has changed."""
         self.forget(key)
         self._left_out[key] = reason
 
@@ -63,15 +60,10 @@ class UnservedVersions:
         return key in self._left_out
 
     def fail(self, key: Key, reason: str, *, served: int) -> float | None:
-        """Records a failure that passes.
-
-        Args:
-            key: The version.
-            reason: Why.
-            served: The version that serves; only newer ones are tried again.
+        """Records a failure that passes; only versions newer than `served` are tried again.
 
         Returns:
-            Seconds until the next try: 0 where there is none by itself, None where this try was the last.
+            Seconds until the next try: 0 where there is none, None where this try was the last.
         """
         pause_s = 0.0
         if self._first_pause_s and key[1] > served:
@@ -90,7 +82,7 @@ class UnservedVersions:
         return retry is not None and self._clock() < retry.due
 
     def when(self, key: Key, *, served: int) -> str:
-        """When a version that failed is tried again, in words."""
+        """When a failed version is tried again, in words."""
         if key not in self._retries or key[1] <= served:
             return "not tried again by itself"
         tries, due = self._retries[key]
@@ -104,12 +96,11 @@ class UnservedVersions:
             self._incomplete[key] = self.public(missing)
 
     def forget(self, key: Key) -> None:
-        """It serves, or what was against it does not hold any longer."""
         for reasons in (self._left_out, self._failed, self._retries):
             reasons.pop(key, None)
 
     def reasons(self, served: Mapping[str, int]) -> dict[Key, str]:
-        """Of each version that is not served why, as far as its directory is still there."""
+        """Why each version is not served, as long as its directory exists."""
         for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last
             if _is_gone(self._root / key[0] / str(key[1])):
                 self._incomplete.pop(key, None)

@@ -1,9 +1,8 @@
-"""Builds the best engine while another serves, and switches to it.
+"""Builds TensorRT engines while another engine serves, and switches to them.
 
-A node whose bundles have no TensorRT engine for its GPU starts with an engine that runs. Meanwhile a TensorRT engine
-is built for each model that is served, also for a version that is swapped to in between. When no model lacks one, an
-engine process with them comes up beside the one that serves and takes its place. A failure is shown beside the other
-reasons, the server goes on as it is, and the next start tries again.
+A node whose bundles have no TensorRT engine for its GPU starts with an engine that runs. Meanwhile one is built for
+each model that is served, swapped ones included. When no model lacks one, an engine process with them takes over. A
+failure is shown among the reasons, the server goes on as it is, and the next start tries again.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ BUILDING = "an engine is being built for this card; until it serves: "
 
 
 class Upgrade:
-    """From the engine of the start to the one that is built meanwhile."""
-
     def __init__(self, chooser: Chooser, builder: EngineBuilder, slot: EngineSlot, loads: LoadBuilder) -> None:
         self._chooser = chooser
         self._builder = builder
@@ -43,7 +40,6 @@ class Upgrade:
         self._loads = loads
 
     async def run(self) -> None:
-        """Upgrades once, if there is something to build."""
         slot = self._slot
         if slot.choice.engine == BUILT:
             return
@@ -82,7 +78,7 @@ class Upgrade:
         return [model for model in served if self._chooser.must_build(model.path)]
 
     async def _switch(self, served: Sequence[ServedModel]) -> bool:
-        """Returns whether the new engine serves; not where a fall back has changed what is served."""
+        """False where a fall back has changed what is served meanwhile."""
         slot = self._slot
         choice = await asyncio.to_thread(self._chooser.built, served)
         prepared = await asyncio.to_thread(self._loads.prepare, choice)

@@ -1,10 +1,9 @@
 """Which version of each model is served, and how another takes its place.
 
-A version is read, verified, loaded and warmed in an engine process of its own, beside the one that serves; only then
-does the engine slot switch to it. One that fails on the way does not serve: the version that serves goes on, and the
-reason is shown. A reason that lies in the version refuses it for good. A passing reason (its process was killed,
-memory ran out, it took too long) does not, and the version may be tried again. A version whose engine process ends
-while the generation before is still there gives way to that at once.
+A version is verified, loaded and warmed in an engine process of its own, beside the one that serves; only then does the
+engine slot switch to it. One that fails on the way does not serve, and the reason is shown. A reason that lies in the
+version refuses it for good; a passing one (its process was killed, memory ran out, it took too long) does not. If a
+new version's engine process ends while the previous generation is still there, that serves again at once.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ class Versions:
         builder: Builds a TensorRT engine for a version that lacks one; None where that is not wanted.
 
     Attributes:
-        outcomes: Swaps so far: `switched`, `refused`, `failed` for a reason that passes, or `rolled_back` because the
-            engine of the new one ended.
-        unserved: Why other versions are not served.
+        outcomes: Swaps so far: `switched`, `refused`, `failed` for a passing reason, `rolled_back` as the engine ended.
     """
 
     def __init__(
@@ -75,10 +72,9 @@ class Versions:
         self._loading: Key | None = None
         self.unserved = UnservedVersions(settings.models, settings.cache_dir, settings.watch_models_s)
         self.outcomes = {"switched": 0, "refused": 0, "failed": 0, "rolled_back": 0}
-        slot.on_fall_back(self._fallen_back)
+        slot.on_fall_back.append(self._fallen_back)
 
     def served(self) -> dict[str, int]:
-        """The version of each model."""
         return {model.name: model.manifest.version for model in self._repository.models}
 
     def others(self) -> list[VersionState]:
@@ -93,27 +89,18 @@ class Versions:
         return [VersionState(name, str(version), *state) for (name, version), state in sorted(states.items())]
 
     async def load(self, name: str, version: int | None = None) -> None:
-        """Serves a version, and takes its model into service if it was out of it; goes on if the caller leaves.
-
-        Args:
-            name: The model.
-            version: Which; None for the newest that the repository holds.
+        """Serves a version, the newest by default, and takes its model into service; goes on if the caller leaves.
 
         Raises:
             ModelNotFound: The repository had no such model when the server started, or has no such version.
-            VersionRefused: It must not or cannot be served; the message says why.
-            VersionNotLoaded: It could not be loaded now; the message says why.
+            VersionRefused: It must not or cannot be served.
+            VersionNotLoaded: It could not be loaded now.
         """
         self._check_name(name)
         await self._shielded(self._load(name, version))
 
     async def swap(self, name: str, version: int) -> None:
-        """Serves a version of a model; goes on if the caller leaves. Swaps follow one another.
-
-        Raises:
-            VersionRefused: It must not or cannot be served; the message says why.
-            VersionNotLoaded: It could not be loaded now; the message says why.
-        """
+        """Serves a version of a model; goes on if the caller leaves. Raises as `load`."""
         await self._shielded(self._swap(name, version))
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -123,11 +110,7 @@ class Versions:
         await asyncio.shield(task)
 
     def unload(self, name: str) -> None:
-        """Takes a model out of service; its memory stays with the engine.
-
-        Raises:
-            ModelNotFound: The repository had no such model when the server started.
-        """
+        """Takes a model out of service; its memory stays with the engine."""
         self._check_name(name)
         self._repository.unload(self._repository.named(name))
 
@@ -136,7 +119,6 @@ class Versions:
             raise ModelNotFound("the repository held no model of that name when the server started")
 
     def _fallen_back(self, ended: dict[str, int]) -> None:
-        """The generation before serves again, because the engine of these versions has ended."""
         for name, version in self.served().items():
             if ended[name] != version:
                 self.outcomes["rolled_back"] += 1
@@ -145,7 +127,6 @@ class Versions:
                 log.error("%s: the engine of version %d ended, version %d serves again", name, ended[name], version)
 
     async def close(self) -> None:
-        """Gives up what is under way."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -191,7 +172,7 @@ class Versions:
             log.info("%s: version %d serves after %.2f s", name, version, passed)
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
-        """Records why a version does not serve, and returns the error for the caller."""
+        """Records why a version is not served, and returns the error for the caller."""
         name, served, key = before.name, before.manifest.version, (before.name, version)
         reason = self.unserved.public(reason_of(error))
         message = f"version {version} of the model {name!r} is not served: {reason}"
@@ -213,7 +194,7 @@ class Versions:
         log.error("%s: version %d is not served: %s", *key, str(error) or reason)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
-        """Loads a version in an engine of its own, with the other models as they are, and switches to that."""
+        """Loads a version in a new engine, with the other models as they are, and switches to it."""
         slot, choice = self._slot, self._slot.choice
         path = self._root / before.name / str(version)
         bundle, artifact = await asyncio.to_thread(self._form_of, path, choice)
@@ -246,13 +227,13 @@ class Versions:
         return self._chooser.form_of(path, choice)
 
     def _is_kept(self, name: str, version: int) -> bool:
-        """Whether the generation before differs in nothing but this version of this model."""
+        """Whether the previous generation differs in nothing but this version of this model."""
         previous = self._slot.previous
         return previous is not None and previous.versions == self.served() | {name: version}
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a version that failed so may be loaded another time; else the reason lies in it."""
+    """Whether a version that failed so may be tried again; otherwise the reason lies in it."""
     return error.passing if isinstance(error, EngineFailed) else not isinstance(error, BundleError)
 
 
@@ -273,7 +254,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
-    """The tokenizer of a version, which mostly is that of the one before: then its wordpiece cache stays warm."""
+    """The new version's tokenizer. Where it reads texts alike, the old one is kept with its warm wordpiece cache."""
     if _reading(before.manifest) == _reading(bundle.manifest):
         return before.tokenizer
     sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)

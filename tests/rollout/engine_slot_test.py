@@ -175,8 +175,8 @@ def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, draine
 
     async def main() -> None:
         bench, heard = Bench(models), list[str]()
-        bench.slot.on_end(lambda: heard.append("end"))
-        bench.slot.on_fall_back(lambda versions: heard.append(f"fall back from {versions}"))
+        bench.slot.on_end.append(lambda: heard.append("end"))
+        bench.slot.on_fall_back.append(lambda versions: heard.append(f"fall back from {versions}"))
         first = await bench.serve()
         first.busy = not drained
         second = await bench.switch()
@@ -213,7 +213,7 @@ def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
     async def main() -> None:
         bench = Bench(models)
         up: list[int] = []
-        bench.slot.on_up(lambda engine: up.append(engine.pid))
+        bench.slot.on_up.append(lambda engine: up.append(engine.pid))
         first = await bench.serve()
         first.end()
         assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
