@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from serving.errors import BertserveError, ClientGone, MalformedRequest, NotReady
 from serving.grpc.boundary import answer_one
 from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
@@ -13,34 +15,27 @@ from serving.security.keys import refusal
 if TYPE_CHECKING:
     import asyncio
 
-    from serving.grpc.calls import CallEnvironment, CallHead, Metadata
-    from serving.grpc.connection import GrpcConnection
-    from serving.grpc.h2 import Stream
+    from serving.grpc.calls import Metadata
 
 _MAX_ANSWERS = 64
 """Messages of one call that are worked on at a time; further ones wait where flow control holds them."""
 
 
-class BidirectionalCall(Call):
+class BidirectionalCall(Call, eq=False):
     """Its messages are worked on side by side."""
 
-    __slots__ = ("_answers", "_buffer", "_consumed", "_draining", "_ended", "_over")
-
-    def __init__(
-        self, connection: GrpcConnection, stream: Stream, head: CallHead, environment: CallEnvironment
-    ) -> None:
-        super().__init__(connection, stream, head, environment)
-        self._buffer = bytearray()
-        self._answers: deque[asyncio.Task[bytes | BertserveError]] = deque()
-        self._consumed = 0
-        self._draining = self._ended = self._over = False
-        self.idle = True
+    idle: bool = True
+    _buffer: bytearray = msgspec.field(default_factory=bytearray)
+    _answers: deque[asyncio.Task[bytes | BertserveError]] = msgspec.field(default_factory=deque)
+    _consumed: int = 0
+    _draining: bool = False
+    _ended: bool = False
+    _over: bool = False
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Does nothing: what belongs to one message cannot go behind all of them."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
-        """Starts the messages that are there."""
         self._buffer += data
         self._ended = ended
         self._advance()

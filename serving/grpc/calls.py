@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from serving.errors import BertserveError, BodyTooLarge, SlowRequest
-from serving.grpc.connection import StreamHandler
 from serving.grpc.h2 import encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
 from serving.net.requests import request_id
@@ -34,12 +34,10 @@ PREFIX_BYTES = _PREFIX.size
 Metadata = tuple[tuple[str, str], ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Method:
+class Method(msgspec.Struct, frozen=True, eq=False):
     """A method of a service.
 
     Attributes:
-        kind: The message that it takes.
         unary: From the message and its call to the reply; or
         streaming: to several, one after another; or
         duplex: from each message of a stream, the call of all of them and the message's trace, to its reply.
@@ -53,14 +51,12 @@ class Method:
     open: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class CallHead:
+class CallHead(msgspec.Struct, frozen=True, eq=False):
     """What the headers of a call say.
 
     Attributes:
-        method: What is called.
         body_limit: Bytes that a message may have.
-        timeout_s: How long the client waits.
+        timeout_s: How long the client waits; None for ever.
         metadata: All fields; of those that come twice, the first.
     """
 
@@ -70,12 +66,10 @@ class CallHead:
     metadata: Mapping[bytes, bytes]
 
 
-@dataclass(slots=True, frozen=True)
-class CallEnvironment:
+class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
     """What the calls of one port share.
 
     Attributes:
-        settings: Limits.
         record_error: Counts and logs an error.
         keys: What all but the open methods need one of.
         observer: Traces requests; None where nothing reads the traces.
@@ -87,42 +81,40 @@ class CallEnvironment:
     observer: RequestObserver | None
 
 
-class Call(StreamHandler):
-    """One call, as its method and the boundary see it.
+class Call(msgspec.Struct, eq=False):
+    """One call, as its connection, its method and the boundary see it.
 
     Attributes:
         head: What its headers say.
         environment: What it shares with the other calls of its port.
+        deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
+        idle: Whether the client need not send anything now: it is between two messages.
+        waited_s: How long the client has kept the server waiting, for its request or for its window.
         trace: What is noted of its only message for the access log and for spans; None where both are off.
     """
 
-    __slots__ = ("_deadline", "_headed", "_taken", "_trailing", "environment", "head", "trace")
-
-    def __init__(
-        self, connection: GrpcConnection, stream: Stream, head: CallHead, environment: CallEnvironment
-    ) -> None:
-        super().__init__(connection, stream)
-        self.head = head
-        self.environment = environment
-        timeout_s = head.timeout_s
-        self._deadline = None if timeout_s is None else connection.loop.time() + timeout_s
-        self._trailing: Metadata = ()
-        self._taken: asyncio.Future[None] | None = None
-        self._headed = False
-        self.trace: RequestTrace | None = None
+    connection: GrpcConnection
+    stream: Stream
+    head: CallHead
+    environment: CallEnvironment
+    deadline: float | None = None
+    idle: bool = False
+    waited_s: float = 0.0
+    trace: RequestTrace | None = None
+    _trailing: Metadata = ()
+    _headed: bool = False
+    _taken: asyncio.Future[None] | None = None
 
     # What methods use.
 
     def time_remaining(self) -> float | None:
         """Seconds until the client stops waiting, below zero once it has; None if it waits for ever."""
-        return None if self._deadline is None else self._deadline - self.connection.loop.time()
+        return None if self.deadline is None else self.deadline - self.connection.loop.time()
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Sends metadata behind the reply."""
         self._trailing = metadata
 
     def metadata(self, name: bytes) -> bytes | None:
-        """A field of the request's headers."""
         return self.head.metadata.get(name)
 
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
@@ -137,9 +129,14 @@ class Call(StreamHandler):
 
     def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
         """Sends a message, the end of the call, or both."""
+        connection, stream = self.connection, self.stream
         headers = None if self._headed else REPLY_HEADERS
         self._headed = True
-        self.send(headers, b"" if message is None else _PREFIX.pack(0, len(message)) + message, trailers)
+        data = b"" if message is None else _PREFIX.pack(0, len(message)) + message
+        connection.h2.send(stream, headers, data, trailers)
+        if stream.unsent is not None:
+            self.waited_s = 0.0
+        connection.flush()
 
     async def reply_one(self, message: bytes) -> None:
         """Sends one message of several; waits until the client takes it."""
@@ -157,9 +154,23 @@ class Call(StreamHandler):
         request_id = request_id or self.request_id()
         self._record(error, request_id, self.trace)
         trailers = error_trailers(error, request_id)
-        self.send(None, b"", trailers if self._headed else REPLY_HEADERS + trailers)
+        self.connection.h2.send(self.stream, None, b"", trailers if self._headed else REPLY_HEADERS + trailers)
+        self.waited_s = 0.0
+        self.connection.flush()
 
-    # What the connection calls.
+    # What the connection calls (`StreamHandler`).
+
+    def received(self, data: bytes, *, ended: bool) -> None:
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        raise NotImplementedError
+
+    def draining(self) -> None:
+        pass
+
+    def keys_changed(self) -> None:
+        pass
 
     def sent(self) -> None:
         if self._taken is not None and not self._taken.done():
@@ -177,11 +188,7 @@ class Call(StreamHandler):
 
 
 def read_prefix(buffer: bytes | bytearray, limit: int) -> tuple[int, int] | None:
-    """Whether the message at the start of a buffer is compressed, and where it ends; None while that is unknown.
-
-    Raises:
-        BodyTooLarge: The message has more bytes than `limit`.
-    """
+    """Whether the message at the start of a buffer is compressed, and where it ends; None while that is unknown."""
     if len(buffer) < PREFIX_BYTES:
         return None
     compressed, size = _PREFIX.unpack_from(buffer)

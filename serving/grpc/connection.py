@@ -31,23 +31,17 @@ class Application(Protocol):
         """What handles a new stream; None if it has been answered."""
 
 
-class StreamHandler:
+class StreamHandler(Protocol):
     """What handles one stream.
 
     Attributes:
-        stream: The stream.
-        connection: Its connection.
         idle: Whether the client need not send anything now: it is between two messages.
         waited_s: How long the client has kept the server waiting, for its request or for its window.
     """
 
-    __slots__ = ("connection", "idle", "stream", "waited_s")
-
-    def __init__(self, connection: GrpcConnection, stream: Stream) -> None:
-        self.connection = connection
-        self.stream = stream
-        self.idle = False
-        self.waited_s = 0.0
+    stream: Stream
+    idle: bool
+    waited_s: float
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """The client sent data, or its end."""
@@ -67,21 +61,9 @@ class StreamHandler:
     def too_slow(self) -> None:
         """The client did not finish its request in time."""
 
-    def send(self, headers: bytes | None, data: bytes, trailers: bytes | None) -> None:
-        """Sends a part of the reply, as `H2Connection.send`; in one write where flow control does not hold it up."""
-        self.connection.h2.send(self.stream, headers, data, trailers)
-        if self.stream.unsent is not None:
-            self.waited_s = 0.0
-        self.connection.flush()
-
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection.
-
-    Attributes:
-        h2: Its state of HTTP/2; `flush` sends what its methods leave to be sent.
-        loop: The event loop.
-    """
+    """One connection; what methods of `h2` leave to be sent goes out with `flush`."""
 
     _transport: asyncio.Transport
 
@@ -164,7 +146,6 @@ class GrpcConnection(asyncio.Protocol):
     # What the port and the handlers of streams call.
 
     def flush(self) -> None:
-        """Writes what is due."""
         if self._closing:
             return
         if data := self.h2.data_to_send():
@@ -217,7 +198,6 @@ class GrpcConnection(asyncio.Protocol):
             handler.keys_changed()
 
     def end(self) -> None:
-        """Ends the connection now."""
         self._handle(self.h2.terminate(reason="the server ends"))
         self.flush()
 

@@ -88,7 +88,8 @@ class CallDispatch:
             head = headers.memo = self._read_head(headers)
         if isinstance(head, CallHead):
             kind = UnaryCall if head.method.duplex is None else BidirectionalCall
-            return kind(connection, stream, head, self._environment)
+            deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
+            return kind(connection, stream, head, self._environment, deadline)
         self._refuse(connection, stream, head)
         return None
 

@@ -11,22 +11,12 @@ from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
 if TYPE_CHECKING:
     import asyncio
 
-    from serving.grpc.calls import CallEnvironment, CallHead
-    from serving.grpc.connection import GrpcConnection
-    from serving.grpc.h2 import Stream
 
-
-class UnaryCall(Call):
+class UnaryCall(Call, eq=False):
     """It is handed to its method once the message and the end of the client's half have arrived."""
 
-    __slots__ = ("_body", "_task")
-
-    def __init__(
-        self, connection: GrpcConnection, stream: Stream, head: CallHead, environment: CallEnvironment
-    ) -> None:
-        super().__init__(connection, stream, head, environment)
-        self._body: bytearray | None = None
-        self._task: asyncio.Task[None] | None = None
+    _body: bytearray | None = None
+    _task: asyncio.Task[None] | None = None
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """Collects the message; starts its method once all is there."""
@@ -54,7 +44,6 @@ class UnaryCall(Call):
             self.connection.h2.expect(self.stream, prefix[1])
 
     def lost(self) -> None:
-        """Ends the method."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             self.record(ClientGone("the client cancelled the call"), trace=self.trace)

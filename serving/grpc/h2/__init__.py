@@ -1,11 +1,18 @@
 """A server's side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
 from serving.grpc.h2.connection import H2Connection
-from serving.grpc.h2.events import ConnectionFailed, DataReceived, DataSent, Event, RequestReceived, StreamReset
 from serving.grpc.h2.frames import PREFACE, ErrorCode
 from serving.grpc.h2.headers import Headers, encode_fields, encode_status
 from serving.grpc.h2.limits import Limits
-from serving.grpc.h2.streams import Stream
+from serving.grpc.h2.streams import (
+    ConnectionFailed,
+    DataReceived,
+    DataSent,
+    Event,
+    RequestReceived,
+    Stream,
+    StreamReset,
+)
 
 __all__ = [
     "PREFACE",

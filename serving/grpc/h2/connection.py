@@ -12,8 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from serving.grpc.h2 import frames
-from serving.grpc.h2.events import ConnectionFailed, DataReceived, DataSent, RequestReceived, StreamReset
-from serving.grpc.h2.flow import ReceivingWindow, SendingWindow
+from serving.grpc.h2.flow import LOW_WINDOW, ReceivingWindow, SendingWindow
 from serving.grpc.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -27,13 +26,13 @@ from serving.grpc.h2.frames import (
     StreamFault,
 )
 from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
-from serving.grpc.h2.streams import Stream
+from serving.grpc.h2.streams import ConnectionFailed, DataReceived, DataSent, RequestReceived, Stream, StreamReset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.grpc.h2.events import Event
     from serving.grpc.h2.limits import Limits
+    from serving.grpc.h2.streams import Event
 
 _CONTINUATION_COST = 256
 """What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
@@ -55,6 +54,8 @@ class H2Connection:
         pending: Whether the turn's work was done before all bytes were read: call `receive(b"")` on the next turn.
         progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
         finished: Whether the connection is over: write `data_to_send`, then close.
+        expect: Lets the peer send until a body has so many bytes; now, or once other streams have given enough back.
+        consume: Opens a stream's window again, now that so many bytes of its body are done with.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -67,6 +68,8 @@ class H2Connection:
         self._headers = HeaderDecoder(limits)
         self._sending = SendingWindow(self._out)
         self._receiving = ReceivingWindow(self._out, limits.granted_bytes)
+        self.expect = self._receiving.expect
+        self.consume = self._receiving.consume
         self._streams: dict[int, Stream] = {}
         self._late: deque[int] = deque(maxlen=_LATE_STREAMS)
         self._last = 0
@@ -125,7 +128,6 @@ class H2Connection:
         self._sending.paused = True
 
     def resume(self) -> list[Event]:
-        """Ends `pause`."""
         events = self._events = []
         self._sending.paused = False
         self._sent(self._sending.resume())
@@ -142,7 +144,6 @@ class H2Connection:
 
     @property
     def streams(self) -> list[Stream]:
-        """All that are open."""
         return list(self._streams.values())
 
     # Answers.
@@ -150,39 +151,37 @@ class H2Connection:
     def send(self, stream: Stream, headers: bytes | None, data: bytes = b"", trailers: bytes | None = None) -> None:
         """Sends a reply or a part of it; nothing if the stream is closed.
 
-        Args:
-            stream: The stream.
-            headers: A header block: the first thing to be sent on a stream that does not end at once.
-            data: Data. What the peer's window does not take is held back (`Stream.unsent`); once it has gone out, a
-                `DataSent` says so.
-            trailers: The header block that ends the stream.
+        `headers` and `trailers` are header blocks; `trailers` ends the stream. Data that the peer's window does not
+        take is held back (`Stream.unsent`); `DataSent` says when it is out.
         """
         if stream.closed:
             return
         if headers is not None:
             self._send_block(0, stream.number, headers)
-        if data:
-            self._sending.send(stream, data)
+        if size := len(data):
+            sending = self._sending
+            if (
+                size <= FRAME_BYTES
+                and size <= stream.window
+                and size <= sending.size
+                and not (stream.unsent or sending.paused)
+            ):
+                sending.size -= size
+                stream.window -= size
+                self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.number), data)
+            else:
+                sending.hold(stream, data)
         if stream.unsent is not None:
             stream.trailers = trailers
         elif trailers is not None:
             self._end(stream, trailers)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Gives a stream up."""
         if not stream.closed:
             if not stream.ended:
                 self._late.append(stream.number)
             self._out.append(frames.rst_stream(stream.number, code))
             self._close(stream)
-
-    def expect(self, stream: Stream, total: int) -> None:
-        """Lets the peer send until a body has so many bytes; now, or once other streams have given enough back."""
-        self._receiving.expect(stream, total)
-
-    def consume(self, stream: Stream, total: int) -> None:
-        """Opens a stream's window again, now that the first `total` bytes of its body are done with."""
-        self._receiving.consume(stream, total)
 
     # The end.
 
@@ -266,7 +265,10 @@ class H2Connection:
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
-        self._receiving.take(size)
+        receiving = self._receiving
+        receiving.size -= size
+        if receiving.size < LOW_WINDOW:
+            receiving.open()
         stream = self._streams.get(number)
         if stream is None or stream.ended:
             if number not in self._late:
@@ -281,8 +283,7 @@ class H2Connection:
             payload = frames.unpadded(payload, frames.PADDED)
         stream.delivered += len(payload)
         if flags & END_STREAM:
-            if stream.content_length is not None:
-                self._check_length(stream)
+            self._check_length(stream)
             stream.ended = True
         elif not payload:
             self._spend()
@@ -328,10 +329,9 @@ class H2Connection:
         if self._final is not None or len(self._streams) >= self._limits.streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
         self._work -= _REQUEST_WORK
-        stream = Stream(number, headers, self._sending.stream_size)
-        if flags & END_STREAM:
+        stream = Stream(number, headers.content_length, self._sending.stream_size, bool(flags & END_STREAM))
+        if stream.ended:
             self._check_length(stream)
-            stream.ended = True
         self._streams[number] = stream
         self._events.append(RequestReceived(stream, headers, stream.ended))
 
@@ -439,10 +439,7 @@ class H2Connection:
             block, self._resize_table = RESIZED_TABLE + block, False
         size = len(block)
         if size <= FRAME_BYTES:
-            self._out += (
-                FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number),
-                block,
-            )
+            self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number), block)
         else:
             self._out.append(frames.header_frames(flags, number, block))
 

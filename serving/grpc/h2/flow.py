@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from serving.grpc.h2.frames import (
     DATA,
     DEFAULT_WINDOW,
-    FRAME,
     FRAME_BYTES,
     LARGEST,
     ConnectionFault,
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 
 _CONNECTION_WINDOW = 1 << 30
 """What streams may send is bounded by their own windows; this one is never in the way."""
+
+LOW_WINDOW = _CONNECTION_WINDOW // 2
+"""At which the connection's window is opened again."""
 
 
 class SendingWindow:
@@ -40,20 +42,13 @@ class SendingWindow:
         self._out = out
         self._held: dict[int, Stream] = {}
 
-    def send(self, stream: Stream, data: bytes) -> None:
-        """Sends data of a stream; what windows do not take is held back."""
-        size = len(data)
-        if size <= FRAME_BYTES and size <= self.size and size <= stream.window and not (self.paused or stream.unsent):
-            self._out += (FRAME.pack(size >> 8, size & 0xFF, DATA, 0, stream.number), data)
-            self.size -= size
-            stream.window -= size
-            return
+    def hold(self, stream: Stream, data: bytes) -> None:
+        """Sends data as far as windows reach, and holds the rest back."""
         stream.unsent = memoryview(bytes(stream.unsent) + data if stream.unsent else data)
         self._held[stream.number] = stream
         self._send_held(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drops what is held back on a stream."""
         stream.unsent = None
         del self._held[stream.number]
 
@@ -62,11 +57,7 @@ class SendingWindow:
         return [stream for stream in list(self._held.values()) if self._can_send() and self._send_held(stream)]
 
     def grow(self, size: int) -> list[Stream]:
-        """More of all streams, as `resume`.
-
-        Raises:
-            ConnectionFault: The window becomes too large, or grows by nothing.
-        """
+        """Grows the window of all streams, as `resume`."""
         was_closed = self.size <= 0
         self.size += size
         if not size or self.size > LARGEST:
@@ -74,22 +65,14 @@ class SendingWindow:
         return self.resume() if was_closed else []
 
     def grow_stream(self, stream: Stream, size: int) -> bool:
-        """More of one stream; whether all that was held back is out now.
-
-        Raises:
-            StreamFault: The window becomes too large, or grows by nothing.
-        """
+        """Grows the window of one stream; whether all that was held back is out now."""
         stream.window += size
         if not size or stream.window > LARGEST:
             raise StreamFault(_window_code(size))
         return stream.unsent is not None and self._can_send() and self._send_held(stream)
 
     def resize_streams(self, size: int, streams: list[Stream]) -> list[Stream]:
-        """Another size of every stream's window, as `resume`.
-
-        Raises:
-            ConnectionFault: A window becomes too large.
-        """
+        """Changes the size of every stream's window, as `resume`."""
         change = size - self.stream_size
         self.stream_size = size
         for stream in streams:
@@ -119,31 +102,23 @@ class ReceivingWindow:
     """What the peer may send: a first window on each stream, and more of it against a grant.
 
     All grants together are bounded; a stream that asks for more than is left waits until others end.
+
+    Attributes:
+        size: Bytes of all streams; `open` it again below `LOW_WINDOW`.
     """
 
     def __init__(self, out: list[bytes | memoryview], grantable: int) -> None:
         self._out = out
         self._grantable = grantable
         self._asking: deque[Stream] = deque()
-        self._size = DEFAULT_WINDOW
+        self.size = DEFAULT_WINDOW
 
     def open(self) -> None:
-        """Opens the connection's own window."""
-        self._size = _CONNECTION_WINDOW
-        self._out.append(window_update(0, _CONNECTION_WINDOW - DEFAULT_WINDOW))
-
-    def take(self, size: int) -> None:
-        """Counts data of any stream.
-
-        Raises:
-            ConnectionFault: There is more than the connection's window allows.
-        """
-        self._size -= size
-        if self._size < 0:
+        """Opens the connection's own window, at first or again; data beyond it was a fault."""
+        if self.size < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")
-        if self._size < _CONNECTION_WINDOW // 2:
-            self._out.append(window_update(0, _CONNECTION_WINDOW - self._size))
-            self._size = _CONNECTION_WINDOW
+        self._out.append(window_update(0, _CONNECTION_WINDOW - self.size))
+        self.size = _CONNECTION_WINDOW
 
     def expect(self, stream: Stream, total: int) -> None:
         missing = total - stream.delivered - stream.receivable

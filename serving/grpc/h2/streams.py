@@ -1,46 +1,86 @@
-"""One stream, as a connection and its caller see it."""
+"""Streams, and the events that a connection reports of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from serving.grpc.h2.frames import DEFAULT_WINDOW
 
 if TYPE_CHECKING:
+    from serving.grpc.h2.frames import ErrorCode
     from serving.grpc.h2.headers import Headers
 
 
-class Stream:
+class Stream(msgspec.Struct, eq=False):
     """One stream. Its caller only reads it, but for `context`.
 
     Attributes:
-        number: Its number.
-        context: For the caller: whatever handles this stream; dropped when the reply has ended.
         content_length: How long the peer said that the body would be.
+        window: Bytes that the peer accepts.
+        context: For the caller: whatever handles this stream; dropped when the reply has ended.
         ended: Whether the peer has sent all it will send.
         closed: Whether it is over: answered to the end, or reset.
         delivered: Bytes of the body so far.
         receivable: Bytes that the peer may still send.
         wanted: Bytes that wait to be granted.
         granted: Bytes granted beyond the first window.
-        window: Bytes that the peer accepts.
         unsent: Data that waits for the peer's window; None if there is none.
         trailers: The header block that follows it, if that ends the stream.
     """
 
-    __slots__ = (
-        *("closed", "content_length", "context", "delivered", "ended", "granted", "number", "receivable"),
-        *("trailers", "unsent", "wanted", "window"),
-    )
+    number: int
+    content_length: int | None
+    window: int
+    ended: bool
+    closed: bool = False
+    context: Any = None
+    delivered: int = 0
+    receivable: int = DEFAULT_WINDOW
+    wanted: int = 0
+    granted: int = 0
+    unsent: memoryview | None = None
+    trailers: bytes | None = None
 
-    def __init__(self, number: int, headers: Headers, window: int) -> None:
-        self.number = number
-        self.context: Any = None
-        self.content_length = headers.content_length
-        self.ended = self.closed = False
-        self.delivered = 0
-        self.receivable = DEFAULT_WINDOW
-        self.wanted = self.granted = 0
-        self.window = window
-        self.unsent: memoryview | None = None
-        self.trailers: bytes | None = None
+
+# The garbage collector does not follow events: they are dropped at once.
+
+
+class RequestReceived(msgspec.Struct, eq=False, gc=False):
+    """The headers of a request; `ended` if it has no body."""
+
+    stream: Stream
+    headers: Headers
+    ended: bool
+
+
+class DataReceived(msgspec.Struct, eq=False, gc=False):
+    """A part of the body; `ended` if it is the last, in which case it may be empty."""
+
+    stream: Stream
+    data: bytes
+    ended: bool
+
+
+class DataSent(msgspec.Struct, eq=False, gc=False):
+    """The peer's window has taken all that was held back on a stream that is not at its end."""
+
+    stream: Stream
+
+
+class StreamReset(msgspec.Struct, eq=False, gc=False):
+    """The peer gave a stream up, or broke a rule on it: nobody waits for an answer."""
+
+    stream: Stream
+    code: ErrorCode | int
+
+
+class ConnectionFailed(msgspec.Struct, eq=False, gc=False):
+    """The peer broke a rule, and the connection is over; a `StreamReset` of each open stream came before."""
+
+    code: ErrorCode
+    reason: str
+
+
+Event = RequestReceived | DataReceived | DataSent | StreamReset | ConnectionFailed
