@@ -1,7 +1,7 @@
-"""The records that layers hand to one another. Plain data; nothing of the project is imported here.
+"""The records that layers hand to one another: plain data, without imports from the project.
 
-They are `msgspec.Struct`s: a request makes a dozen of them, and each is made in C, where a dataclass runs a
-Python function. While a model's weights sweep the caches between any two requests, that is 4 us apiece.
+They are `msgspec.Struct`s, made in C: a request makes a dozen, and a dataclass would cost 4 us more for each while
+a model's weights sweep the caches.
 """
 
 from __future__ import annotations
@@ -71,17 +71,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """A model as an engine loads it.
 
     Attributes:
-        name: The model's name, for messages.
         path: Artifact file; empty for the fake engine.
-        sha256: What the file's bytes must hash to.
         batch_invariant: Whether batches and padding leave answers unchanged.
         vocab_size: Token ids are below this.
         max_length: Longest input in tokens.
         special_ids: Ids of the special tokens by role.
-        inputs: Names of the graph's inputs.
-        outputs: The graph's outputs.
-        copied: Whether each lane may hold it: it is small.
-        build: What a TensorRT engine is tied to; None for a graph.
+        copied: Whether each lane may hold a copy, because it is small.
+        build: None for a graph.
     """
 
     name: str
@@ -103,7 +99,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class KernelFiles(msgspec.Struct, frozen=True):
-    """Where an engine finds and leaves the kernels that its library compiles while it loads a model.
+    """Where an engine reads and writes the kernels that its library compiles while it loads a model.
 
     Attributes:
         read: What an earlier start compiled; empty for nothing.
@@ -129,7 +125,7 @@ class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
 
     Attributes:
         normalize: Scale each vector to length 1.
-        dimensions: Keep only the first so many components (before normalising); None keeps all.
+        dimensions: Keep only the first components, before normalising; None keeps all.
     """
 
     normalize: bool = True
@@ -147,9 +143,9 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
     """The answer is, for each input, its classes with the best first.
 
     Attributes:
-        function: What makes scores of logits; `none` leaves them as they are. None means the model's own:
-            `softmax`, or `sigmoid` where classes are independent of one another or there is only one.
-        top_k: Keep only the best so many classes; None keeps all.
+        function: `none` leaves logits as they are. None means the model's own: `softmax`, or `sigmoid` where classes
+            are independent of one another or there is only one.
+        top_k: None keeps all classes.
     """
 
     function: Literal["softmax", "sigmoid", "none"] | None = None
@@ -157,11 +153,7 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
 
 
 class RerankOptions(TaskOptions[list[float]], frozen=True):
-    """The answer is one score for each pair of query and text, in the order of the pairs.
-
-    Attributes:
-        raw_scores: The logit itself; otherwise its sigmoid, between 0 and 1.
-    """
+    """The answer is one score for each pair of query and text: the logit (`raw_scores`), or its sigmoid."""
 
     raw_scores: bool = False
 
@@ -187,7 +179,6 @@ class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
 
     Attributes:
         top_k: Answers wanted; a short context has fewer.
-        max_answer_tokens: Tokens of the longest answer.
         no_answer: Let "the context holds no answer" compete with the answers.
         overlap_tokens: Tokens that neighbouring windows of a long context share.
     """
@@ -246,11 +237,7 @@ class FilledMask(msgspec.Struct, frozen=True):
 
 
 class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
-    """The answer is, for each text and each of its masks, the best tokens.
-
-    Attributes:
-        top_k: Tokens wanted for each mask.
-    """
+    """The answer is, for each text and each of its masks, the best `top_k` tokens."""
 
     top_k: int = 5
 
@@ -264,17 +251,15 @@ class InferRequest(msgspec.Struct, Generic[A]):
 
     Attributes:
         inputs: One or more inputs; all are answered or none.
-        options: What is asked for, and how.
-        model: Name of the model; None means the only model of the task.
-        version: Version asked for; None means the newest.
-        truncate: Cut inputs that are too long, `left` at their beginning; None means the server's default.
-        prompt_name: Key of the model's prompts to put before each text.
-        max_inputs: The limit of the route on `len(inputs)`.
         arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
-        timeout_ms: The client's own limit; None means the server's default.
-        priority: One of `PRIORITIES`.
         request_id: Echoed to the client and written into logs.
-        trace: What is noted of the request for the access log and for spans; None where both are off.
+        max_inputs: The limit of the route on `len(inputs)`.
+        model: None means the only model of the task.
+        version: None means the newest.
+        truncate: None means the server's default.
+        prompt_name: Key of the model's prompt to put before each text.
+        timeout_ms: None means the server's default.
+        trace: None where the access log and tracing are both off.
     """
 
     inputs: Sequence[TextInput]
@@ -295,7 +280,6 @@ class EncodedText(msgspec.Struct, frozen=True):
     """One input as token ids, special tokens included.
 
     Attributes:
-        ids: Token ids.
         type_ids: Segment of each token; None when all are 0.
         truncated: Tokens that were cut off.
     """
@@ -306,13 +290,12 @@ class EncodedText(msgspec.Struct, frozen=True):
 
 
 class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
-    """An input, or a window of one, whose tokens are traced back to its text (of a pair: to the second part).
+    """An input, or a window of one, whose tokens point back into its text (of a pair: into the second part).
 
     Attributes:
         source: Position of the input in the request.
         spans: int32 [tokens, 2], the characters [start, end) that each token stands for.
-        words: int32 [tokens], the number of the word that each token belongs to; -1 for tokens that are not
-            of the text.
+        words: int32 [tokens], the number of each token's word; -1 for tokens that are not of the text.
     """
 
     source: int
@@ -325,12 +308,7 @@ TextInput = str | tuple[str, str] | list[int] | EncodedText
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What an engine runs at once.
-
-    Attributes:
-        model: Which of the engine's models.
-        texts: Between 1 and the token budget's worth of inputs.
-    """
+    """What an engine runs at once: one or more texts for one of the engine's models."""
 
     model: ModelIndex
     texts: Sequence[EncodedText]
@@ -356,10 +334,7 @@ class BatchOutput(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct):
-    """Where a request's time went, in microseconds.
-
-    Of a request with several inputs, `queue` and `compute` are the longest of its inputs.
-    """
+    """Where a request's time went, in microseconds; `queue` and `compute` are the longest of its inputs."""
 
     tokenize_us: float = 0.0
     queue_us: float = 0.0
@@ -371,10 +346,6 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     """The answer to an `InferRequest`.
 
     Attributes:
-        answer: As the request's options say.
-        model: Name of the model that answered.
-        version: Its version.
-        timings: Where the time went.
         tokens: Tokens computed, special tokens included, padding not.
         truncated_tokens: Tokens cut off, over all inputs.
     """
@@ -388,17 +359,14 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
 
 
 class RequestTrace(msgspec.Struct):
-    """What is noted of one request for the access log and for spans.
+    """What the access log and spans need of one request.
 
     The transport begins and ends it, the pipeline fills in the rest. Times are in seconds of the clock
     `time.perf_counter`; 0 stands for what did not happen.
 
     Attributes:
-        protocol: The transport.
         method: HTTP's method; `POST` for gRPC.
-        route: The route, with the names of a path's parts in place of what the client wrote there; `?` for an
-            unknown path.
-        request_id: As in replies and logs.
+        route: With the names of a path's parts in place of what the client wrote there; `?` for an unknown path.
         began: When the request was complete.
         bytes_in: Size of the body or message.
         traceparent: W3C's header, as it came.
@@ -407,16 +375,10 @@ class RequestTrace(msgspec.Struct):
         queued: When its texts were queued.
         computed: When the last of them was computed.
         ended: When its reply was made.
-        bytes_out: Size of the reply's body or message.
         status: HTTP's status, or the name of gRPC's.
         reason: `ok`, or the reason of its error.
         error_status: The HTTP status of its error, whatever the transport; 0 without an error.
-        model: The model that answered; this and what follows only where there was an answer.
-        version: Its version.
-        texts: Inputs answered.
-        tokens: Tokens computed.
-        truncated_tokens: Tokens cut off.
-        timings: As the client sees them.
+        model: This and what follows are set only where there was an answer.
     """
 
     protocol: Literal["http", "grpc"]
@@ -443,19 +405,15 @@ class RequestTrace(msgspec.Struct):
     timings: Timings | None = None
 
     def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
-        """Notes an answer, without keeping it."""
         self.queued, self.computed = queued, computed
         self.model, self.version = outcome.model, outcome.version
         self.texts, self.tokens, self.truncated_tokens = len(outcome.answer), outcome.tokens, outcome.truncated_tokens
         self.timings = outcome.timings
 
     def failed(self, reason: str, http_status: int, status: int | str) -> None:
-        """Notes an error, without keeping it: its traceback holds the whole request.
+        """Notes an error without keeping it, because its traceback holds the whole request.
 
-        Args:
-            reason: Why the client gets no answer.
-            http_status: The error's status over HTTP.
-            status: The status that this transport answers.
+        `http_status` is the error's status over HTTP, `status` the one that this transport answers.
         """
         self.reason, self.error_status, self.status = reason, http_status, status
 
@@ -482,13 +440,9 @@ class Totals(msgspec.Struct):
     """What a model has answered since the server started.
 
     Attributes:
-        requests: Requests answered.
-        texts: Their inputs.
-        tokenize_us: Sum of their times to tokenise, as the next three.
-        queue_us: Waiting for an engine.
-        compute_us: In an engine.
+        texts: Inputs of the requests answered.
         total_us: From arrival to answer.
-        last_at: When the last one was answered, in seconds since 1970; 0 before the first.
+        last_at: When the last request was answered, in seconds since 1970; 0 before the first.
     """
 
     requests: int = 0
@@ -510,7 +464,7 @@ class UsedCard(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """What artifacts for it are for, as `sm75`."""
+        """The target of artifacts for this GPU, such as `sm75`."""
         return f"sm{self.compute_capability.replace('.', '')}"
 
 
@@ -526,7 +480,7 @@ class RejectedEngine(msgspec.Struct, frozen=True):
 
 
 class EngineChoice(msgspec.Struct, frozen=True):
-    """What runs the models, and why it is not what would be faster.
+    """What runs the models, and why nothing faster does.
 
     Attributes:
         engine: As `--engine` calls it.
@@ -534,7 +488,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
         cards: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before it, the best first.
         left_out: GPUs like those that cannot take part, each with its reason.
-        lost: Of its GPUs those that were given up while it serves, each with its reason.
+        lost: GPUs that were given up while serving, each with its reason.
     """
 
     engine: str
@@ -545,5 +499,5 @@ class EngineChoice(msgspec.Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
     def where(self, threads: int) -> str:
-        """On what it computes, for a line of the log."""
+        """The hardware that it computes on, for the log."""
         return f"{len(self.cards)} x {self.cards[0].name}" if self.cards else f"{threads} threads"

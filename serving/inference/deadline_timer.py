@@ -1,8 +1,7 @@
-"""Many deadlines on one timer.
+"""Many deadlines on one timer of the event loop.
 
-An event loop's timers cost tens of microseconds a request to set and cancel, and nearly every deadline is
-cancelled. These keep one timer armed for the earliest; a cancelled deadline stays in the heap, without its
-callback, until its time has come.
+Setting and cancelling a timer costs tens of microseconds a request, and nearly every deadline is cancelled. So one
+timer is armed for the earliest; a cancelled deadline stays in the heap until its time has come.
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ class Deadline:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Forgets the callback; may be called at any time."""
         self.callback = None
 
 
 class DeadlineTimer:
-    """The deadlines of one event loop."""
-
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Deadline]] = []
         self._serial = count()

@@ -3,9 +3,8 @@
 A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
 gets exactly one outcome: all of its texts' rows, or one error.
 
-Each model is run by one engine. Mostly there is one engine. While another takes over, what was queued for a
-model that goes runs where that model is, and what comes for the one that follows it runs on the new engine; the
-scheduler sees one device, whose lanes are never given to both at once.
+Usually there is one engine. While another takes over, each model runs on the engine that holds it. The scheduler
+sees one device, and never gives a lane to both engines at once.
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ if TYPE_CHECKING:
 
 
 class BatchObserver(Protocol):
-    """What follows the batches of a dispatcher."""
-
-    def batch_started(self, assignment: Assignment) -> None:
-        """A batch has been given to its lane."""
+    def batch_started(self, assignment: Assignment) -> None: ...
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """It has ended, and held its lane for so many microseconds; 0 where its engine has gone."""
+        """`occupied_us` is for how long it held its lane; 0 where its engine has gone."""
 
 
 class _EngineModel(NamedTuple):
@@ -55,10 +51,9 @@ _TOO_LATE = "the deadline passed before the answer was there"
 
 
 class PendingRequest:
-    """A request that waits or is being computed; `Dispatcher.run` gives it once it is answered.
+    """A request that waits or is being computed; `Dispatcher.run` returns it once it is answered.
 
     Attributes:
-        model: Which model it is for.
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has been given any of it.
@@ -85,10 +80,7 @@ class Load(msgspec.Struct, frozen=True):
     """What a dispatcher holds at one moment, and what it has refused and missed so far.
 
     Attributes:
-        requests: Requests that wait or are being computed.
-        queued_texts: Texts that wait for an engine.
-        queued_tokens: Their tokens.
-        queued_work_us: Predicted time to compute them.
+        queued_work_us: Predicted time to compute the queued texts.
         wait_s: Predicted time until all that is here is answered.
         admitted_tokens: Tokens in flight.
         admitted_limit: Tokens that may be in flight.
@@ -114,8 +106,7 @@ class Load(msgspec.Struct, frozen=True):
 class Dispatcher:
     """One device slot's scheduler and its engine, if it has one now.
 
-    Attributes:
-        observer: Told of each batch.
+    The clock counts seconds and agrees with the event loop's own: both read CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -126,15 +117,6 @@ class Dispatcher:
         clock: Callable[[], float] = time.perf_counter,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        """Starts without an engine.
-
-        Args:
-            policy: For the scheduler.
-            limits: For admission.
-            observer: Told of each batch.
-            clock: Seconds; the event loop's own clock, or one that goes with it, as both read CLOCK_MONOTONIC.
-            scheduler: What decides.
-        """
         self._scheduler = scheduler(policy, limits, self._drop)
         self._misses = {"queue": 0, "engine": 0}
         self._non_finite = 0
@@ -158,7 +140,7 @@ class Dispatcher:
         timeout_ms: float | None,
         priority: int,
     ) -> Permit:
-        """Lets a request in, or refuses it; see `Admission.admit`."""
+        """See `Admission.admit`."""
         return self._scheduler.admission.admit(
             *(model, size_bytes, inputs),
             longest=longest,
@@ -169,7 +151,7 @@ class Dispatcher:
         )
 
     def reserve(self, tokens: int) -> Permit:
-        """Lets in work that no engine will see; see `Admission.reserve`."""
+        """See `Admission.reserve`."""
         return self._scheduler.admission.reserve(tokens, self._clock())
 
     def missed(self) -> DeadlineExceeded:
@@ -178,14 +160,10 @@ class Dispatcher:
         return DeadlineExceeded(_TOO_LATE)
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
-        """Queues a request's texts together and waits until all are answered.
+        """Confirms the permit, queues a request's texts together and waits until all are answered.
 
-        A cancelled caller takes its texts out of the queue at once; what an engine already computes for it
-        is thrown away.
-
-        Args:
-            permit: The request's, confirmed here.
-            texts: At least one.
+        A cancelled caller takes its texts out of the queue at once; what an engine already computes for it is thrown
+        away.
 
         Raises:
             NotReady: There is no engine now, or the server ends.
@@ -216,12 +194,11 @@ class Dispatcher:
 
     @property
     def policy(self) -> Policy:
-        """Limits and models."""
         return self._scheduler.policy
 
     @property
     def costs(self) -> Sequence[ModelCosts]:
-        """Of each model; empty while there has been no engine."""
+        """The costs of each model; empty while there has been no engine."""
         return self._scheduler.costs
 
     def engine_up(
@@ -231,13 +208,10 @@ class Dispatcher:
         models: Sequence[ModelIndex] | None = None,
         policy: Policy | None = None,
     ) -> None:
-        """An engine takes batches from now on; a model that another engine ran is run by this one now.
+        """An engine takes batches from now on, those of models that another engine ran included.
 
-        Args:
-            engine: The engine.
-            costs: Of each model, of whichever engine.
-            models: Those that it holds, in its own order; None for all, in their order.
-            policy: Limits and models from now on; None for those before.
+        `costs` are those of every model; `models` are the ones that this engine holds, in its own order, or None for
+        all. A `policy` of None leaves the one before.
         """
         if policy is not None:
             self._scheduler.policy = policy
@@ -251,12 +225,7 @@ class Dispatcher:
         self._pump()
 
     def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
-        """An engine has gone: everything that waits for it fails with `error`.
-
-        Args:
-            error: For the clients.
-            engine: Which one; None for all that there are.
-        """
+        """One engine has gone, or all (None): every request that waits for it fails with `error`."""
         if engine is None:
             self._engines.clear()
             self.fail_all(error)
@@ -276,13 +245,11 @@ class Dispatcher:
         self._engines = {model: run for model, run in self._engines.items() if run.engine is not engine}
 
     def fail_all(self, error: BertserveError) -> None:
-        """Answers every request that is still here with an error."""
         for request in list(self._requests):
             self._fail(request, error)
 
     @property
     def requests(self) -> int:
-        """Requests that wait or are being computed."""
         return len(self._requests)
 
     def waiting(self) -> Counter[ModelIndex]:
@@ -291,11 +258,9 @@ class Dispatcher:
 
     @property
     def computing(self) -> bool:
-        """Whether a lane has work."""
         return any(self._scheduler.lanes.load)
 
     def load(self) -> Load:
-        """What is here now."""
         outlook, admission = self._scheduler.outlook, self._scheduler.admission
         return Load(
             requests=len(self._requests),

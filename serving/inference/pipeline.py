@@ -35,22 +35,16 @@ _INLINE_TOKENS = 1024
 
 
 class AnswerCounts(Protocol):
-    """What counts answers and batches."""
-
     @property
     def totals(self) -> Mapping[tuple[str, str], Totals]:
         """What each model has answered, by its name and version."""
 
-    def answered(self, outcome: Outcome[Any]) -> None:
-        """Counts an answer."""
+    def answered(self, outcome: Outcome[Any]) -> None: ...
 
-    def batches(self, model: ServedModel) -> int:
-        """Batches of a model that engines were given since the server started."""
+    def batches(self, model: ServedModel) -> int: ...
 
 
 class Pipeline:
-    """Carries requests from a transport to the engine and back."""
-
     def __init__(
         self,
         *,
@@ -69,11 +63,7 @@ class Pipeline:
         self._users: Counter[ModelIndex] = Counter()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
-        """Answers a request, or raises the one error that its client gets.
-
-        Raises:
-            BertserveError: See `errors`; the request holds nothing any more.
-        """
+        """Answers a request, or raises the one error that its client gets; it holds nothing afterwards."""
         trace = request.trace
         if trace is not None:
             trace.decoded = time.perf_counter()
@@ -134,23 +124,15 @@ class Pipeline:
         return self._users[model]
 
     def totals(self, model: ServedModel) -> Totals:
-        """What a version of a model has answered since the server started."""
         return self._metrics.totals[model.name, model.version]
 
     def batches(self, model: ServedModel) -> int:
-        """Batches of a model that engines were given since the server started."""
         return self._metrics.batches(model)
 
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
-        """Lets something read texts with a model's tokenizer: at once if short, else in its turn in a thread.
+        """Reads texts with a model's tokenizer: at once if short, else in its turn in a thread.
 
-        Args:
-            model: Whose tokenizer.
-            size: Bytes to be read; they count as tokens under way while this takes.
-            work: What to do.
-
-        Raises:
-            Overloaded: Too much is under way.
+        `size` is in bytes, which count as tokens under way meanwhile. Raises `Overloaded` where too much is.
         """
         if size <= _INLINE_BYTES:
             return work(model.tokenizer)
@@ -158,11 +140,7 @@ class Pipeline:
             return await self._in_turn(lambda: work(model.tokenizer), None)
 
     async def _in_turn(self, work: Callable[[], R], deadline: float | None) -> R:
-        """Tokenises in a thread, once no other request does.
-
-        Raises:
-            DeadlineExceeded: The deadline passed before its turn came.
-        """
+        """Tokenises in a thread, once no other request does; raises `DeadlineExceeded` if its turn is late."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._tokenizer_turn.acquire()

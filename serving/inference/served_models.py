@@ -61,7 +61,7 @@ class Repository:
 
     Attributes:
         models: One version of each, in service or not.
-        engine: What runs them now; the engine slot alone writes it.
+        engine: What runs them now; only the engine slot writes it.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
@@ -117,7 +117,7 @@ class Repository:
         Args:
             bundles: Verified.
             precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
-            engine: What will run the models; it decides which artifacts can be served.
+            engine: It decides which artifacts can be served.
             card: Compute capability of the GPU, as `sm75`, for engines that are made for one.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
             defaults: For a task, the model that answers where a request names none.
@@ -152,11 +152,10 @@ class Repository:
         return [model for model in self._by_name.values() if model.manifest.task == task]
 
     def named(self, name: str) -> ServedModel:
-        """The model of a name that there is, in service or not."""
+        """The model of that name, in service or not."""
         return next(model for model in self.models if model.name == name)
 
     def serves(self, name: str) -> bool:
-        """Whether a model of that name is in service."""
         return name in self._by_name
 
     def load(self, model: ServedModel) -> None:
@@ -168,11 +167,11 @@ class Repository:
         self._alone.clear()
 
     def find(self, name: str | None, version: str | None = None, task: Task | None = None) -> ServedModel:
-        """The model of that name and version.
+        """The model in service of that name and version.
 
         Args:
-            name: Exact name; None for the task's default or only model, or the only one of all.
-            version: Exact version; None or "" for the one being served.
+            name: None for the task's default or only model, or the only one of all.
+            version: None or "" for the one being served.
             task: What it must do; None for anything.
 
         Raises:

@@ -36,7 +36,7 @@ class TextTokenizer:
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
         max_characters: Characters of the longest text that is tokenised at all.
-        mask_id: Id of the mask token; None where the model has none.
+        mask_id: None where the model has no mask token.
         mask_token: The mask token as it stands in a text.
     """
 
@@ -80,11 +80,7 @@ class TextTokenizer:
         return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
 
     def size_bytes(self, inputs: Sequence[TextInput]) -> int:
-        """Size of the inputs, after checking that each is short enough to be tokenised.
-
-        Raises:
-            InvalidRequest: A text has more than `max_characters`.
-        """
+        """Size of the inputs; raises `InvalidRequest` for a text of more than `max_characters`."""
         total = 0
         for index, value in enumerate(inputs):
             if not isinstance(value, str | tuple):
@@ -100,23 +96,11 @@ class TextTokenizer:
         return total
 
     def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
-        """Token ids of each input; one bad input never touches its neighbours.
-
-        Args:
-            inputs: Texts, pairs or token ids.
-            truncate: Cut what is too long, at its end or its beginning, instead of refusing it.
-
-        Raises:
-            InvalidRequest: An input is too long, or its ids are not the model's.
-        """
+        """Token ids of each input; raises `InvalidRequest` for one that is too long or has ids that the model lacks."""
         return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
 
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
-        """Token ids of each text, with the characters and the word that each token stands for.
-
-        Raises:
-            InvalidRequest: A text is too long.
-        """
+        """Token ids of each text, with the characters and the word that each token stands for."""
         aligned = []
         for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
             surplus = self._surplus(source, encoding, truncate=truncate)
@@ -128,7 +112,7 @@ class TextTokenizer:
         return aligned
 
     def windows_size_bytes(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """Size of pairs whose second parts are read in windows, after checking that each is short enough.
+        """Size of pairs whose second parts are read in windows.
 
         Raises:
             InvalidRequest: A first part has more than `max_characters`, or a second more than its limit.
@@ -148,12 +132,9 @@ class TextTokenizer:
     ) -> list[AlignedText]:
         """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
 
-        A window's `spans` are those of whole words, and point into the second part.
-
-        Args:
-            pairs: A first part, which every window repeats, and a second.
-            overlap: Tokens that neighbouring windows share; half of their room at most.
-            truncate: Cut a first part that has more than half of the model's tokens instead of refusing it.
+        Every window repeats the first part, of which `truncate` cuts what goes beyond half of the model's tokens.
+        Windows overlap by so many tokens, half of their room at most. Their `spans` are those of whole words in the
+        second part.
 
         Raises:
             InvalidRequest: A first part is too long, or the model too short for any second.
@@ -171,12 +152,7 @@ class TextTokenizer:
         return text
 
     def tokens(self, text: str, *, special: bool) -> list[Token]:
-        """The tokens of a text, which is not cut.
-
-        Args:
-            text: The text.
-            special: Add the special tokens that a model sees around it.
-        """
+        """The tokens of a text, which is not cut; `special` adds those that a model sees around it."""
         encoding = self._tokenizer.encode(text, add_special_tokens=special)
         return [
             Token(token, name if alone else text[start:stop], alone, None if alone else start, None if alone else stop)
@@ -186,11 +162,7 @@ class TextTokenizer:
         ]
 
     def check_readable(self, ids: Sequence[int]) -> None:
-        """Refuses ids that are not turned into text.
-
-        Raises:
-            InvalidRequest: They are too many, or the model does not have one of them.
-        """
+        """Refuses ids that are too many to be turned into text, or not the model's."""
         if len(ids) > self.max_characters:
             raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
         if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
@@ -224,7 +196,7 @@ class TextTokenizer:
             )
 
     def _cut_first(self, source: int, first: Encoding, *, truncate: Truncate) -> int:
-        """Leaves half of the model's tokens to the second part; answers how many of the first went."""
+        """Leaves half of the model's tokens to the second part; returns how many of the first were cut."""
         most = max(0, self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
         surplus = len(first) - most
         if surplus <= 0:

@@ -32,16 +32,11 @@ _PLAIN = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
 
 
 class WordTable:
-    """The tokens of single words, learnt from a tokenizer."""
-
     def __init__(self, tokenizer: Tokenizer, *, frame: Sequence[int], lowercase: bool, plain: str) -> None:
         """Starts empty; use `word_table`.
 
-        Args:
-            tokenizer: It knows the tokens of every word.
-            frame: Ids of the special tokens before and behind a text.
-            lowercase: Words are looked up in lower case.
-            plain: Every character that a text may hold.
+        `frame` holds the ids of the special tokens before and behind a text, `plain` every character that a text may
+        hold.
         """
         self._tokenizer = tokenizer
         self._lowercase = lowercase

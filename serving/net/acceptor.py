@@ -16,19 +16,11 @@ if TYPE_CHECKING:
 
 
 class Acceptor:
-    """One port."""
+    """One port; it owns the listening socket, and accepts nothing before `start`."""
 
     def __init__(
         self, opened: socket.socket, connection: Callable[[], asyncio.Protocol], tls: Tls | None, protocol: str
     ) -> None:
-        """Prepares; nothing is accepted before `start`.
-
-        Args:
-            opened: A listening socket; owned from here on.
-            connection: Makes a connection.
-            tls: What connections are secured with.
-            protocol: What they speak, as ALPN names it.
-        """
         self._socket = opened
         self._connection = connection
         self._tls = tls
@@ -37,19 +29,17 @@ class Acceptor:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
         host, port = self._socket.getsockname()[:2]
         return host, port
 
     async def start(self) -> None:
-        """Accepts connections."""
         self._server = await self._serve(self._socket, self._context())
 
     async def renew(self) -> None:
         """Reads the certificates again, for new connections; those that are open go on.
 
-        A context that is used cannot forget an authority or a session, so another server with another context
-        takes over the port.
+        A used context cannot forget an authority or a session, so another server with a new context takes over the
+        port.
 
         Raises:
             CredentialsError: They cannot be used; nothing changes.
@@ -63,7 +53,6 @@ class Acceptor:
         before.close()
 
     def close(self) -> None:
-        """Accepts no more."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

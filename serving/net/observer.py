@@ -1,4 +1,4 @@
-"""Who reads what is noted of requests; see `RequestTrace`."""
+"""Collects the traces of requests for the access log and for spans; see `RequestTrace`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class RequestObserver:
     """Begins the traces of requests and hands each on once the request has ended.
 
-    There is one only where something reads traces. Where the access log and tracing are both off, a transport has
-    None in its place.
+    Where the access log and tracing are both off, a transport has None in its place.
     """
 
     def __init__(self, sinks: Sequence[Callable[[RequestTrace], None]]) -> None:
@@ -34,11 +33,10 @@ class RequestObserver:
         traceparent: bytes | None,
         tracestate: bytes | None,
     ) -> RequestTrace:
-        """The trace of a request that has arrived; see `RequestTrace`."""
         return RequestTrace(protocol, method, route, request_id, began, bytes_in, traceparent, tracestate)
 
     def end(self, trace: RequestTrace) -> None:
-        """The reply is made; the trace is read after it has been sent."""
+        """Ends the trace; it is read after the reply has been sent."""
         trace.ended = time.perf_counter()
         loop = asyncio.get_running_loop()
         for sink in self._sinks:

@@ -24,13 +24,7 @@ _AGE_SPREAD = 0.1
 
 @dataclass(slots=True, frozen=True)
 class Ports:
-    """The listening sockets.
-
-    Attributes:
-        http: The HTTP port.
-        grpc: The gRPC port.
-        metrics: The port of probes and metrics.
-    """
+    """The listening sockets."""
 
     http: socket.socket
     grpc: socket.socket
@@ -49,11 +43,7 @@ class Ports:
 
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:
-    """A listening socket; port 0 picks a free one.
-
-    Raises:
-        StartupError: The address cannot be had.
-    """
+    """A listening socket; port 0 picks a free one. Raises `StartupError` where the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
@@ -71,14 +61,14 @@ def bind(host: str, port: int, purpose: str) -> socket.socket:
 
 
 def keep_alive(opened: socket.socket) -> None:
-    """Asks after silent peers; connections inherit that from the socket that accepts them."""
+    """Probes silent peers; connections inherit that from the socket that accepts them."""
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         opened.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def lifetime_s(settings: Settings) -> float:
-    """For how long a new connection is used; infinity: until its client closes it.
+    """Seconds for which a new connection is used; infinity means until its client closes it.
 
     Connections that were opened together, as after a restart, do not end together.
     """

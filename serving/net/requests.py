@@ -34,14 +34,9 @@ def request_id(wanted: bytes | None) -> str:
 
 
 def priority_of(value: object, name: str) -> int:
-    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 0 is Triton's word for the default, 2.
+    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 0 is Triton's default, 2.
 
-    Args:
-        value: What the client sent.
-        name: Of the header or parameter, for the error.
-
-    Raises:
-        InvalidRequest: It is no priority.
+    `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
     """
     if value == 0 and not isinstance(value, bool | float):
         return DEFAULT_PRIORITY
@@ -52,11 +47,6 @@ def priority_of(value: object, name: str) -> int:
 
 def inflated(data: bytes, wbits: int, limit: int) -> bytes:
     """Decompresses a body; never makes more than one byte beyond the limit.
-
-    Args:
-        data: The body.
-        wbits: zlib's name of its encoding.
-        limit: Bytes that it may grow to.
 
     Raises:
         MalformedRequest: It is not of its encoding, ends too early or goes on behind its end.

@@ -62,7 +62,7 @@ def finish(
 
     Args:
         context: Where the answers are.
-        windows: It in windows, at least one.
+        windows: At least one.
         rows: For each window `start_logits` and `end_logits`, float32 [tokens or more].
         options: Limits.
 

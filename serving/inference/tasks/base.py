@@ -28,12 +28,8 @@ class Work(msgspec.Struct, Generic[O]):
     """A request that the engine has answered.
 
     Attributes:
-        inputs: As the request brought them.
-        options: As the request brought them.
         texts: What went to the engine; at least one for each input.
         rows: Each text's row of every output; outputs of a token each are padded.
-        manifest: Of the model.
-        tokenizer: Of the model.
     """
 
     inputs: Sequence[TextInput]
@@ -49,8 +45,7 @@ class Encode(Protocol[O_contra]):
 
     def __call__(
         self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
-    ) -> Sequence[EncodedText]:
-        """What goes to the engine."""
+    ) -> Sequence[EncodedText]: ...
 
 
 def encode_each(
@@ -60,12 +55,10 @@ def encode_each(
     *,
     truncate: Truncate,
 ) -> Sequence[EncodedText]:
-    """One text for the engine from each input."""
     return tokenizer.encode(inputs, truncate=truncate)
 
 
-def accept(_: object, __: Manifest) -> None:
-    """Every value of the options suits every model."""
+def accept(_: object, __: Manifest) -> None: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,10 +67,8 @@ class Task(Generic[O, A]):
 
     Attributes:
         name: As manifests call it; None suits models of every task.
-        finish: The answer.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
         size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
-        encode: Inputs to token ids.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         windows: Whether a text that is too long is read in several windows; otherwise it is cut.
     """
@@ -92,21 +83,12 @@ class Task(Generic[O, A]):
 
 
 def check_top_k(top_k: int | None, most: int) -> None:
-    """Refuses a number of results that the model cannot give.
-
-    Raises:
-        InvalidRequest: Not between 1 and `most`.
-    """
     if top_k is not None and not 1 <= top_k <= most:
         raise InvalidRequest(f"`top_k` is {top_k}; between 1 and {most} are given")
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:
-    """The inputs of a task whose answer points into its text.
-
-    Raises:
-        InvalidRequest: A pair, or token ids.
-    """
+    """The inputs of a task whose answer points into its text; anything else is an `InvalidRequest`."""
     texts = [value for value in inputs if isinstance(value, str)]
     if len(texts) != len(inputs):
         raise InvalidRequest("each input must be one text")
@@ -114,11 +96,7 @@ def texts_of(inputs: Sequence[TextInput]) -> list[str]:
 
 
 def pairs_of(inputs: Sequence[TextInput]) -> list[tuple[str, str]]:
-    """The inputs of a task that looks at two texts at once.
-
-    Raises:
-        InvalidRequest: A single text, or token ids.
-    """
+    """The inputs of a task that looks at two texts at once; anything else is an `InvalidRequest`."""
     pairs = [value for value in inputs if isinstance(value, tuple)]
     if len(pairs) != len(inputs):
         raise InvalidRequest("each input must be a pair of texts")

@@ -32,13 +32,7 @@ def check(options: ClassifyOptions, manifest: Manifest) -> None:
 def finish(
     rows: Sequence[Row], options: ClassifyOptions, labels: Sequence[str], *, multi_label: bool
 ) -> list[list[LabelScore]]:
-    """The answer from the graph's `logits` output.
-
-    Args:
-        rows: Each input's `logits`, float32 [classes].
-        options: How to score, and how many.
-        labels: Names of the classes.
-        multi_label: Whether they are independent of one another.
+    """The answer from each input's `logits`, float32 [classes].
 
     Returns:
         For each input, its classes, best first; of equals the one with the lower index first.

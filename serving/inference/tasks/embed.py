@@ -30,15 +30,7 @@ def check(options: EmbedOptions, manifest: Manifest) -> None:
 
 
 def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
-    """The answer from the graph's `pooled` output.
-
-    Args:
-        rows: Each text's `pooled`, float32 [hidden_size].
-        options: Cut and scale.
-
-    Returns:
-        float32 [texts, dimensions], each row of length 1 if asked for.
-    """
+    """float32 [texts, dimensions] from each text's `pooled`, float32 [hidden_size]."""
     pooled = rows[0][0][None] if len(rows) == 1 else np.stack([row[0] for row in rows])
     vectors = pooled.astype(np.float32, copy=False)
     if options.dimensions is not None:

@@ -41,11 +41,7 @@ def encode(
 def finish(text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: TextTokenizer) -> list[list[FilledMask]]:
     """The best tokens for each mask of one text.
 
-    Args:
-        text: The input.
-        row: Its `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
-        options: How many.
-        tokenizer: To write tokens as text.
+    Its row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
     """
     masks = [position for position, token in enumerate(text.ids) if token == tokenizer.mask_id]
     # With one mask the special tokens only disturb; with several the others must stay visible.

@@ -25,15 +25,7 @@ def encode(
 
 
 def finish(rows: Sequence[Row], options: RerankOptions) -> list[float]:
-    """The answer from the graph's `logits` output.
-
-    Args:
-        rows: Each pair's `logits`, float32 [1].
-        options: Raw or between 0 and 1.
-
-    Returns:
-        A score for each pair, in their order.
-    """
+    """A score for each pair, in their order, from its `logits`, float32 [1]."""
     logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
     scores: list[float] = (logits if options.raw_scores else sigmoid(logits)).tolist()
     return scores

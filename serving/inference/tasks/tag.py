@@ -30,17 +30,9 @@ def encode(
 
 
 def finish(text: str, aligned: AlignedText, row: Row, options: TagOptions, labels: Sequence[str]) -> list[Entity]:
-    """One text's entities from the graph's `logits` output.
+    """One text's entities from its `logits`, float32 [tokens or more, labels].
 
-    Training tells a model the tag of each word's first token alone, so by default that token decides; what
-    the model says of the others was never taught.
-
-    Args:
-        text: The input.
-        aligned: Its tokens.
-        row: Its `logits`, float32 [tokens or more, labels].
-        options: How tokens become words, and what is no entity.
-        labels: The tags.
+    Training teaches a model the tag of each word's first token alone, so by default that token decides.
     """
     positions = np.flatnonzero(aligned.words >= 0)
     if not len(positions):

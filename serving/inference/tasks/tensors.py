@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 
 def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Manifest) -> list[Row]:
-    """The rows without what padding added to them.
+    """The rows without padding.
 
-    Args:
-        texts: What went in.
-        rows: Each text's row of every output; where an output has something for each token or each mask, a row
-            is as long as the batch was padded.
-        manifest: Says which outputs these are.
+    Where an output has something for each token or each mask, a row is as long as the batch was padded.
     """
     ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
     if not any(ragged):
