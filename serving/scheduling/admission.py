@@ -34,7 +34,7 @@ class AdmissionLimits:
 
     Attributes:
         max_queue_tokens: Tokens that may be in flight at once.
-        default_timeout_ms: Of a request that brings none; more where its predicted cost asks for it.
+        default_timeout_ms: Of a request without a timeout; more where its predicted cost needs it.
         max_timeout_ms: The longest timeout of any request.
     """
 
@@ -52,12 +52,10 @@ class Permit:
     """The right to hold tokens until its `with` block ends.
 
     Attributes:
-        model: The request's model.
-        priority: Its class.
         deadline: When its answer becomes useless.
         tokens: What it holds: the estimate, then the exact count.
         alone_us: Predicted time of its only text, once it is confirmed and the device is idle; else None.
-        demand: What it asks of the device, once it is confirmed and has to queue.
+        demand: Set once it is confirmed and has to queue.
     """
 
     __slots__ = ("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "priority", "tokens")
@@ -73,16 +71,13 @@ class Permit:
         self.demand: Demand | None = None
 
     def confirm(self, lengths: Sequence[int], now: float) -> None:
-        """Replaces the estimate by the exact lengths; see `Admission.confirm`."""
+        """See `Admission.confirm`."""
         self._admission.confirm(self, lengths, now)
 
     def expect(self, size_bytes: int, inputs: int, longest: int | None) -> None:
         """Lets predictions count the estimated work of a request whose texts wait for the tokenizer.
 
-        Args:
-            size_bytes: As `Admission.admit` got it.
-            inputs: As `Admission.admit` got it.
-            longest: As `Admission.admit` got it.
+        The arguments are those of `Admission.admit`.
         """
         outlook = self._admission.outlook
         lengths = _least_lengths(estimate_tokens(size_bytes, inputs), inputs, longest)
@@ -90,7 +85,6 @@ class Permit:
         outlook.expected_us += self._expected_us
 
     def expect_no_more(self) -> None:
-        """Ends what `expect` began."""
         self._admission.outlook.expected_us -= self._expected_us
         self._expected_us = 0
 
@@ -108,7 +102,6 @@ class Admission:
     """Who is let in: a bound on the tokens in flight, and a prediction for each deadline.
 
     Attributes:
-        outlook: What predictions go by.
         capacity: Tokens that may be in flight at once.
         in_flight: Tokens admitted and not yet answered.
         refusals: Requests refused so far, by reason.
@@ -124,11 +117,7 @@ class Admission:
     ) -> None:
         """Starts with nothing in flight.
 
-        Args:
-            outlook: What predictions go by.
-            limits: See there.
-            jitter: Numbers in [0, 1), so that clients that are refused together do not come back together.
-            refuses_late: Whether requests that would be late are refused.
+        `jitter` makes numbers in [0, 1), so that clients that are refused together do not come back together.
         """
         self.outlook = outlook
         self.capacity = limits.max_queue_tokens
@@ -181,24 +170,13 @@ class Admission:
         return permit
 
     def reserve(self, tokens: int, now: float) -> Permit:
-        """Lets in work without a deadline that no engine will see.
-
-        Raises:
-            InvalidRequest: More than the server ever holds.
-            Overloaded: There is no room now.
-        """
+        """Lets in work without a deadline that no engine will see; refuses it as `admit` does."""
         permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, float("inf"))
         self._take(permit, tokens, None, now)
         return permit
 
     def confirm(self, permit: Permit, lengths: Sequence[int], now: float) -> None:
-        """Corrects a permit to the exact lengths of its texts; what it held stays with it where this is refused.
-
-        Raises:
-            InvalidRequest: As `admit`.
-            Overloaded: As `admit`.
-            DeadlineExceeded: As `admit`.
-        """
+        """Corrects a permit to the exact lengths; if that is refused, as by `admit`, it stays as it was."""
         outlook = self.outlook
         if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
             least_us, permit.alone_us = outlook.alone_us(permit.model, lengths[0])
@@ -208,12 +186,12 @@ class Admission:
             self._take(permit, sum(lengths), permit.demand, now)
 
     def _take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
-        """Gives a permit so many tokens in place of those that it has, or refuses its request: nobody else does.
+        """Sets the tokens that a permit holds, or refuses its request: the only place that does either.
 
         Args:
             permit: The request's.
             tokens: Estimated or exact.
-            demand: To predict when it would be answered; None where it need not queue or that is not known yet.
+            demand: Predicts when it would be answered; None where it need not queue or that is not known yet.
             now: The time.
             least_us: What it takes at least, where `demand` is None.
         """

@@ -1,16 +1,16 @@
 """What runs next: a pure choice over the queue, the lanes, the cost table and a clock that is passed in.
 
-The item that goes first decides. A lone item runs on the wide lane, which answers it fastest; several run side by
-side on the narrow ones, which carry more, unless the cost table says that the wide lane's batches carry still more.
-What is held once only runs on the wide lane.
+The first item decides. A lone item runs on the wide lane, which answers it fastest; several run side by side on the
+narrow ones, which carry more, unless the cost table says that the wide lane's batches carry still more. A model that
+is loaded only once runs on the wide lane.
 
 A batch takes texts of the first one's bucket. It grows as long as doublings make a text cheaper, by
 `min_batch_gain` each, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
 batch would keep: of a text inside it, of one that it would leave behind, or at the head of another bucket.
 
-Short texts would keep a narrow lane waiting, and the event loop busy, for a good part of their own time. So it
-gets several at once, where so many wait that every lane has its share, and its next ones while it still works on
-the last. An engine computes them together where the model is batch-invariant, and else one by one.
+Short texts would leave a narrow lane idle between them, and the event loop busy. So it gets several at once, where
+so many wait that every lane has its share, and its next ones while it still works on the last. An engine computes
+them together where the model is batch-invariant, and else one by one.
 """
 
 from __future__ import annotations
@@ -48,22 +48,20 @@ PREFETCH_TOKENS = 72
 
 @dataclass(slots=True, frozen=True)
 class Policy:
-    """What the batcher must know beside the queue.
+    """The batcher's settings and models.
 
     Attributes:
         max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
         batch_invariant: For each model, whether its texts may be computed together.
         narrow: For each model, whether narrow lanes run it too.
-        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains; a single text may always
-            run.
+        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains; a single text may always run.
         prefetch_tokens: A narrow lane with fewer tokens than this before it takes more, as does one with a single
             group of up to twice `group_tokens`. Both are small, because what is given to a lane is computed even if
             its client goes, and waits for nothing better.
         min_batch_gain: By what share of its cost a text must get cheaper in a batch of twice the size.
         fairness: A text may be overtaken for so many times its own cost.
         max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
-        apart: The wide lane is the first narrow one under another name, and keeps none of the others from working:
-            lanes are GPUs.
+        apart: Lanes are GPUs: the wide lane is the first narrow one under another name, and does not block the others.
     """
 
     max_batch_tokens: int
@@ -81,14 +79,12 @@ class Assignment(msgspec.Struct, frozen=True):
     """A batch and the lane it runs on.
 
     Attributes:
-        lane: The lane.
-        items: The batch.
-        tokens: Of all its texts.
-        padded_length: Of the longest of them.
+        tokens: Of all its texts, without padding.
+        padded_length: Tokens of the longest text.
         padding: Tokens of padding that are computed.
         given_at: When the lane was given it, in seconds.
         predicted_us: How long the lane will be held.
-        could_grow: Whether it is small only because no more waits.
+        could_grow: Whether it is small only because no more texts wait.
     """
 
     lane: int
@@ -106,8 +102,7 @@ class Lanes(msgspec.Struct):
 
     Attributes:
         load: For each, the tokens that it has been given and not answered.
-        free_at: For each, when it will probably have answered them, in seconds; of an idle one, any time that
-            has passed.
+        free_at: For each, when it will probably be idle, in seconds; any time in the past for an idle one.
     """
 
     load: list[int]
@@ -115,22 +110,13 @@ class Lanes(msgspec.Struct):
 
     @classmethod
     def idle(cls, count: int) -> Lanes:
-        """So many lanes without work."""
         return cls([0] * count, [0.0] * count)
 
 
 def choose(
     queue: WorkQueue, lanes: Lanes, policy: Policy, costs: Sequence[ModelCosts], now: float
 ) -> Assignment | None:
-    """The next batch to start, or None where nothing can start now.
-
-    Args:
-        queue: What waits; it is not changed.
-        lanes: What they do.
-        policy: Limits and models.
-        costs: Of each model.
-        now: The time, in seconds.
-    """
+    """The next batch to start, or None where nothing can start now; the queue is not changed."""
     head = queue.head()
     load = lanes.load
     if head is None or (load[WIDE] and not policy.apart):
@@ -181,7 +167,7 @@ def _batch(
     begin: float,
     most: int,
 ) -> Assignment:
-    """The batch that the head starts: of its candidates as many as it is worth."""
+    """The batch that the head starts: as many of its candidates as pay off."""
     together = policy.batch_invariant[head.model]
     budget = policy.max_batch_tokens if together else policy.group_tokens
     candidates, left = _candidates(queue, head, begin, most, budget)
@@ -207,7 +193,6 @@ def assigned(
     *,
     could_grow: bool = False,
 ) -> Assignment:
-    """A batch of one model on a lane, with what is said of it; see `Assignment`."""
     tokens = sum([item.tokens for item in batch])
     padding = padded_length * len(batch) - tokens if policy.batch_invariant[batch[0].model] else 0
     predicted_us = costs.batch_us(lane, padded_length, len(batch))

@@ -9,7 +9,7 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 
 
 def bucket_index(tokens: int) -> int:
-    """The index in `BUCKETS` of the one that holds an input of so many tokens; their number for what is longer.
+    """The index in `BUCKETS` for an input of so many tokens; `len(BUCKETS)` for longer ones.
 
     >>> bucket_index(16), bucket_index(17), bucket_index(513)
     (0, 1, 6)

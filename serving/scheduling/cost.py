@@ -1,8 +1,7 @@
-"""What a batch costs: microseconds by kind of lane, length and size, measured at warm-up and corrected by what is seen.
+"""What a batch costs in microseconds, by kind of lane, length and size: measured at warm-up, corrected by what is seen.
 
-A `CostTable` holds what was measured on one kind of lane. `ModelCosts` joins a model's tables and answers the
-questions that scheduling asks: what a text costs alone, what share of the device it takes under load, what a batch
-will take.
+A `CostTable` holds what was measured on one kind of lane. `ModelCosts` joins a model's tables and answers what
+scheduling asks: what a text costs alone, what share of the device it takes under load, how long a batch will run.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class CostPoint(msgspec.Struct, frozen=True):
     """One measurement.
 
     Attributes:
-        kind: Of the lane; a narrow one was measured with all its siblings at the same work.
+        kind: A narrow lane was measured with all its siblings at the same work.
         tokens: Of each text.
         batch: Texts.
         us: Median time of a batch, in microseconds.
@@ -60,10 +59,8 @@ class CostTable:
     def __init__(self, points: Iterable[tuple[int, int, float]], padded_to: Sequence[int] = ()) -> None:
         """Takes triples of (tokens, texts, microseconds).
 
-        Args:
-            points: What was measured.
-            padded_to: Texts that a batch is padded up to, ascending; a larger one runs in parts. Its texts are padded
-                to the next measured length then. Empty where a batch is computed as it is.
+        A batch is padded up to the next of the ascending sizes `padded_to`, and its texts to the next measured length;
+        a larger batch runs in parts. `padded_to` is empty where a batch is computed as it is.
 
         Raises:
             ValueError: No point, or one that no batch can have.
@@ -91,11 +88,7 @@ class CostTable:
 
     @classmethod
     def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0, padded_to: Sequence[int] = ()) -> CostTable:
-        """The table of some measurements, each moved by so many of its spreads, to no less than 0.
-
-        Raises:
-            ValueError: As for their triples.
-        """
+        """The table of some measurements, each moved by so many of its spreads, to no less than 0."""
         return cls(
             (
                 (point.tokens, point.batch, max(min(0.0, point.us), point.us + spreads * point.spread_us))
@@ -153,14 +146,14 @@ def _at(points: Sequence[int], values: Sequence[float], x: int) -> float:
 
 
 class Correction:
-    """How far the batches of one kind of lane lately were from what warm-up says.
+    """How far recent batches of one kind of lane were from the measurements of the warm-up.
 
     Attributes:
         factor: Of an engine's own time; other work on the same cores makes it grow.
-        shapes: By how much more the batches of each bucket took, and then those that are longer: warm-up has a moment
-            for each length, and what disturbed that moment would otherwise be believed for ever.
-        overhead_us: What a batch holds its lane beside that: sockets, and the event loop's delay.
-        batches: So many were seen.
+        shapes: The further factor of each bucket, and then of longer batches. The warm-up measures each length for only
+            a moment, and a disturbance then would otherwise be believed for ever.
+        overhead_us: What a batch holds its lane beyond the engine's time: sockets, and the event loop's delay.
+        batches: How many were seen.
     """
 
     __slots__ = ("batches", "factor", "overhead_us", "shapes")
@@ -172,17 +165,13 @@ class Correction:
         self.batches = 0
 
     def at(self, tokens: int) -> float:
-        """The factor of batches of this length."""
         return self.factor * self.shapes[bucket_index(tokens)]
 
     def observe(self, tokens: int, table_us: float, compute_us: float, occupied_us: float) -> None:
         """Learns a little of one batch; a single odd one changes little.
 
-        Args:
-            tokens: The batch's length.
-            table_us: What warm-up says.
-            compute_us: What the engine spent.
-            occupied_us: How long the lane was held.
+        `table_us` is what the warm-up measured, `compute_us` what the engine spent, `occupied_us` how long the lane was
+        held.
         """
         self.batches += 1
         if table_us > 0:
@@ -215,16 +204,9 @@ class ModelCosts:
         min_batch_gain: float = 0.05,
         padded_to: Sequence[int] = (),
     ) -> None:
-        """Builds the tables.
+        """Builds the tables from measurements, at least one of them of the wide lane.
 
-        Args:
-            points: What was measured, at least one of them wide.
-            narrow_lanes: So many work side by side.
-            batched: Whether texts may be computed together.
-            max_batch_tokens: Padded tokens of a batch.
-            group_tokens: Padded tokens that a narrow lane is given at once.
-            min_batch_gain: See `CostTable.worthwhile`.
-            padded_to: See `CostTable`.
+        `batched` says whether texts may be computed together. See `Policy` for the limits, `CostTable` for `padded_to`.
         """
         self.points = points
         wide = [point for point in points if point.kind == "wide"]
@@ -253,7 +235,7 @@ class ModelCosts:
         return self.batch_us(0, tokens, 1)
 
     def least_us(self, tokens: int) -> float:
-        """The same without what makes it longer at present: what cannot be done in this time never can be."""
+        """The same without what slows it down at present: less than this is never enough."""
         return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].at(tokens))
 
     def busy_us(self, tokens: int) -> float:
@@ -261,13 +243,13 @@ class ModelCosts:
         return self.batch_us(int(self.narrow is not None and not self.prefers_wide(tokens)), tokens, 1)
 
     def share_us(self, tokens: int) -> float:
-        """Predicted microseconds of the whole device that a text takes while others wait, batched as they are then."""
+        """Predicted microseconds of the whole device that a text takes while others wait, batched with them."""
         share, batch, wide = self._share(tokens)
         correction = self.corrections[not wide]
         return share * correction.at(tokens) + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
 
     def least_share_us(self, tokens: int) -> float:
-        """The same without what makes it longer at present."""
+        """The same without what slows it down at present."""
         share, _, wide = self._share(tokens)
         return share * min(1.0, self.corrections[not wide].at(tokens))
 
@@ -280,21 +262,19 @@ class ModelCosts:
         return self._share(tokens)[1]
 
     def inherit(self, before: ModelCosts) -> None:
-        """Starts from what another model's batches have taught, for one that takes its place on the same device."""
+        """Takes over the corrections of the model that it replaces on the same device."""
         for own, other in zip(self.corrections, before.corrections, strict=True):
             own.factor, own.shapes = other.factor, list(other.shapes)
             own.overhead_us, own.batches = other.overhead_us, other.batches
 
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
-        """Learns of a batch that was computed; see `Correction.observe`."""
         table = self.narrow if lane and self.narrow else self.wide
         self.corrections[lane > 0].observe(tokens, table.batch_us(tokens, batch), compute_us, occupied_us)
 
     def _share(self, tokens: int) -> tuple[float, int, bool]:
         """Microseconds of the device for each text, the size of the batch, and whether the wide lane has it.
 
-        By what warm-up measured alone: a lane that is used is corrected and one that is not keeps its word, so
-        that the choice between them would swing.
+        By the warm-up alone: only the lane in use is corrected, so that with corrections the choice would swing.
         """
         answer = self._shares.get(tokens)
         if answer is None:
@@ -317,7 +297,7 @@ class ModelCosts:
     def _carries_more(self, tokens: int, size: int, group: int) -> bool:
         """Whether the wide lane does, and not only because something disturbed the warm-up.
 
-        A machine that was busy meanwhile leaves spreads as large as the times themselves: they prove nothing.
+        On a busy machine spreads are as large as the times themselves: they prove nothing.
         """
         if self._quick_narrow is None:
             return True

@@ -1,9 +1,9 @@
-"""First come, first served with one token budget: what others do, to be compared with.
+"""First come, first served with one token budget: a baseline for comparison.
 
 The rule is that of text-embeddings-inference (https://github.com/huggingface/text-embeddings-inference,
 `core/src/queue.rs`): one batch at a time, the oldest texts first whatever their lengths, as many as fit the budget
-of padded tokens. What it costs is not asked, no deadline is looked at before it has passed, and nobody is refused
-while there is room.
+of padded tokens. Costs are ignored, a deadline only counts once it has passed, and nobody is refused while there is
+room.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 class FifoScheduler(Scheduler):
-    """A `Scheduler` that knows the order of arrival and `max_batch_tokens` alone."""
-
     _refuses_late = False
 
-    def _key(self, demand: Demand, deadline: float, now: float) -> float:  # noqa: ARG002  the others are for those who predict
+    def _key(self, demand: Demand, deadline: float, now: float) -> float:  # noqa: ARG002  for those who predict
         return now
 
     def next(self, now: float) -> Assignment | None:

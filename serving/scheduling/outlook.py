@@ -1,4 +1,4 @@
-"""What is known of one device slot and predicted from it: what waits, what runs, what a request would cost."""
+"""The state of one device slot and predictions from it: what waits, what runs, what a request would cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     Attributes:
         cost_us: From its start to its end on an idle device.
-        least_us: The same without what makes it longer at present.
+        least_us: The same without what slows it down at present.
         busy_us: From its start to its end while others wait.
         work_us: The share of the device that it takes while others wait.
     """
@@ -49,9 +49,6 @@ class Outlook:
     """The state of a device slot, and predictions from it; times are in seconds of the driver's clock.
 
     Attributes:
-        policy: Limits and models.
-        queue: What waits.
-        lanes: What the engine's lanes do.
         costs: Of each model; empty while there has been no engine.
         expected_us: Work of requests that are admitted and still being tokenised.
     """
@@ -70,11 +67,10 @@ class Outlook:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
         return not self.queue.items and not any(self.lanes.load)
 
     def alone_us(self, model: ModelIndex, tokens: int) -> tuple[float, float]:
-        """What one text takes on an idle device: at least, and probably."""
+        """The least and the probable time of one text on an idle device."""
         costs = self.costs[model]
         table_us = costs.wide.batch_us(tokens, 1)
         correction = costs.corrections[WIDE]
@@ -82,7 +78,6 @@ class Outlook:
         return (table_us * factor if factor < 1 else table_us), table_us * factor + correction.overhead_us
 
     def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
-        """What texts of these lengths ask of the device, as one request."""
         costs = self.costs[model]
         longest = max(lengths)
         cost_us, least_us, busy_us = costs.alone_us(longest), costs.least_us(longest), costs.busy_us(longest)
@@ -121,7 +116,6 @@ class Outlook:
         return now + _CAUTION * (self._occupied_s(now) + (ahead_us + demand.busy_us) / 1e6 + overtaken_s)
 
     def drain_s(self, now: float) -> float:
-        """Predicted seconds until all that is here now is answered."""
         return self._occupied_s(now) + (self.queue.backlog.total_us + self.expected_us) / 1e6
 
     def _occupied_s(self, now: float) -> float:

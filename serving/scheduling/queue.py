@@ -26,19 +26,17 @@ class WorkItem(msgspec.Struct, eq=False):
     """One text in the queue.
 
     Attributes:
-        model: Which model it is for.
-        text: The text's token ids.
         owner: The request it belongs to; opaque here.
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
-        priority: Its class; smaller goes first, always.
+        priority: Its class; smaller always goes first.
         key: Its position within the class, in seconds; smaller goes first. It never changes.
         deadline: When its answer becomes useless, in seconds.
         queued: When it was queued, in seconds.
         least_us: What it costs at least; with less time than that left, it is not worth starting.
         work_us: What it probably takes of the device, for predictions.
         order: Decides between equal keys.
-        bucket: Where it waits; the queue sets it.
+        bucket: Set by the queue.
         waits: Whether it is in the queue.
         tokens: Of the text; kept because it is read often.
     """
@@ -73,13 +71,8 @@ Entry = tuple[float, int, WorkItem]
 class WorkQueue:
     """A list for each (class, model, bucket), sorted by key.
 
-    Keys mostly come in ascending order, so that a sorted list takes them at its end, and unlike a heap it shows
-    more than its first item without a change. What bounds it is admission: each item in it holds a permit.
-
-    Attributes:
-        items: So many wait.
-        tokens: Theirs.
-        backlog: What they will cost.
+    Keys mostly come in ascending order, so that a sorted list takes them at its end; unlike a heap it also lists its
+    items in order. Admission bounds it: each item in it holds a permit. `items` and `tokens` count what waits.
     """
 
     def __init__(self) -> None:
@@ -124,7 +117,6 @@ class WorkQueue:
             self.backlog.remove(item)
 
     def head(self) -> WorkItem | None:
-        """The item that goes first."""
         buckets = self._buckets
         if len(buckets) > 1:
             return min((bucket[0], entries[0]) for bucket, entries in buckets.items())[1][2]
@@ -146,7 +138,6 @@ class WorkQueue:
             yield peer
 
     def drain(self) -> list[WorkItem]:
-        """Empties the queue and returns what was in it."""
         items = [entry[2] for entries in self._buckets.values() for entry in entries]
         self.remove(items)
         return items
@@ -164,7 +155,6 @@ class Backlog:
         self.total_us = 0
 
     def add(self, item: WorkItem) -> None:
-        """Counts an item's work."""
         slots = self._classes.get(item.priority)
         if slots is None:
             slots = self._classes[item.priority] = _Slots()
@@ -172,7 +162,6 @@ class Backlog:
         self.total_us += item.work_us
 
     def remove(self, item: WorkItem) -> None:
-        """Counts it no more."""
         self._classes[item.priority].add(item.key, -item.work_us)
         self.total_us -= item.work_us
 
@@ -188,7 +177,7 @@ class Backlog:
 
 
 class _Slots:
-    """Work by hundredths of a second of its key. What would lie too far off lies in the last slot."""
+    """Work by hundredths of a second of its key; the last slot also holds what lies beyond it."""
 
     __slots__ = ("_first", "_work", "total")
 

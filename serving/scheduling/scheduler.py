@@ -10,8 +10,7 @@ Its driver passes the time in, in seconds of any clock that only goes forward, a
     scheduler.done(assignment, compute_us, now)        and then `next` again, as after `submit`
     scheduler.cancel(items)                            at any time
 
-The server's `Dispatcher` drives it from an event loop, a simulator from a list of events; neither needs to know
-more. `drop` is told of items whose deadline cannot be kept any more when their turn comes.
+The server's `Dispatcher` drives it from an event loop, a simulator from a list of events.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ class Scheduler:
     """See the module.
 
     Attributes:
-        outlook: What waits, what runs, and what it costs.
-        queue: What waits.
         admission: Who is let in.
-        wake_at: When `next` must be asked again although nothing happens; None for not at all.
+        wake_at: When `next` must be called again although nothing happens; None for not at all.
     """
 
     _refuses_late = True
@@ -52,14 +49,7 @@ class Scheduler:
         drop: Callable[[WorkItem], None],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Starts without an engine.
-
-        Args:
-            policy: Limits and models.
-            limits: Of admission.
-            drop: Told of each item that left the queue because it was too late; may call `cancel`.
-            jitter: For `Admission`.
-        """
+        """Starts without an engine; `drop` gets each item that left the queue as too late, and may call `cancel`."""
         self.outlook = Outlook(policy)
         self.queue = self.outlook.queue
         self.admission = Admission(self.outlook, limits, jitter=jitter, refuses_late=self._refuses_late)
@@ -70,7 +60,6 @@ class Scheduler:
 
     @property
     def policy(self) -> Policy:
-        """Limits and models."""
         return self.outlook.policy
 
     @policy.setter
@@ -79,12 +68,11 @@ class Scheduler:
 
     @property
     def lanes(self) -> Lanes:
-        """What the engine's lanes do."""
         return self.outlook.lanes
 
     @property
     def costs(self) -> Sequence[ModelCosts]:
-        """Of each model; empty while there has been no engine."""
+        """The costs of each model; empty while there has been no engine."""
         return self.outlook.costs
 
     # The engine.
@@ -97,17 +85,15 @@ class Scheduler:
         self.outlook.costs = costs
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
-        """An engine takes batches beside one that still works; lanes of one number are the same part of the device.
+        """An engine takes batches beside one that still works; lanes of the same number share a part of the device.
 
-        Args:
-            lanes: Of the engine that joins.
-            costs: Of each model, of whichever engine.
+        `costs` are those of every model.
         """
         self.resize(max(lanes, len(self.lanes.load)))
         self.outlook.costs = costs
 
     def resize(self, lanes: int) -> None:
-        """There are so many lanes from now on; those that go are idle."""
+        """Sets the number of lanes; those that go are idle."""
         load = self.lanes.load
         del load[lanes:]
         load.extend([0] * (lanes - len(load)))
@@ -118,15 +104,10 @@ class Scheduler:
     # The queue.
 
     def submit(self, items: Sequence[WorkItem], permit: Permit, now: float) -> Assignment | None:
-        """Queues all items of a request, or starts the only one at once where nothing else is there.
+        """Queues all items of a request of one model, or starts the only one at once where nothing else is there.
 
-        Args:
-            items: At least one, of one model.
-            permit: The request's, confirmed at this time.
-            now: The time.
-
-        Returns:
-            What was started, as by `next`; None where they wait.
+        Returns what was started, as `next` does; None where they wait. The permit must have been confirmed at this
+        time.
         """
         first = items[0]
         if permit.alone_us is not None:
@@ -178,12 +159,9 @@ class Scheduler:
         return self._start(assignment, now)
 
     def done(self, assignment: Assignment, compute_us: float | None, now: float) -> float:
-        """A batch has ended; returns for how many microseconds it held its lane.
+        """A batch of the engine that is up has ended; returns for how many microseconds it held its lane.
 
-        Args:
-            assignment: As `next` or `submit` gave it to the engine that is up now.
-            compute_us: What the engine spent on it; None where it failed.
-            now: The time.
+        `compute_us` is what the engine spent on it; None where it failed.
         """
         lane, lanes = assignment.lane, self.outlook.lanes
         lanes.load[lane] -= assignment.tokens
@@ -210,7 +188,7 @@ class Scheduler:
         return assignment
 
     def _waits_for_company(self, assignment: Assignment, now: float) -> bool:
-        """Whether a batch that could still grow has time for it; for those who prefer throughput to latency."""
+        """Whether a batch that could still grow has time for it, where throughput is preferred to latency."""
         if not self.policy.max_queue_delay_s or not assignment.could_grow:
             return False
         items = assignment.items

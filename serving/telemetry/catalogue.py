@@ -1,7 +1,7 @@
-"""Every metric of a running server: its name, its kind, its labels and what it says.
+"""Every metric of a running server: its name, its kind, its labels and its help text.
 
-The metrics are made from these entries, and so is `docs/metrics.md`; a test holds a running server against them.
-Names end in their unit: `_seconds`, `_bytes`, `_tokens`; what only grows ends in `_total`. The values of every label
+The metrics are made from these entries, and so is `docs/metrics.md`; a test compares them with a running server.
+Names end in their unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label
 are bounded: by the error tree, the states, or the models of the repository.
 """
 
@@ -16,13 +16,9 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """A metric.
+    """A metric; a histogram's name is without `_bucket`, `_sum` and `_count`.
 
-    Attributes:
-        name: As it is scraped; of a histogram without `_bucket`, `_sum` and `_count`.
-        kind: Prometheus's type.
-        text: What it says.
-        labels: Its labels, and which values each has; a histogram's `le` is not listed.
+    `labels` describes the values of each label; a histogram's `le` is not listed.
     """
 
     name: str

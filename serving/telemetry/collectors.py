@@ -1,8 +1,8 @@
 """Prometheus metrics that one thread feeds.
 
 The library's own take a lock and several Python functions for each observation, nine times a request; on a
-small machine that was a tenth of all that the server spends on a short text. Everything here happens on the
-event loop, scraping included, so an addition is enough, and for a histogram a search before it.
+small machine that was a tenth of all that the server spends on a short text. Here the event loop does everything,
+scraping included, so an addition is enough, and for a histogram a search before it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class Reading(Collector):
     """A counter or gauge that is read when it is scraped.
 
-    `read` gives its value; of a metric with labels, that of each combination of their values, or of each value of its
-    only label.
+    `read` returns its value, or a value for each combination of its labels' values (for each value of an only label).
     """
 
     def __init__(self, metric: Metric, registry: CollectorRegistry, read: Callable[[], float | Values]) -> None:
@@ -47,7 +46,7 @@ class Reading(Collector):
 
 
 class Histogram(Collector):
-    """Counts values by bucket: upper bounds, ascending and inclusive; one without a bound is added."""
+    """Counts values by bucket; bounds are ascending and inclusive, and one bucket without a bound is added."""
 
     def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
         self._metric = metric

@@ -1,8 +1,7 @@
 """What NVIDIA's management library (NVML) reports of the GPUs in use, under the names that Triton's users know.
 
 A thread asks every other second and a scrape shows the last answer: asking takes milliseconds at times, and a driver
-in trouble does not answer at all. A GPU that does not report a number has no sample of it, nor
-has one whose last report is too old.
+in trouble does not answer at all. Numbers that a GPU does not report, or reported too long ago, have no sample.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 class GpuWatch:
-    """The last answers."""
+    """The last report of each GPU."""
 
     def __init__(
         self,
@@ -59,16 +58,7 @@ class GpuWatch:
         uuids: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Finds the GPUs.
-
-        Args:
-            nvml: The module `pynvml`, or what answers as it does.
-            uuids: The GPUs' identities.
-            clock: In seconds.
-
-        Raises:
-            nvml.NVMLError: There is no such library here, or no such GPU.
-        """
+        """Finds the GPUs by `pynvml`; its `NVMLError` says that there is no library or no such GPU."""
         self._nvml = nvml
         nvml.nvmlInit()
         self._cards = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
@@ -78,7 +68,7 @@ class GpuWatch:
 
     @classmethod
     def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> GpuWatch | None:
-        """Shows the numbers of these GPUs from now on; None where nothing can be, and the log says why."""
+        """Exports the numbers of these GPUs; None where that is impossible, which is logged."""
         if not uuids:
             return None
         try:
@@ -110,7 +100,7 @@ class GpuWatch:
             time.sleep(_PERIOD_S)
 
     def free_bytes(self, uuid: str) -> int | None:
-        """What nobody has of a GPU's memory at this moment; None where it does not say, or not within seconds."""
+        """Free memory of a GPU at this moment; None where it does not say, or not within seconds."""
         answers: SimpleQueue[int] = SimpleQueue()
 
         def ask() -> None:
@@ -124,11 +114,9 @@ class GpuWatch:
         return None if answers.empty() else answers.get()
 
     def reader(self, metric: Metric) -> Callable[[], Samples]:
-        """What shows a metric's last samples."""
         return lambda: self._samples.get(metric.name, {}) if self._clock() < self._asked_at + _STALE_S else {}
 
     def ask(self) -> None:
-        """Takes every number once."""
         samples: dict[str, Samples] = {metric.name: {} for metric in catalogue.GPU}
         for uuid, handle in self._cards.items():
             for metric, ask in self._questions(handle):

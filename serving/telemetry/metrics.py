@@ -67,8 +67,7 @@ class Counts(NamedTuple):
     Attributes:
         requests: Requests answered.
         errors: Requests that got an error, by its reason.
-        stages: For each stage of a request how many took as long as each bucket of `Metrics.bounds` says; last,
-            those beyond them.
+        stages: For each stage of a request the counts of the buckets of `Metrics.bounds`; last, those beyond them.
     """
 
     requests: int
@@ -84,7 +83,6 @@ class Metrics:
     """Every metric of the server, in a registry of its own.
 
     Attributes:
-        registry: Where they are scraped.
         totals: What each model has answered, by its name and version.
         recent: The last batches.
     """
@@ -123,7 +121,6 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def answered(self, outcome: Outcome[Any]) -> None:
-        """Records a request that got its answer."""
         timings = outcome.timings
         self._requests[_ANSWERED] += 1
         self._tokenize.observe(timings.tokenize_us / 1e6)
@@ -144,17 +141,14 @@ class Metrics:
         totals.last_at = time.time()
 
     def refused(self, reason: str) -> None:
-        """Records a request that got an error."""
         self._requests[reason] += 1
 
     def batch_started(self, assignment: Assignment) -> None:
-        """Records a batch that has been given to its lane."""
         self._batches.observe(len(assignment.items))
         self._padding += assignment.padding
         self._batches_of[assignment.items[0].model] += 1
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """Records for how long it held its lane."""
         predicted_us, texts = assignment.predicted_us, len(assignment.items)
         if occupied_us > 0:
             self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
@@ -165,24 +159,16 @@ class Metrics:
         )
 
     def engine_died(self) -> None:
-        """Records a death of the engine process."""
         self._restarts += 1
 
     def state(self, current: State) -> None:
-        """Records a change of the server's state."""
         self._state = current
 
     def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
-        """Shows what somebody else knows whenever the metrics are scraped.
-
-        Args:
-            metric: What it is.
-            read: Gives its value, or that of each combination of its labels' values.
-        """
+        """Exports what `read` returns at each scrape; see `Reading`."""
         Reading(metric, self.registry, read)
 
     def follow(self, dispatcher: Dispatcher) -> None:
-        """Shows what a dispatcher does."""
         load = dispatcher.load
         self.read(catalogue.QUEUE_TEXTS, lambda: load().queued_texts)
         self.read(catalogue.QUEUE_TOKENS, lambda: load().queued_tokens)
@@ -200,12 +186,9 @@ class Metrics:
         statistics: Callable[[], Sequence[ModelStatistics]],
         waiting: Callable[[], Mapping[ModelIndex, int]],
     ) -> None:
-        """Shows each model, under our names and Triton's.
+        """Exports each model, under our names and Triton's.
 
-        Args:
-            repository: The models.
-            statistics: Their statistics in v2.
-            waiting: Requests of each that have not reached an engine.
+        `statistics` are those of v2, `waiting` the requests of each model that have not reached an engine.
         """
         self.read(
             catalogue.MODEL,
@@ -239,15 +222,10 @@ class Metrics:
         )
 
     def follow_swaps(self, outcomes: dict[str, int]) -> None:
-        """Shows what became of versions that were to take the place of others.
-
-        Args:
-            outcomes: How many, by what became of them; somebody else counts.
-        """
         self.read(catalogue.SWAPS, lambda: outcomes)
 
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
-        """Shows which engine runs and which were not taken, on how many GPUs, and what its process takes."""
+        """Exports which engine runs and which were not taken, on how many GPUs, and its process."""
 
         def info() -> Values:
             engine = current()
@@ -273,7 +251,6 @@ class Metrics:
         ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
     def counts(self) -> Counts:
-        """What has been counted so far."""
         outcomes = {reason: count for reason, count in self._requests.items() if count}
         return Counts(
             requests=outcomes.pop(_ANSWERED, 0),
@@ -291,6 +268,5 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        """The exposition text."""
         ours = generate_latest(self.registry)
         return ours + self._triton.render() if self._triton else ours

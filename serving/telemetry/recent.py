@@ -1,6 +1,6 @@
-"""What the last minute was like: rates and quantiles from the metrics' own counts.
+"""The last minute: rates and quantiles from the metrics' own counts.
 
-The counts are looked at every two seconds, which takes some microseconds, and a request pays nothing for it.
+The counts are read every two seconds, which takes some microseconds; requests pay nothing for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _REQUEST = "request"
 
 
 class _Step(NamedTuple):
-    """The counts at the end of a step, and what was in it."""
-
     at: float
     counts: Counts
     requests_per_s: float
@@ -33,15 +31,7 @@ class _Step(NamedTuple):
 
 
 class Recent:
-    """Looks back from now."""
-
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Starts from now.
-
-        Args:
-            metrics: What is looked at.
-            clock: Seconds.
-        """
         self._metrics = metrics
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -49,11 +39,9 @@ class Recent:
         self._steps = deque([_Step(self._started, metrics.counts(), 0.0, None)], maxlen=STEPS + 1)
 
     def start(self) -> None:
-        """Looks every `STEP_S` from now on."""
         self._timer = asyncio.get_running_loop().call_later(STEP_S, self._tick)
 
     def close(self) -> None:
-        """Looks no more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -113,15 +101,10 @@ class Recent:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value that a share of what was counted does not exceed; None where nothing was counted.
+    """The value that a share (0 to 1) of what was counted does not exceed; None where nothing was counted.
 
     Within a bucket values are taken as evenly spread, as Prometheus' `histogram_quantile` does; beyond the last
     bound the bound itself is the answer.
-
-    Args:
-        bounds: Upper bounds of the buckets, ascending.
-        counts: What each bucket holds, and last what is beyond them.
-        share: Between 0 and 1.
     """
     reached = list(accumulate(counts))
     if not reached[-1]:

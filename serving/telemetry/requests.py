@@ -26,7 +26,7 @@ class SpanCounts:
 
     Attributes:
         made: Spans that were queued.
-        taken: Of them those that wait no more: exported, or dropped after that.
+        taken: Queued spans that no longer wait: exported or dropped.
         exported: Spans that the collector has taken.
         dropped: Spans that it has not, by why: `queue_full`, `export_failed`, or `rejected` by it.
     """
@@ -37,22 +37,17 @@ class SpanCounts:
 
     @property
     def waiting(self) -> int:
-        """Spans that are still to be sent."""
         return self.made - self.taken
 
 
 class Refusals:
-    """Counts errors, and logs them at a bounded rate.
-
-    A client that has gone is counted and not logged.
-    """
+    """Counts errors and logs them at a bounded rate, but for a client that has gone, which is only counted."""
 
     def __init__(self, metrics: Metrics, limit: RateLimit) -> None:
         self._metrics = metrics
         self._limit = limit
 
     def refused(self, error: BertserveError, request_id: str) -> None:
-        """Records a request that a transport answers with an error."""
         reason = error.reason
         self._metrics.refused(reason)
         if reason == _GONE:

@@ -1,8 +1,8 @@
 """Spans of requests, by OpenTelemetry's SDK: made after the reply from the times of its `RequestTrace`.
 
 A request is traced where its client says so in `traceparent`; where the client says nothing, with a probability.
-Spans wait in a bounded queue for a thread that sends them to a collector (OTLP over HTTP). A collector that is slow,
-refuses or is not there costs spans, which are counted; requests never wait for it.
+Spans wait in a bounded queue for a thread that sends them to a collector (OTLP over HTTP). A slow, refusing or absent
+collector costs spans, which are counted; requests never wait for it.
 
 This module needs the libraries of the extra `tracing`, and is imported only where a collector is named.
 """
@@ -63,12 +63,8 @@ class SpanSender:
     ) -> None:
         """Starts the thread.
 
-        Args:
-            endpoint: Of the collector, `http://host:4318`; `/v1/traces` is added.
-            version: Of this server.
-            share: Of the requests whose clients say nothing, between 0 and 1.
-            counts: What became of spans; counted on.
-            most_spans: Spans that wait; further ones are dropped.
+        `endpoint` is the collector's, as `http://host:4318`; `share` that of the requests whose clients say nothing, 0
+        to 1. Spans beyond `most_spans` that wait are dropped.
         """
         # The SDK reports each failed attempt; the exporter below says once what it meant.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
@@ -84,7 +80,6 @@ class SpanSender:
         self._tracer = provider.get_tracer("bertserve", version)
 
     def record(self, trace: RequestTrace) -> None:
-        """Makes the spans of a request that has ended, if it is traced."""
         make_spans(self._tracer, trace)
 
     def close(self, limit_s: float) -> None:
@@ -96,7 +91,7 @@ class SpanSender:
 
 
 class _Processor(BatchSpanProcessor):
-    """The SDK's queue and thread. A span that finds no room is dropped and counted, and none that waits."""
+    """The SDK's queue and thread. A span that finds no room is dropped and counted; those that wait are kept."""
 
     def __init__(self, exporter: _Exporter, counts: SpanCounts, most_spans: int) -> None:
         super().__init__(exporter, most_spans, _INTERVAL_MS, min(_BATCH, most_spans))
@@ -112,7 +107,7 @@ class _Processor(BatchSpanProcessor):
 
 
 class _Exporter(OTLPSpanExporter):
-    """The SDK's exporter, and what became of the spans that it got."""
+    """The SDK's exporter, which also counts what became of the spans."""
 
     def __init__(self, url: str, counts: SpanCounts) -> None:
         session = requests.Session()

@@ -33,27 +33,17 @@ _COUNTS: Sequence[tuple[Metric, Callable[[ModelStatistics], int]]] = (
 
 
 class TritonMetrics:
-    """The metrics of each model, as text."""
-
     def __init__(
         self,
         repository: Repository,
         statistics: Callable[[], Sequence[ModelStatistics]],
         waiting: Callable[[], Mapping[ModelIndex, int]],
     ) -> None:
-        """Says where the numbers come from.
-
-        Args:
-            repository: The models.
-            statistics: Their statistics in v2.
-            waiting: Requests of each that have not reached an engine.
-        """
         self._repository = repository
         self._statistics = statistics
         self._waiting = waiting
 
     def render(self) -> bytes:
-        """The exposition text."""
         return "".join(self._lines()).encode()
 
     def _lines(self) -> Iterator[str]:
