@@ -143,15 +143,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     record_error = Refusals(metrics, log_writer.limit).refused
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
-    grpc = GrpcListener(
-        ports.grpc,
-        v2_service,
-        settings,
-        record_error,
-        keys=keys,
-        tls=tls,
-        observer=observer,
-    )
+    grpc = GrpcListener(ports.grpc, v2_service, settings, record_error, keys=keys, tls=tls, observer=observer)
     api = Api(
         pipeline=pipeline,
         repository=repository,
@@ -175,11 +167,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
     # Who is told of what.
     announcement = Announcement(
-        settings,
-        repository,
-        lifecycle,
-        lambda: Addresses(http.address, grpc.address, probes.address),
-        log_writer.say,
+        settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
     )
     slot.on_up += [_freeze_garbage, announcement.engine_up]
     slot.on_end.append(metrics.engine_died)

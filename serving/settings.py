@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
+EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
+
 _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
 _DEFAULT = "[a-z_]+=[^=,]+"
@@ -80,7 +82,7 @@ class Settings(BaseModel):
         "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
     )
 
-    engine: Literal["auto", "tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"] = Field(
+    engine: Literal["auto", EngineName] = Field(
         "auto",
         description="What runs the models. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU "
         "and ONNX Runtime on the CPU, and says why not the others; a named engine runs or the server "
@@ -241,18 +243,12 @@ class Settings(BaseModel):
         description="Share of requests that are traced, of those whose `traceparent` does not decide it.",
     )
 
-    @field_validator("api_keys_file")
+    @field_validator("api_keys_file", "tls_cert_file")
     @classmethod
-    def _usable_keys(cls, value: Path | None) -> Path | None:
+    def _usable(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None:
-            read_keys(value)
-        return value
-
-    @field_validator("tls_cert_file")
-    @classmethod
-    def _usable_certificate(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            check_certificate(value)
+            check = read_keys if info.field_name == "api_keys_file" else check_certificate
+            check(value)
         return value
 
     @field_validator("tls_key_file")
@@ -296,7 +292,7 @@ class Settings(BaseModel):
         return dict(word.split("=") for word in self.default.split(",") if word)
 
     @property
-    def backend(self) -> Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]:
+    def backend(self) -> EngineName:
         """`engine`, or the last resort of `auto`."""
         return "ort-cpu" if self.engine == "auto" else self.engine
 
@@ -315,9 +311,7 @@ class Settings(BaseModel):
         flags, problems = _parse_flags(argv)
         problems += _unknown_environment(environment)
         config = flags.pop("config", None) or _environment(environment).get("config")
-        values: dict[str, Any] = {}
-        if config is not None:
-            values |= _read_file(Path(config), problems)
+        values = {} if config is None else _read_file(Path(config), problems)
         values |= {name: value for name, value in _environment(environment).items() if name in cls.model_fields}
         values |= flags
         try:

@@ -78,8 +78,10 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def examine(settings: Settings) -> list[Finding]:
-    return [*machine(settings), *gpus(), *engines(settings), *serving_with(settings)]
+def _finding(topic: str, name: str, value: str, advice: str, *, bad: bool = False) -> Finding:
+    """A finding with advice is a `note`, or `bad`."""
+    state: State = "ok" if not advice else "bad" if bad else "note"
+    return Finding(topic, name, value, state, advice)
 
 
 def main(argv: list[str]) -> int:
@@ -92,9 +94,11 @@ def main(argv: list[str]) -> int:
     except StartupError as error:
         print(f"bertserve doctor: {error}", file=sys.stderr)  # noqa: T201  a command talks to people
         return error.exit_code
-    findings = examine(settings)
-    print(_json(findings) if "--json" in argv else text(findings))  # noqa: T201  a command talks to people
-    return int(any(finding.state == "bad" for finding in findings))
+    findings = [*machine(settings), *gpus(), *engines(settings), *serving_with(settings)]
+    ok = all(finding.state != "bad" for finding in findings)
+    report = {"ok": ok, "findings": [finding._asdict() for finding in findings]}
+    print(json.dumps(report, indent=1) if "--json" in argv else text(findings))  # noqa: T201  a command talks to people
+    return int(not ok)
 
 
 def text(findings: Sequence[Finding]) -> str:
@@ -112,20 +116,14 @@ def text(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _json(findings: Sequence[Finding]) -> str:
-    ok = all(finding.state != "bad" for finding in findings)
-    return json.dumps({"ok": ok, "findings": [finding._asdict() for finding in findings]}, indent=1)
-
-
 def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     topic = "Machine"
     instructions = host.instructions(proc / "cpuinfo")
     yield Finding(topic, "processor", host.processor(proc / "cpuinfo"))
-    if any(name in instructions for name in _INT8):
-        yield Finding(topic, "instructions", ", ".join(instructions))
-    else:
-        advice = "INT8 gains little without VNNI, AMX or dot products; compare it with --precision fp32"
-        yield Finding(topic, "instructions", ", ".join(instructions) or "none of those that matter", "note", advice)
+    advice = "INT8 gains little without VNNI, AMX or dot products; compare it with --precision fp32"
+    fast_int8 = any(name in instructions for name in _INT8)
+    value = ", ".join(instructions) or "none of those that matter"
+    yield _finding(topic, "instructions", value, "" if fast_int8 else advice)
     yield _cores(topic, settings)
     yield _memory(topic, proc)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -138,23 +136,21 @@ def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
 
 def _cores(topic: str, settings: Settings) -> Finding:
     usable, quota = available_cpus(), cpu_quota()
-    said = f"{usable} usable of {os.cpu_count()}" + (f", quota {quota:g}" if quota is not None else "")
+    value, advice = f"{usable} usable of {os.cpu_count()}", ""
+    if quota is not None:
+        value += f", quota {quota:g}"
+        advice = "the part of the quota beyond whole cores is not used" if quota != int(quota) else ""
     if settings.threads is not None and settings.threads > usable:
-        return Finding(topic, "cores", said, "note", f"--threads {settings.threads} is more than there are")
-    if quota is not None and quota != int(quota):
-        return Finding(topic, "cores", said, "note", "the part of the quota beyond whole cores is not used")
-    return Finding(topic, "cores", said)
+        advice = f"--threads {settings.threads} is more than there are"
+    return _finding(topic, "cores", value, advice)
 
 
 def _memory(topic: str, proc: Path) -> Finding:
-    try:
-        lines = (proc / "meminfo").read_text(encoding="ascii")
-    except OSError:
-        lines = ""
-    known = {name: int(kib) >> 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", lines, re.MULTILINE)}
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
+    mib = {name: int(kib) >> 10 for name, kib in lines}
     limit = memory_limit()
-    said = f"{known.get('MemAvailable', 0):,} MiB free of {known.get('MemTotal', 0):,}"
-    return Finding(topic, "memory", said + (f", the container's limit {limit // _MIB:,} MiB" if limit else ""))
+    value = f"{mib.get('MemAvailable', 0):,} MiB free of {mib.get('MemTotal', 0):,}"
+    return Finding(topic, "memory", value + (f", the container's limit {limit // _MIB:,} MiB" if limit else ""))
 
 
 def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
@@ -168,35 +164,25 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
     yield Finding(topic, "cards", ", ".join(card or "unnamed" for card in cards))
     yield Finding(topic, "driver", driver[1] if driver else "unknown")
     files = sorted({file.name for folder in libraries for name in _GPU_LIBRARIES for file in folder.rglob(name)})
-    packages = _versions(_GPU_PACKAGES)
-    if files or packages:
-        yield Finding(topic, "libraries", ", ".join([*packages, *files]))
-    else:
-        yield Finding(topic, "libraries", "none", "note", "pip install 'bertserve[gpu]' in place of [cpu]")
+    value = ", ".join([*_versions(_GPU_PACKAGES), *files])
+    advice = "" if value else "pip install 'bertserve[gpu]' in place of [cpu]"
+    yield _finding(topic, "libraries", value or "none", advice)
 
 
 def engines(settings: Settings) -> Iterator[Finding]:
     """What can run models, and which libraries carry requests."""
     topic = "Software"
-    for engine, packages, extra in (
-        ("ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
-        ("openvino", ("openvino",), "openvino"),
+    engine = f"engine {settings.backend}"
+    for name, packages, extra in (
+        ("engine ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
+        ("engine openvino", ("openvino",), "openvino"),
+        ("traces", ("opentelemetry-sdk",), "tracing"),
     ):
-        versions = _versions(packages)
-        wanted = settings.backend == engine
-        if versions:
-            chosen = ", what --engine says" if wanted else ""
-            yield Finding(topic, f"engine {engine}", versions[0] + chosen)
+        if versions := _versions(packages):
+            yield Finding(topic, name, versions[0] + (", what --engine says" if name == engine else ""))
         else:
-            advice = f"pip install 'bertserve[{extra}]'"
-            yield Finding(topic, f"engine {engine}", "not installed", "bad" if wanted else "note", advice)
-    traces = _versions(("opentelemetry-sdk",))
-    if traces:
-        yield Finding(topic, "traces", traces[0])
-    else:
-        wanted = bool(settings.otlp_endpoint)
-        advice = "pip install 'bertserve[tracing]'"
-        yield Finding(topic, "traces", "not installed", "bad" if wanted else "note", advice)
+            needed = bool(settings.otlp_endpoint) if name == "traces" else name == engine
+            yield _finding(topic, name, "not installed", f"pip install 'bertserve[{extra}]'", bad=needed)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
 
 
@@ -217,11 +203,8 @@ def serving_with(settings: Settings) -> Iterator[Finding]:
     else:
         yield from _models(topic, models, settings)
     yield _cache(topic, settings.cache_dir)
-    for purpose, port in (
-        ("HTTP", settings.http_port),
-        ("gRPC", settings.grpc_port),
-        ("metrics", settings.metrics_port),
-    ):
+    ports = settings.http_port, settings.grpc_port, settings.metrics_port
+    for purpose, port in zip(("HTTP", "gRPC", "metrics"), ports, strict=True):
         try:
             bind(settings.host, port, purpose).close()
         except StartupError as error:
@@ -234,13 +217,10 @@ def serving_with(settings: Settings) -> Iterator[Finding]:
 def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> Iterator[Finding]:
     for model in models:
         artifact = model.artifact
-        size = f"{artifact.size_bytes / _MIB:.0f} MiB"
-        said = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}"
-        if artifact.proven:
-            yield Finding(topic, "model", f"{said}, proven")
-        else:
-            advice = f"bertserve verify {model.path} --cache-dir DIR proves it on this node"
-            yield Finding(topic, "model", f"{said}, not proven", "note", advice)
+        size, proven = f"{artifact.size_bytes / _MIB:.0f} MiB", "proven" if artifact.proven else "not proven"
+        value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
+        advice = f"bertserve verify {model.path} --cache-dir DIR proves it on this node"
+        yield _finding(topic, "model", value, "" if artifact.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)
     if limit is not None and limit // _MIB < wanted:

@@ -72,8 +72,7 @@ def _setting(name: str, schema: dict[str, Any]) -> str:
 
 
 def _allowed(schema: dict[str, Any]) -> str:
-    choices = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
-    (kind,) = choices
+    (kind,) = (part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
     if "enum" in kind:
         return ", ".join(f"`{word}`" for word in kind["enum"])
     if kind["type"] == "boolean":

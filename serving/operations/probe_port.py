@@ -26,13 +26,7 @@ _WORD = PREFACE[:4]
 class ProbeListener(HttpListener):
     """The metrics port. Nothing here needs a large body, so none is read."""
 
-    def __init__(
-        self,
-        app: App,
-        methods: Mapping[str, Method],
-        opened: socket.socket,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
         super().__init__(app, opened, settings)
         self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)

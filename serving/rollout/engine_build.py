@@ -50,15 +50,8 @@ class EngineBuilder:
                 raise EngineFailed(_ENDS, passing=True)
             log.info("building a TensorRT engine of %s", bundle)
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "serving.rollout.engine_build",
-                str(bundle),
-                "--cache-dir",
-                str(self._cache),
-            ]
+            options = [str(bundle), "--cache-dir", str(self._cache)]
+            command = [sys.executable, "-P", "-m", "serving.rollout.engine_build", *options]
             with subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact
     from serving.records import EngineBuild
-    from serving.settings import Settings
+    from serving.settings import EngineName, Settings
 
 log = logging.getLogger("bertserve")
-
-EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
 
 AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
 
@@ -48,7 +46,7 @@ _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
 """Memory on a card: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
 
-_VERSION_PARTS = 3
+_NOT_LOOKED_AT = discovery.Machine(problem="no GPU was looked for")
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,7 +94,7 @@ class Chooser:
     def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
         self._settings = settings
         self._look = look
-        self._machine: Machine | None = None
+        self._machine = _NOT_LOOKED_AT
         self._rejected: dict[str, str] = {}
 
     def first(self) -> Choice:
@@ -151,7 +149,7 @@ class Chooser:
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can."""
-        machine = self._machine or discovery.Machine(problem="no GPU was looked for")
+        machine = self._machine
         if machine.problem:
             return machine.problem
         if self._settings.precision not in {"auto", "fp16"}:
@@ -166,7 +164,7 @@ class Chooser:
 
     @property
     def cards(self) -> Sequence[Card]:
-        return self._machine.cards if self._machine else ()
+        return self._machine.cards
 
     def reject(self, engine: str, reason: str) -> None:
         """Records why an engine is not taken. Clients see the reason, without this machine's paths."""
@@ -212,7 +210,8 @@ class Chooser:
             raise StartupError(f"the engine {engine} cannot run here: {full[cards[0].ordinal]}")
         cards, left_out = tuple(card for card in cards if card.ordinal not in full), tuple(full.values())
         rejected = self.rejected(engine)
-        wanted = any(each.engine in ON_A_GPU for each in rejected) and self._has_gpu
+        has_gpu = bool(self._machine.cards) or self._machine.broken
+        wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
         return Choice(engine, repository, cards, rejected, degraded, left_out)
 
@@ -220,33 +219,28 @@ class Chooser:
         """The cards that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
             raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
-        if self._machine is None:
+        if self._machine is _NOT_LOOKED_AT:
             self._machine = self._look()
         machine = self._machine
         if machine.problem:
             raise StartupError(f"the engine {engine} cannot run here: {machine.problem}")
         return tuple(card for card in machine.cards if card.target == machine.cards[0].target)
 
-    @property
-    def _has_gpu(self) -> bool:
-        """A GPU that does not work counts."""
-        return self._machine is not None and (bool(self._machine.cards) or self._machine.broken)
-
     def _problems(self, engine: EngineName, repository: Repository, cards: Sequence[Card]) -> Iterator[str]:
         """Why an engine cannot run these models on these cards, as far as can be said without trying."""
-        machine = self._machine or discovery.Machine()
         if engine == "ort-cuda":
-            yield from _library_problems(machine, "ONNX Runtime", machine.libraries.get("ort-cuda"), cards[0])
+            library = self._machine.libraries.get("ort-cuda")
+            yield from _library_problems(self._machine, "ONNX Runtime", library, cards[0])
         for model in repository.models if engine == "tensorrt" else ():
             if (build := model.artifact.engine) is not None:
                 yield from self._unfit(model.artifact.file, build, cards[0])
 
     def _unfit(self, file: str, build: EngineBuild, card: Card) -> Iterator[str]:
         """Why a built engine cannot run with the installed TensorRT."""
-        machine = self._machine or discovery.Machine()
-        library = machine.libraries.get(build.flavour)
-        yield from _library_problems(machine, "TensorRT", library, card)
-        if library is not None and not _same_version(library.version, build.version):
+        library = self._machine.libraries.get(build.flavour)
+        yield from _library_problems(self._machine, "TensorRT", library, card)
+        # Without the build number.
+        if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
             yield (
                 f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
                 " build one here with `bertserve build`"
@@ -278,7 +272,3 @@ def _library_problems(machine: Machine, name: str, library: Library | None, card
             f"{card.name} has compute capability {'{}.{}'.format(*card.compute_capability)}, {name} for CUDA"
             f" {library.cuda} needs {'{}.{}'.format(*least)}"
         )
-
-
-def _same_version(left: str, right: str) -> bool:
-    return left.split(".")[:_VERSION_PARTS] == right.split(".")[:_VERSION_PARTS]

@@ -50,11 +50,12 @@ class LoadBuilder:
 
     def prepare(self, choice: Choice) -> PreparedLoad:
         settings, models = self._settings, choice.repository.models
-        costs, kernels = self._cost_cache(), KernelCache(settings.cache_dir)
+        threads, kernels = settings.threads or available_cpus(), KernelCache(settings.cache_dir)
+        costs = CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
         load = Load(
             engine=choice.engine,
             models=[model.spec() for model in models],
-            threads=settings.threads or available_cpus(),
+            threads=threads,
             nice=0 if choice.cards else settings.engine_nice,
             costs=costs.read(choice.summary(), models),
             fake_ms=settings.fake_ms,
@@ -65,11 +66,6 @@ class LoadBuilder:
             kernels=kernels.files(choice.engine, models),
         )
         return PreparedLoad(choice, load, costs, kernels)
-
-    def _cost_cache(self) -> CostCache:
-        settings = self._settings
-        threads = settings.threads or available_cpus()
-        return CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
 
     def watch_gpus(self, choice: Choice) -> None:
         """Starts the GPU metrics with the first choice that uses GPUs."""

@@ -15,8 +15,6 @@ import time
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from serving.inference.dispatcher import BatchObserver, Dispatcher
     from serving.scheduling.batcher import Assignment
 
@@ -47,9 +45,7 @@ class IdlePriority:
         self._dispatcher.observer = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dispatcher.observer = self._observer
         if self._timer is not None:
             self._timer.cancel()

@@ -115,8 +115,6 @@ class UnservedVersions:
 def _is_gone(path: Path) -> bool:
     try:
         path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # a volume with troubles says nothing
-        return False
+    except OSError as error:  # from a failing volume nothing can be concluded
+        return isinstance(error, FileNotFoundError)
     return False
