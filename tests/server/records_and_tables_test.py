@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -181,11 +182,11 @@ def test_read_only_vectors_are_taken() -> None:
 @pytest.mark.parametrize("dimensions", [1, 384])
 def test_dimensions_in_range(dimensions: int) -> None:
     """From 1 to the model's size is allowed."""
-    embed.check(EmbedOptions(dimensions=dimensions), 384)
+    embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(hidden_size=384))
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 385, 10**30])
 def test_dimensions_out_of_range(dimensions: int) -> None:
     """Anything else is the client's error."""
     with pytest.raises(InvalidRequest, match="between 1 and 384"):
-        embed.check(EmbedOptions(dimensions=dimensions), 384)
+        embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(hidden_size=384))
