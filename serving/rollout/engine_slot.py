@@ -337,7 +337,7 @@ class EngineSlot:
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
 
     def _fall_back(self) -> bool:
-        """Serves with the previous generation, if there is one. What the ended engine had to answer fails."""
+        """Serves with the previous generation; False without one. What the ended engine had to answer fails."""
         ended = self.engine
         if self.previous is None or self.previous.engine.gone or ended is None:
             return False

@@ -45,8 +45,6 @@ class RepositoryWatch:
             for name, served in self._versions.served().items():
                 try:
                     await self._follow(name, served)
-                except (VersionNotLoaded, VersionRefused):  # the log has it
-                    pass
                 except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
                     log.exception("%s: looking for versions failed; it goes on", name)
 
@@ -56,9 +54,10 @@ class RepositoryWatch:
             return
         try:
             await self._versions.swap(name, version)
+        except VersionRefused:  # the log has it
+            pass
         except VersionNotLoaded:
             self._tried.pop((name, version), None)
-            raise
 
     def look(self, name: str, served: int) -> int | None:
         """The newest version above the one that serves, if it is due."""

@@ -100,7 +100,7 @@ class Versions:
         await self._shielded(self._load(name, version))
 
     async def swap(self, name: str, version: int) -> None:
-        """Serves a version of a model; goes on if the caller leaves. Raises as `load`."""
+        """Serves a version of a model; goes on if the caller leaves."""
         await self._shielded(self._swap(name, version))
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
