@@ -71,14 +71,7 @@ class FakeBackend:
         return self._lanes
 
     def runner(self, lane: int) -> Runner:  # noqa: ARG002  all lanes are alike
-        return _FakeRunner(self._models, self._delay_s, self._faults)
-
-
-class _FakeRunner:
-    def __init__(self, models: Sequence[ModelSpec], delay_s: float, faults: Mapping[int, Fault]) -> None:
-        self._models = models
-        self._delay_s = delay_s
-        self._faults = faults
+        return self
 
     def run(self, batch: Batch) -> BatchOutput:
         started = time.perf_counter()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Task
+    from serving.models.manifest import Task
     from serving.records import TextInput
 
 
@@ -25,18 +25,6 @@ class ServedModel(ModelForm):
 
     index: ModelIndex
     tokenizer: TextTokenizer
-
-    @classmethod
-    def of(cls, index: ModelIndex, bundle: Bundle, artifact: Artifact, tokenizer: TextTokenizer) -> ServedModel:
-        return cls(
-            index=index,
-            path=bundle.path,
-            bundle_sha256=bundle.sha256,
-            manifest=bundle.manifest,
-            artifact=artifact,
-            tokenizer=tokenizer,
-            made_here=bundle.made_here_in(artifact),
-        )
 
     def prompted(self, inputs: Sequence[TextInput], name: str | None) -> Sequence[TextInput]:
         """Texts with one of the model's prompts before each; unchanged without a name of a prompt.
@@ -130,7 +118,9 @@ class Repository:
             for index, bundle in enumerate(bundles):
                 artifact = form_of(bundle, precision, engine, unproven=allow_unproven, card=card)
                 tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-                models.append(ServedModel.of(ModelIndex(index), bundle, artifact, tokenizer))
+                models.append(
+                    ServedModel(index=ModelIndex(index), bundle=bundle, artifact=artifact, tokenizer=tokenizer)
+                )
         except BundleError as error:
             raise StartupError(str(error)) from error
         return cls(models, defaults)

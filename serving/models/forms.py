@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from serving.errors import BundleError, StartupError
-from serving.models.bundle import Bundle, open_bundle
+from serving.models.bundle import open_bundle
 from serving.models.manifest import GPUS, MODEL_NAME, Target
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest, Precision
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
@@ -41,19 +42,14 @@ _COPIED_BYTES = 128 << 20
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ModelForm:
-    """A model in the form that an engine runs.
+    """A model in the form that an engine runs: an artifact of its bundle."""
 
-    Attributes:
-        path: Its bundle.
-        bundle_sha256: Of the bundle's manifest.
-        made_here: Where this node keeps the artifact, if it made it; None for one of the bundle.
-    """
-
-    path: Path
-    bundle_sha256: str
-    manifest: Manifest
+    bundle: Bundle
     artifact: Artifact
-    made_here: Path | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
 
     @property
     def name(self) -> str:
@@ -63,29 +59,23 @@ class ModelForm:
     def version(self) -> str:
         return str(self.manifest.version)
 
-    @property
-    def bundle(self) -> Bundle:
-        return Bundle(self.path, self.manifest, self.bundle_sha256)
-
     def spec(self) -> ModelSpec:
-        return spec_of(self.made_here or self.path, self.manifest, self.artifact)
-
-
-def spec_of(directory: Path, manifest: Manifest, artifact: Artifact) -> ModelSpec:
-    """An artifact in `directory` as an engine loads it."""
-    return ModelSpec(
-        name=manifest.model,
-        path=str(directory / artifact.file),
-        sha256=artifact.sha256,
-        batch_invariant=artifact.batch_invariant,
-        vocab_size=manifest.vocab_size,
-        max_length=manifest.max_length,
-        special_ids=manifest.special_ids,
-        inputs=tuple(tensor.name for tensor in manifest.inputs),
-        outputs=manifest.outputs,
-        copied=artifact.size_bytes <= _COPIED_BYTES,
-        build=artifact.engine,
-    )
+        """As an engine loads it."""
+        manifest, artifact = self.manifest, self.artifact
+        directory = self.bundle.made_here_in(artifact) or self.bundle.path
+        return ModelSpec(
+            name=manifest.model,
+            path=str(directory / artifact.file),
+            sha256=artifact.sha256,
+            batch_invariant=artifact.batch_invariant,
+            vocab_size=manifest.vocab_size,
+            max_length=manifest.max_length,
+            special_ids=manifest.special_ids,
+            inputs=tuple(tensor.name for tensor in manifest.inputs),
+            outputs=manifest.outputs,
+            copied=artifact.size_bytes <= _COPIED_BYTES,
+            build=artifact.engine,
+        )
 
 
 def verified(root: Path, cache: Path | None = None) -> list[Bundle]:

@@ -8,6 +8,7 @@ What does not fit is ignored: the bundle is then served, or refused, as if there
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -25,7 +26,7 @@ from serving.models.staging_dir import StagedVersion, attempted
 from serving.models.verified_dir import UnverifiedError, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -250,9 +251,14 @@ class CacheWriter(StagedVersion):
         """
         # The number comes first: whatever is published after it was read has it.
         self.version = max(versions(self.path.parent), default=0) + 1
-        before = self._newest(bundle)
-        taken = self._taken_over(before, made) if before else {}
-        earlier = {proof.file: proof for proof in before.derived.proofs} if before else {}
+        taken: dict[str, FileEntry | Artifact] = {}
+        earlier: dict[str, Proof | None] = {}
+        with contextlib.suppress(CacheError):  # what must not be used is made anew
+            if before := open_entry(self._root, bundle):
+                taken = {entry.file: entry for entry in before.derived.entries() if entry.file not in made}
+                earlier = {proof.file: proof for proof in before.derived.proofs}
+                for file in taken:
+                    shutil.copyfile(before.path / file, self.path / file)
         entries = (taken | made).values()
         derived = Derived(
             schema_version=SCHEMA_VERSION,
@@ -278,18 +284,6 @@ class CacheWriter(StagedVersion):
         for outdated in versions(entry.path.parent)[:-_KEPT]:
             shutil.rmtree(entry.path.parent / str(outdated), ignore_errors=True)
         return entry
-
-    def _newest(self, bundle: Bundle) -> CacheEntry | None:
-        try:
-            return open_entry(self._root, bundle)
-        except CacheError:  # to be made anew is what it is good for
-            return None
-
-    def _taken_over(self, before: CacheEntry, made: Container[str]) -> dict[str, FileEntry | Artifact]:
-        entries = [entry for entry in before.derived.entries() if entry.file not in made]
-        for entry in entries:
-            shutil.copyfile(before.path / entry.file, self.path / entry.file)
-        return {entry.file: entry for entry in entries}
 
 
 def add_file(root: Path, bundle: Bundle, name: str, content: bytes) -> None:

@@ -219,7 +219,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         artifact = model.artifact
         size, proven = f"{artifact.size_bytes / _MIB:.0f} MiB", "proven" if artifact.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
-        advice = f"bertserve verify {model.path} --cache-dir DIR proves it on this node"
+        advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
         yield _finding(topic, "model", value, "" if artifact.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from serving.engine.gpu import discovery
@@ -179,7 +179,7 @@ class Chooser:
 
     def _bundles(self, served: Sequence[ServedModel]) -> list[Bundle]:
         """The models' bundles, with what this node has proven or built since."""
-        cache, bundles = self._settings.cache_dir, [model.bundle for model in served]
+        cache, bundles = self._settings.cache_dir, [replace(model.bundle, made_here=()) for model in served]
         return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
 
     def _best(self, engines: Sequence[EngineName], bundles: Sequence[Bundle]) -> Choice:

@@ -66,16 +66,16 @@ class Upgrade:
                 served = tuple(self._slot.models)
                 lacking = await asyncio.to_thread(self._lacking, served)
                 # One that was built and still lacks an engine: the switch says why.
-                if built.issuperset(model.bundle_sha256 for model in lacking):
+                if built.issuperset(model.bundle.sha256 for model in lacking):
                     if await self._switch(served):
                         return
                     continue
             for model in lacking:
-                built.add(model.bundle_sha256)
-                await asyncio.to_thread(self._builder.build, model.path)
+                built.add(model.bundle.sha256)
+                await asyncio.to_thread(self._builder.build, model.bundle.path)
 
     def _lacking(self, served: Sequence[ServedModel]) -> list[ServedModel]:
-        return [model for model in served if self._chooser.must_build(model.path)]
+        return [model for model in served if self._chooser.must_build(model.bundle.path)]
 
     async def _switch(self, served: Sequence[ServedModel]) -> bool:
         """False where a fall back has changed what is served meanwhile."""

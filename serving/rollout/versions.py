@@ -19,7 +19,7 @@ from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound,
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.models import verified_dir
-from serving.models.forms import spec_of
+from serving.models.forms import ModelForm
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
 from serving.rollout.engine_choice import BUILT
@@ -209,7 +209,7 @@ class Versions:
         position = [model.name for model in models].index(before.name)
         others = [*models[:position], *models[position + 1 :]]
         specs = [model.spec() for model in models]
-        specs[position] = spec_of(bundle.made_here_in(artifact) or path, bundle.manifest, artifact)
+        specs[position] = ModelForm(bundle=bundle, artifact=artifact).spec()
         # The costs are those of the models that serve, so that of the old version is the new one's own.
         load = msgspec.structs.replace(slot.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with slot.beside(load) as engine:
@@ -217,7 +217,9 @@ class Versions:
             await slot.serving()
             if not slot.still_serves(others):
                 raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
-            models[position] = ServedModel.of(next(slot.new_indices()), bundle, artifact, tokenizer)
+            models[position] = ServedModel(
+                index=next(slot.new_indices()), bundle=bundle, artifact=artifact, tokenizer=tokenizer
+            )
             slot.switch(EngineGeneration(engine, load, models, choice))
 
     def _form_of(self, path: Path, choice: EngineChoice) -> tuple[Bundle, Artifact]:

@@ -110,7 +110,10 @@ class Device:
         try:
             work()
         except BaseException:
-            self._abandon_capture()
+            try:
+                self.driver.destroy_graph(self.driver.end_capture(self.stream))
+            except CudaError as error:  # the capture broke: there is nothing to give back
+                log.info("a graph was not captured: %s", error)
             raise
         return self.driver.end_capture(self.stream)
 
@@ -133,9 +136,3 @@ class Device:
             self.driver.finish()
         except CudaError as error:
             raise DeviceLost(f"{reason}; then {error}") from error
-
-    def _abandon_capture(self) -> None:
-        try:
-            self.driver.destroy_graph(self.driver.end_capture(self.stream))
-        except CudaError as error:  # the capture broke: there is nothing to give back
-            log.info("a graph was not captured: %s", error)

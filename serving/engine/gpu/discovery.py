@@ -11,15 +11,12 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
 from serving.engine.gpu.cuda_driver import Card  # noqa: TC001  read when an answer is decoded
-
-if TYPE_CHECKING:
-    from serving.engine.gpu.cuda_driver import Driver
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
@@ -87,23 +84,20 @@ def look(limit_s: float = LIMIT_S) -> Machine:
 def examine() -> Machine:
     try:
         driver = cuda_driver.load()
-        cards = tuple(_with_free_memory(driver, card) for card in driver.cards())
+        cards = driver.cards()
+        for index, card in enumerate(cards):
+            driver.use(card.ordinal)
+            cards[index] = msgspec.structs.replace(card, free_bytes=driver.memory()[0])
         cuda = driver.version()
     except cuda_driver.CudaError as error:
         return Machine(problem=cuda_driver.explained(error), broken=error.code not in cuda_driver.NOTHING_HERE)
     if not cards:
         return Machine(cuda=cuda, problem="the NVIDIA driver shows no GPU; is the container given one?")
     return Machine(
-        cards,
+        tuple(cards),
         cuda,
         libraries={"ort-cuda": _onnx_runtime(), "rtx": _tensorrt("rtx"), "enterprise": _tensorrt("enterprise")},
     )
-
-
-def _with_free_memory(driver: Driver, card: Card) -> Card:
-    driver.use(card.ordinal)
-    free, _ = driver.memory()
-    return msgspec.structs.replace(card, free_bytes=free)
 
 
 def _onnx_runtime() -> Library:

@@ -26,7 +26,7 @@ from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
 from serving.scheduling.buckets import BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from serving.engine.base import Runner
     from serving.engine.batches import Tensors
@@ -206,8 +206,11 @@ class GpuModel:
 
     def _computed(self, batch: Batch) -> list[Array]:
         tensors = self._padder.tensors(batch)
-        length = self._length(batch.padded_length)
-        rows = [self._masked(part, length, batch.padded_length) for part in self._parts(tensors, self._most[length])]
+        length = _fitting(self._lengths, batch.padded_length)
+        most, rows = self._most[length], []
+        for at in range(0, len(batch.texts), most):
+            part = {name: values[at : at + most] for name, values in tensors.items()}
+            rows.append(self._masked(part, length, batch.padded_length))
         return rows[0] if len(rows) == 1 else _joined(rows, axis=0)
 
     def _masked(self, tensors: Tensors, length: int, padded: int) -> list[Array]:
@@ -265,7 +268,9 @@ class GpuModel:
         self._prepared.add(shape)
         if not graph:
             return
-        self._write_nothing(shape)
+        # Texts of padding, but for attention that has something to look at.
+        for name, buffer in self._tensors.inputs.items():
+            buffer.view(shape.input(name))[...] = 1 if name == MASK else 0
         self._queue(shape)
         self._device.wait()
         if self._program.records_itself:
@@ -274,18 +279,6 @@ class GpuModel:
             self._graphs[shape] = self._device.capture(lambda: self._queue(shape))
             self._device.launch(self._graphs[shape])
         self._device.wait()
-
-    def _write_nothing(self, shape: Shape) -> None:
-        """Texts of padding, but for attention that has something to look at."""
-        for name, buffer in self._tensors.inputs.items():
-            buffer.view(shape.input(name))[...] = 1 if name == MASK else 0
-
-    def _length(self, tokens: int) -> int:
-        return _fitting(self._lengths, tokens)
-
-    def _parts(self, tensors: Tensors, most: int) -> Iterator[Tensors]:
-        for at in range(0, len(tensors[IDS]), most):
-            yield {name: values[at : at + most] for name, values in tensors.items()}
 
 
 class GpuBackend:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,6 +176,7 @@ class RemoteFleet:
         self.on_lost()
 
 
+@dataclass(slots=True, eq=False)
 class _Member:
     """One GPU of a fleet, and the `Slot` of its engine.
 
@@ -184,12 +186,11 @@ class _Member:
         reason: Why it was given up; empty while it was not.
     """
 
-    def __init__(self, fleet: RemoteFleet, gpu: int) -> None:
-        self._fleet = fleet
-        self.gpu = gpu
-        self.engine: EngineLife | None = None
-        self.batches = 0
-        self.reason = ""
+    fleet: RemoteFleet
+    gpu: int
+    engine: EngineLife | None = None
+    batches: int = 0
+    reason: str = ""
 
     async def keep(self, supervisor: Supervisor) -> None:
         try:
@@ -200,18 +201,18 @@ class _Member:
 
     def engine_up(self, engine: EngineLife) -> None:
         self.engine = engine
-        self._fleet.member_up(self, engine)
+        self.fleet.member_up(self, engine)
 
     def engine_down(self) -> None:
         self.engine = None
-        self._fleet.member_down(self)
+        self.fleet.member_down(self)
 
     def device_lost(self) -> None:
         """Nothing: an engine process has one GPU."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
         self.reason = reason
-        self._fleet.member_failed(self, passing=crashed or passing)
+        self.fleet.member_failed(self, passing=crashed or passing)
 
 
 def on_card(load: Load, index: int) -> Load:
