@@ -16,7 +16,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 _NO_LIMIT = 1 << 60
-"""How cgroup version 1 writes that there is no limit: a number beyond any machine."""
+"""cgroup version 1 writes no limit as a number beyond any machine."""
 
 _KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
 """Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""

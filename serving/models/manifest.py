@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.html"
 ENGINE_GRAPH = "engine.fp16.onnx"
-"""The graph that a node builds a TensorRT engine of for its own GPU; nothing runs it as it is."""
+"""The graph from which a node builds a TensorRT engine for its own GPU; nothing runs it as it is."""
 SCHEMA_VERSION = 2
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -25,16 +25,13 @@ _MOST_CANDIDATES = 1000
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 Task = Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask"]
-"""What a model does with a text."""
 
 Precision = Literal["fp32", "fp16", "int8"]
-"""What an artifact computes in."""
 
 Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
 
 GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
-"""The targets that are compute capabilities."""
 
 
 class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

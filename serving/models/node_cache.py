@@ -42,11 +42,11 @@ _DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
     "openvino": ("openvino",),
     **dict.fromkeys(GPUS, ("tensorrt-rtx-cu13", "tensorrt")),
 }
-"""The names under which the library is distributed that runs a target's artifacts."""
+"""Distributions of the library that runs a target's artifacts."""
 
 _KEPT = 3
-"""Entries of a bundle that stay: a server that starts its engine again reads the one that was the newest when it
-started, and has itself added its costs and its kernels since."""
+"""Entries of a bundle that stay: a server that restarts its engine reads the entry that was the newest when it started,
+and has itself added its costs and its kernels since."""
 
 _SHOWN_DIGITS = 12
 

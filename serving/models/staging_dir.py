@@ -28,10 +28,10 @@ _FORGOTTEN_S = 86_400.0
 """More than any export takes."""
 
 _ATTEMPTS = 10
-"""Other processes may come in between as often, each time within microseconds."""
+"""How often other processes may come in between, each time within microseconds."""
 
 _PLAIN_MODE = 0o666
-"""Of a directory's permissions those that its files share: nothing in it is run."""
+"""The part of a directory's permissions that its files get: nothing in it is run."""
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES = 1 << 20
-"""Of a file of keys."""
 
 _KEY = re.compile(rb"[A-Za-z0-9._~+/-]{16,512}=*")
 """What `Authorization: Bearer` can carry (RFC 6750, 2.1), and long enough not to be guessed."""
@@ -28,8 +27,7 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         """Reads the file; raises CredentialsError where it holds no keys, or something else."""
         self.path = path
-        self._digests = read_keys(path)
-        self._good: set[bytes] = set()
+        self.reload()
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -37,7 +35,7 @@ class ApiKeys:
     def reload(self) -> None:
         """Reads the file again; where that raises CredentialsError, the keys stay as they are."""
         self._digests = read_keys(self.path)
-        self._good = set()
+        self._good: set[bytes] = set()
 
     def allow(self, authorization: bytes | None) -> bool:
         """Whether the value of an `Authorization` field carries one of the keys.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2; those of 1.3 are all good."""
+"""For TLS 1.2; those of 1.3 are all good."""
 
 LEAST_GOODBYE_S = 5.0
-"""The least time in which what a refused client still sends is thrown away, so that it can read the refusal."""
+"""For at least this long, what a refused client still sends is thrown away, so that it can read the refusal."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -151,7 +151,7 @@ def test_repository_serves_the_newest_version(bundle: Path, tmp_path: Path) -> N
     first, second = write(bundle, out), write(bundle, out)
     (first / "extra").write_bytes(b"x")
     (model,) = Repository.open(out, "auto").models
-    assert (model.path, model.version) == (second, "2")
+    assert (model.bundle.path, model.version) == (second, "2")
 
 
 def test_repository_of_several_models(bundle: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
     """A bundle with artifacts of these precisions, targets and proofs."""
-    bundle = open_bundle(repository.models[0].path)
+    bundle = open_bundle(repository.models[0].bundle.path)
     (real,) = bundle.manifest.artifacts
     artifacts: list[Artifact] = [
         msgspec.structs.replace(real, precision=precision, target=target, parity=PROOF if proven else None)

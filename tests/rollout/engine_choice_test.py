@@ -161,7 +161,7 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     write_bundle(models, tiny_model("embed", seed=2), "embed")
     choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
     assert choice is not None
-    assert [(model.version, model.path) for model in choice.repository.models] == [("2", served[0].path)]
+    assert [(model.version, model.bundle.path) for model in choice.repository.models] == [("2", served[0].bundle.path)]
     assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
     assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 

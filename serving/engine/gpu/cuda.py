@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 _RESERVE_SHARE = 0.05
-"""Of a card's memory that graphs leave free: for what libraries take while they run."""
+"""Share of a GPU's memory that graphs leave free for what libraries take while they run."""
 
 
 class Buffer:
@@ -47,13 +47,11 @@ class Buffer:
 
     def send(self, shape: tuple[int, ...]) -> None:
         """Queues the copy to the GPU."""
-        device = self._device
-        device.driver.copy_in(self.address, self._pinned, math.prod(shape) * self._item, device.stream)
+        self._device.driver.copy_in(self.address, self._pinned, math.prod(shape) * self._item, self._device.stream)
 
     def fetch(self, shape: tuple[int, ...]) -> None:
         """Queues the copy from the GPU."""
-        device = self._device
-        device.driver.copy_out(self._pinned, self.address, math.prod(shape) * self._item, device.stream)
+        self._device.driver.copy_out(self._pinned, self.address, math.prod(shape) * self._item, self._device.stream)
 
 
 class Device:

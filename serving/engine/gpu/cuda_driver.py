@@ -18,9 +18,9 @@ SUCCESS = 0
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 OLD_DRIVER = 35
-"""The runtime library's number for a driver older than itself."""
+"""The runtime library's code for a driver older than itself."""
 NO_DRIVER = -1
-"""No number of CUDA's: the library of the driver, or its bindings, are not here."""
+"""No code of CUDA's: the library of the driver, or its bindings, are not here."""
 
 NOTHING_HERE = frozenset({NO_DRIVER, NO_DEVICE})
 """A machine without a GPU; every other failure to start is of one that should have one."""
@@ -115,15 +115,15 @@ class Driver:
         memory = int(self._call("cuDeviceTotalMem", device))
         return Card(ordinal, name, f"GPU-{'-'.join(parts)}", (major, minor), memory)
 
-    # A card in use: the primary context, which libraries that use CUDA's runtime share.
+    # A GPU in use: the primary context, which libraries that use CUDA's runtime share.
 
     def use(self, ordinal: int) -> None:
-        """Makes a card this thread's own; other threads call it for themselves."""
+        """Makes a GPU this thread's own; other threads call it for themselves."""
         context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", ordinal))
         self._call("cuCtxSetCurrent", context)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free on the card, and all that it has."""
+        """Bytes that are free on the GPU, and all that it has."""
         free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
 
@@ -134,18 +134,18 @@ class Driver:
     # Memory.
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes on the card, 256-byte aligned as CUDA's allocations are."""
+        """The address of `size` bytes on the GPU, aligned to 256 bytes as CUDA's allocations are."""
         return int(self._call("cuMemAlloc", size))
 
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
 
     def allocate_pinned(self, size: int) -> int:
-        """The address of so many bytes of this machine's memory that the card reads and writes by itself."""
+        """The address of `size` bytes of this machine's memory that the GPU reads and writes by itself."""
         return int(self._call("cuMemAllocHost", size))
 
     def copy_in(self, card: int, host: int, size: int, stream: int) -> None:
-        """Queues a copy to the card; the host's bytes must be pinned and stay as they are until it is done."""
+        """Queues a copy to the GPU; the host's bytes must be pinned and stay as they are until it is done."""
         self._call("cuMemcpyHtoDAsync", card, host, size, stream)
 
     def copy_out(self, host: int, card: int, size: int, stream: int) -> None:
@@ -163,12 +163,12 @@ class Driver:
     # Graphs: what was queued once, started again by a single call.
 
     def begin_capture(self, stream: int) -> None:
-        """From now on the stream's work is written down and not done; other threads may go on using the card."""
+        """From now on the stream's work is recorded and not done; other threads may go on using the GPU."""
         mode = getattr(self._cuda.CUstreamCaptureMode, _THREAD_LOCAL_CAPTURE)
         self._call("cuStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: int) -> int:
-        """The executable graph of what was written down."""
+        """The executable graph of what was recorded."""
         graph = self._call("cuStreamEndCapture", stream)
         try:
             return int(self._call("cuGraphInstantiate", graph, 0))
@@ -193,7 +193,7 @@ class Driver:
 
 
 def explained(error: CudaError) -> str:
-    """What a failure to use a card means, and what to do."""
+    """What a failure to use a GPU means, and what to do."""
     if error.code in {NO_DRIVER, OLD_DRIVER}:
         return f"{error.name}; run this where the GPU is, in a container that is given it"
     if error.code == NO_DEVICE:

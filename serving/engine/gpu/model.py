@@ -42,12 +42,11 @@ MASK_SIZES = (1, 2, 4, 8, 16)
 """Masks of a text, padded up in the same way; the optimization profiles of engines end there."""
 
 GRAPH_BYTES = 1 << 30
-"""Memory that the graphs of all models may take."""
 
 _MIB = 1 << 20
 
 _FULL = re.compile(r"out ?of ?memory|failed to allocate memory|memory does not suffice", re.IGNORECASE)
-"""How libraries say that the card's memory is full; the driver itself has a number for it."""
+"""How libraries say that the GPU's memory is full; the driver itself has a code for it."""
 
 
 class Shape(NamedTuple):
@@ -199,7 +198,7 @@ class GpuModel:
         return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
 
     def _enter(self) -> None:
-        """A card is a thread's own: the thread that serves is another than the one that loaded."""
+        """CUDA's context is a thread's own, and the thread that serves is not the one that loaded."""
         if self._thread != threading.get_ident():
             self._device.enter()
             self._thread = threading.get_ident()

@@ -73,7 +73,7 @@ def _session(data: bytes, device: Device) -> ort.InferenceSession:
         "enable_cuda_graph": "1",
         # Of fp32 it would keep 10 bits: a text's answer would no longer be the same in any company.
         "use_tf32": "0",
-        # Doubling what it takes would waste up to half of a card that holds several models.
+        # Doubling what it takes would waste up to half of a GPU that holds several models.
         "arena_extend_strategy": "kSameAsRequested",
     }
     session = ort.InferenceSession(data, options, providers=[(PROVIDER, provider)])

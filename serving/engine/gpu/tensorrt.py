@@ -175,7 +175,7 @@ class _Opened:
         return config
 
     def _recall(self, cache: Native) -> None:
-        """Reads what an earlier start compiled; the library refuses what another driver or card has made."""
+        """Reads what an earlier start compiled; the library refuses what another driver or GPU has made."""
         if not self._kernels.read:
             return
         try:

@@ -18,7 +18,7 @@ Native = Any
 Flavour = Literal["rtx", "enterprise"]
 
 PACKAGES: dict[Flavour, str] = {"rtx": "tensorrt-rtx-cu13", "enterprise": "tensorrt"}
-"""What pip calls them."""
+"""Their names for pip."""
 
 NO_DRIVER = (
     "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is, in a container that is given it"
@@ -39,7 +39,6 @@ _REASONS = (
         "the file is no engine for this GPU and this version of TensorRT; build it again here",
     ),
 )
-"""What TensorRT's messages mean to a person, and what to do."""
 
 
 class LibraryMissing(Exception):

@@ -86,7 +86,6 @@ class Supervisor:
             except EngineLost as lost:
                 log.warning("%s", lost.message)
             else:
-                # What the first life has measured holds for the next, which is wanted soon.
                 self._look_after(engine, self.load)
                 await self._watch(engine)
             if self._too_many_crashes():
@@ -105,8 +104,8 @@ class Supervisor:
 
     def _look_after(self, engine: EngineLife, load: Load) -> None:
         self.engine = engine
-        # What the first life has measured holds for the next, which is wanted soon; and it was verified. What it
-        # compiled has been written, and nobody would take what the next one writes.
+        # The next engine is wanted soon: it uses these costs, and verifies nothing again. What this one compiled has
+        # been written, and nobody would take what the next one writes.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
         engine.on_end, engine.on_lost = self._ended, self._slot.device_lost

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 LIMIT_S = 2.5
-"""For one model; what has begun then is still finished. A cell takes at most a tenth of a second longer."""
+"""For one model; a cell that has begun by then is finished, within about a tenth of a second."""
 
 _SHORTEST = 8
 """Tokens of the shortest real texts; the other lengths are the buckets."""
 
 _LEAST_RUNS, _MOST_RUNS = 6, 25
 _CELL_S, _LONG_CELL_S = 0.025, 0.1
-"""A cell has its least number of runs and ends then once it took the first time, or after two runs that took the
-second: short texts are measured often, since what disturbs them is as long as they are, and long ones seldom."""
+"""A cell ends after `_LEAST_RUNS` that took `_CELL_S`, or after two runs that took `_LONG_CELL_S`: short texts are
+measured often, since disturbances last as long as they do, and long ones seldom."""
 
 _WORTH, _SMALL_TOKENS = 0.95, 128
-"""A doubling that makes a text cheaper by less than this, and has more tokens, is the last one: from there on cost
-grows in proportion. Small batches are the ones that busy narrow lanes get."""
+"""A doubling of more than `_SMALL_TOKENS` that does not cut a text's cost to `_WORTH` of the last is the final one:
+from there on cost grows in proportion. Small batches are what busy narrow lanes get."""
 
 
 def warm_up(
@@ -137,7 +137,8 @@ def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int)
                     faults.append(EngineFault(f"the answer to {batch.padded_length} tokens is not finite"))
                     break
                 own.append(output.compute_us)
-                if _enough(len(own), time.perf_counter() - started):
+                seconds = time.perf_counter() - started
+                if (len(own) >= _LEAST_RUNS and seconds > _CELL_S) or (len(own) > 1 and seconds > _LONG_CELL_S):
                     break
         except EngineFault as fault:
             faults.append(fault)
@@ -152,7 +153,3 @@ def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int)
     if faults:
         raise BundleError(f"warm-up of {name} failed: {faults[0].message}") from faults[0]
     return times
-
-
-def _enough(runs: int, seconds: float) -> bool:
-    return (runs >= _LEAST_RUNS and seconds > _CELL_S) or (runs > 1 and seconds > _LONG_CELL_S)
