@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.errors import BertserveError, ClientGone, MalformedRequest, NotReady
-from serving.grpc.boundary import answer_one
+from serving.grpc.boundary import answer
 from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
 from serving.security.keys import refusal
 
@@ -120,6 +120,6 @@ class BidirectionalCall(Call, eq=False):
         return data, compressed
 
     def _start(self, data: bytes, compressed: int) -> None:
-        task = self.connection.loop.create_task(answer_one(self, data, compressed))
+        task = self.connection.loop.create_task(answer(self, data, compressed))
         task.add_done_callback(self._advance)
         self._answers.append(task)

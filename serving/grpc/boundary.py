@@ -22,66 +22,46 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.grpc")
 
-_INTERNAL = "internal error; the server's log has the details under this request id"
 
+async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveError:
+    """Runs a call's method on a message.
 
-async def answer(call: Call, data: bytes, compressed: int) -> None:
-    """Runs a call's method on its message and ends the call, well or with an error."""
-    method, observer = call.head.method, call.environment.observer
-    request: Message | None = None
-    if observer is not None:
-        call.trace = _begin_trace(call, data, observer)
-    try:
-        if compressed:
-            data = await _inflate(call, data)
-        request = _parse(call, data, call.trace)
-        if method.unary is not None:
-            reply = (await method.unary(request, call)).SerializeToString()
-            call.finish(reply)
-            if call.trace is not None:
-                call.trace.bytes_out = len(reply)
-        elif method.streaming is not None:
-            async for message in method.streaming(request, call):
-                await call.reply_one(message.SerializeToString())
-            call.finish()
-    except BertserveError as error:
-        call.refuse(error, _request_id(call, request))
-    except Exception:  # the gRPC boundary
-        request_id = _request_id(call, request)
-        log.exception("a call failed", extra=fields(request_id=request_id))
-        call.refuse(InternalError(_INTERNAL), request_id)
-    finally:
-        if observer is not None and call.trace is not None:
-            observer.end(call.trace)
-
-
-async def answer_one(call: Call, data: bytes, compressed: int) -> bytes | BertserveError:
-    """Runs a call's method on one message of several; the reply, or the error with which the call ends."""
+    A call of one message is ended here, well or with an error; of one message of several, the result is the reply, or
+    the error with which the call ends.
+    """
     method, observer = call.head.method, call.environment.observer
     trace = None if observer is None else _begin_trace(call, data, observer)
-    error: BertserveError | None = None
-    reply = b""
+    request: Message | None = None
+    failure: BertserveError | None = None
+    reply, request_id = b"", ""
     try:
         if compressed:
             data = await _inflate(call, data)
         request = _parse(call, data, trace)
-        if method.duplex is not None:
+        if method.unary is not None:
+            reply = (await method.unary(request, call)).SerializeToString()
+            call.finish(reply)
+        elif method.duplex is not None:
             reply = (await method.duplex(request, call, trace)).SerializeToString()
-    except BertserveError as refusal:
-        error = refusal
+        elif method.streaming is not None:
+            await call.reply_all(method.streaming(request, call))
+    except BertserveError as error:
+        failure = error.with_traceback(None)  # which holds this frame, and with it the request
+        request_id = _request_id(call, request)
     except asyncio.CancelledError:
-        error = ClientGone("the client cancelled the call")
+        failure = ClientGone("the client cancelled the call")
         raise
     except Exception:  # the gRPC boundary
-        log.exception("a call failed", extra=fields(request_id=call.request_id()))
-        error = InternalError(_INTERNAL)
+        request_id = _request_id(call, request)
+        log.exception("a call failed", extra=fields(request_id=request_id))
+        failure = InternalError("internal error; the server's log has the details under this request id")
     finally:
         if observer is not None and trace is not None:
             trace.bytes_out = len(reply)
-            if error is not None:
-                trace.failed(error.reason, error.http_status, error.grpc_code)
-            observer.end(trace)
-    return reply if error is None else error
+            _end_trace(observer, trace, failure)
+    if failure is not None and method.duplex is None:
+        call.refuse(failure, request_id)
+    return reply if failure is None else failure
 
 
 def _begin_trace(call: Call, data: bytes, observer: RequestObserver) -> RequestTrace:
@@ -92,17 +72,19 @@ def _begin_trace(call: Call, data: bytes, observer: RequestObserver) -> RequestT
         tracestate=call.metadata(b"tracestate"),
     )
     trace.status = "OK"
+    if call.head.method.duplex is None:
+        call.trace = trace
     return trace
 
 
-async def _inflate(call: Call, data: bytes) -> bytes:
-    """A compressed message as it was.
+def _end_trace(observer: RequestObserver, trace: RequestTrace, failure: BertserveError | None) -> None:
+    if failure is not None:
+        trace.failed(failure.reason, failure.http_status, failure.grpc_code)
+    observer.end(trace)  # whose readers come after this turn of the loop, and so after the refusal
 
-    Raises:
-        UnsupportedMediaType: The call's encoding is neither gzip nor deflate.
-        MalformedRequest: The message is not of this encoding.
-        BodyTooLarge: It grows beyond the call's limit.
-    """
+
+async def _inflate(call: Call, data: bytes) -> bytes:
+    """A compressed message as it was."""
     encoding = call.metadata(b"grpc-encoding") or b"identity"
     if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")

@@ -138,12 +138,14 @@ class Call(msgspec.Struct, eq=False):
             self.waited_s = 0.0
         connection.flush()
 
-    async def reply_one(self, message: bytes) -> None:
-        """Sends one message of several; waits until the client takes it."""
-        self.reply(message)
-        if self.stream.unsent is not None:
-            self._taken = self.connection.loop.create_future()
-            await self._taken
+    async def reply_all(self, messages: AsyncIterator[Message]) -> None:
+        """Sends messages, each once the client has taken the one before, and ends the call."""
+        async for message in messages:
+            self.reply(message.SerializeToString())
+            if self.stream.unsent is not None:
+                self._taken = self.connection.loop.create_future()
+                await self._taken
+        self.finish()
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""

@@ -11,7 +11,6 @@ from serving.errors import (
     MalformedRequest,
     MethodNotAllowed,
     RouteNotFound,
-    Unauthenticated,
     UnsupportedMediaType,
 )
 from serving.grpc.bidirectional import BidirectionalCall
@@ -49,7 +48,6 @@ class CallDispatch:
 
     Attributes:
         methods: By path; an error in place of a method that is not offered.
-        settings: Limits.
         limits: Those of each connection.
         connections: All that are open.
     """
@@ -62,15 +60,6 @@ class CallDispatch:
         keys: ApiKeys | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        """Names what can be called.
-
-        Args:
-            methods: As the attribute.
-            settings: Limits.
-            record_error: Counts and logs an error.
-            keys: What all but the open methods need one of.
-            observer: Traces requests; None where nothing reads the traces.
-        """
         self.methods = methods
         self.settings = settings
         self.limits = Limits(
@@ -106,45 +95,31 @@ class CallDispatch:
         reply = reply_headers(error.http_status) if no_call else REPLY_HEADERS
         connection.h2.send(stream, None, b"", reply + error_trailers(error, identity))
 
-    def _read_head(self, headers: Headers) -> CallHead | BertserveError:
+    def _read_head(self, headers: Headers) -> CallHead | BertserveError:  # noqa: PLR0911  as many refusals
         """What the headers of a call say, or why nothing is called."""
-        try:
-            return self._head(headers)
-        except (
-            *(HeadersTooLarge, MalformedRequest, MethodNotAllowed, RouteNotFound),
-            *(Unauthenticated, UnsupportedMediaType),
-        ) as error:
-            return error.with_traceback(None)
-
-    def _head(self, headers: Headers) -> CallHead | BertserveError:
         settings, keys = self.settings, self._environment.keys
         if headers.size > settings.header_limit_bytes:
-            raise HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
+            return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
         if headers.count > settings.header_limit_count:
-            raise HeadersTooLarge(f"more than {settings.header_limit_count} headers")
+            return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
         values = dict(reversed(headers.fields))  # of fields that come twice, the first
-        method = self.methods.get(values[b":path"].decode("latin-1"))
+        method = self.methods.get(values[b":path"].decode("latin-1"), RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
             # Before anything that would tell what there is.
             if not isinstance(method, Method) or not method.open:
-                raise refusal(values.get(b"authorization"))
+                return refusal(values.get(b"authorization"))
             body_limit = min(body_limit, OPEN_BYTES)
         if not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):
-            raise UnsupportedMediaType("the content-type must be application/grpc")
+            return UnsupportedMediaType("the content-type must be application/grpc")
         if values[b":method"] != b"POST":
-            raise MethodNotAllowed("calls are made with POST", allowed="POST")
-        if method is None:
-            raise RouteNotFound("no such method")
+            return MethodNotAllowed("calls are made with POST", allowed="POST")
         if isinstance(method, BertserveError):
             return method
-        return CallHead(method, body_limit, _timeout_s(values.get(b"grpc-timeout")), values)
-
-
-def _timeout_s(value: bytes | None) -> float | None:
-    if value is None:
-        return None
-    match = _TIMEOUT.fullmatch(value)
-    if match is None:
-        raise MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
-    return int(match[1]) * _SECONDS[match[2]]
+        timeout_s = None
+        if (timeout := values.get(b"grpc-timeout")) is not None:
+            match = _TIMEOUT.fullmatch(timeout)
+            if match is None:
+                return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+            timeout_s = int(match[1]) * _SECONDS[match[2]]
+        return CallHead(method, body_limit, timeout_s, values)

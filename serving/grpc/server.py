@@ -29,11 +29,7 @@ _TICK_S = 1.0
 
 
 class GrpcListener:
-    """One gRPC port and its connections.
-
-    Attributes:
-        health: The health service, which tells the server's state.
-    """
+    """One gRPC port and its connections."""
 
     def __init__(
         self,
@@ -59,21 +55,17 @@ class GrpcListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
         return self._acceptor.address
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return len(self._calls.connections)
 
     async def start(self) -> None:
-        """Accepts connections."""
         self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         await self._acceptor.start()
 
     async def renew(self) -> None:
-        """Other certificates, as `Acceptor.renew`."""
         await self._acceptor.renew()
 
     async def close(self, grace_s: float) -> None:
@@ -92,11 +84,9 @@ class GrpcListener:
             self._clock.cancel()
 
     def keys_changed(self) -> None:
-        """The API keys are others now."""
         self._calls.keys_changed()
 
     def _follow(self, state: State) -> None:
-        """Shows the server's state in the health service."""
         self.health.set(serving=state in {State.READY, State.DEGRADED})
 
     def _tick(self) -> None:

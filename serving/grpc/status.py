@@ -38,7 +38,6 @@ REPLY_HEADERS = reply_headers()
 
 
 def error_trailers(error: BertserveError, request_id: str) -> bytes:
-    """The trailers of a request that gets an error."""
     code = STATUS[error.grpc_code]
     fields = [
         ("grpc-status", str(code)),

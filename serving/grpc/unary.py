@@ -16,7 +16,7 @@ class UnaryCall(Call, eq=False):
     """It is handed to its method once the message and the end of the client's half have arrived."""
 
     _body: bytearray | None = None
-    _task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[object] | None = None
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """Collects the message; starts its method once all is there."""

@@ -283,7 +283,8 @@ class H2Connection:
             payload = frames.unpadded(payload, frames.PADDED)
         stream.delivered += len(payload)
         if flags & END_STREAM:
-            self._check_length(stream)
+            if stream.content_length is not None:
+                self._check_length(stream)
             stream.ended = True
         elif not payload:
             self._spend()
@@ -310,20 +311,16 @@ class H2Connection:
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
-        stream = self._streams.get(number)
-        if stream is not None or number in self._late:
-            self._on_trailers(stream, flags, well_formed=self._headers.trailers(block))
-        else:
-            self._on_request(flags, number, block)
-        if self._headers.decoded_fields:
-            self._work -= self._headers.decoded_fields
-            self._headers.decoded_fields = 0
-
-    def _on_request(self, flags: int, number: int, block: bytes) -> None:
+        if number in self._streams or number in self._late:
+            self._on_trailers(flags, number, block)
+            return
         if number <= self._last or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream's number that is not a new one of the client's")
         self._last = number
-        headers = self._headers.request(block)
+        decoder = self._headers
+        headers = decoder.request(block)
+        if decoder.decoded_fields:
+            self._count_decoded()
         if headers is None:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
         if self._final is not None or len(self._streams) >= self._limits.streams:
@@ -335,7 +332,10 @@ class H2Connection:
         self._streams[number] = stream
         self._events.append(RequestReceived(stream, headers, stream.ended))
 
-    def _on_trailers(self, stream: Stream | None, flags: int, *, well_formed: bool) -> None:
+    def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
+        stream = self._streams.get(number)
+        well_formed = self._headers.trailers(block)
+        self._count_decoded()
         if stream is None:
             self._spend()
         elif stream.ended:
@@ -346,6 +346,10 @@ class H2Connection:
             self._check_length(stream)
             stream.ended = True
             self._events.append(DataReceived(stream, b"", ended=True))
+
+    def _count_decoded(self) -> None:
+        self._work -= self._headers.decoded_fields
+        self._headers.decoded_fields = 0
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         if not number:
@@ -418,7 +422,7 @@ class H2Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
-        if stream.content_length is not None and stream.content_length != stream.delivered:
+        if stream.content_length not in {None, stream.delivered}:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
 
     def _spend(self) -> None:

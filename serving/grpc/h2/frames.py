@@ -100,11 +100,7 @@ def settings(values: dict[Setting, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """The values of SETTINGS; of a setting that comes twice, the last.
-
-    Raises:
-        ConnectionFault: The payload is no list of settings, or a value is out of its range.
-    """
+    """The values of SETTINGS; of a setting that comes twice, the last."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
     values = dict(_SETTING.iter_unpack(payload))
@@ -128,22 +124,14 @@ def goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
 
 
 def read_number(payload: bytes) -> int:
-    """The payload of WINDOW_UPDATE or RST_STREAM.
-
-    Raises:
-        ConnectionFault: It is not 32 bits.
-    """
+    """The payload of WINDOW_UPDATE or RST_STREAM."""
     if len(payload) != _NUMBER.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of a broken size")
     return int.from_bytes(payload, "big")
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:
-    """The payload of DATA or HEADERS without padding and priority.
-
-    Raises:
-        ConnectionFault: They are longer than the payload.
-    """
+    """The payload of DATA or HEADERS without padding and priority."""
     start, stop = 0, len(payload)
     if flags & PADDED:
         start, stop = 1, stop - payload[0] if payload else -1

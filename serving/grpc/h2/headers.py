@@ -83,11 +83,7 @@ class HeaderDecoder:
         self._cache: dict[bytes, Headers | None] = {}
 
     def request(self, block: bytes) -> Headers | None:
-        """The fields of a request; None where they are malformed (RFC 9113, 8.2 and 8.3).
-
-        Raises:
-            ConnectionFault: The block cannot be decoded, so that none after it can be.
-        """
+        """The fields of a request; None where they are malformed (RFC 9113, 8.2 and 8.3)."""
         try:
             return self._cache[block]
         except KeyError:
@@ -101,18 +97,13 @@ class HeaderDecoder:
         return result
 
     def trailers(self, block: bytes) -> bool:
-        """Whether a block is well-formed as trailers; their fields are thrown away.
-
-        Raises:
-            ConnectionFault: The block cannot be decoded, so that none after it can be.
-        """
+        """Whether a block is well-formed as trailers; their fields are thrown away."""
         headers, table_changed = self._decode(block)
         if table_changed:
             self._cache.clear()
         return not any(name.startswith(b":") for name, _ in headers.fields)
 
     def forget(self) -> None:
-        """Empties the cache."""
         self._cache.clear()
 
     def _exceeds_limits(self, headers: Headers) -> bool:

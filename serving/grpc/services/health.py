@@ -20,18 +20,12 @@ class HealthService:
     """What is served, and those who watch."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        """Starts with nothing serving.
-
-        Args:
-            services: The names that clients may ask for; the empty name is the server.
-        """
-        self._services = {"", *services}
+        self._services = {"", *services}  # the empty name is the server
         self._status = pb.HealthCheckResponse.NOT_SERVING
         self._closed = False
         self._changed = asyncio.Event()
 
     def methods(self) -> dict[str, Method]:
-        """Its methods, by path."""
         return {
             f"/{SERVICE}/Check": Method(pb.HealthCheckRequest, unary=self.check, open=True),
             f"/{SERVICE}/Watch": Method(pb.HealthCheckRequest, streaming=self.watch, open=True),
@@ -48,28 +42,19 @@ class HealthService:
         self._wake()
 
     async def check(self, request: pb.HealthCheckRequest, _: object) -> pb.HealthCheckResponse:
-        """The status of a service.
-
-        Raises:
-            ServiceNotFound: No such service.
-        """
         if request.service not in self._services:
             raise ServiceNotFound("no service of that name is offered here")
         return pb.HealthCheckResponse(status=self._status)
 
     async def watch(self, request: pb.HealthCheckRequest, _: object) -> AsyncIterator[pb.HealthCheckResponse]:
-        """The status of a service now and whenever it changes; a service that does not exist is SERVICE_UNKNOWN.
-
-        Raises:
-            NotReady: The server ends.
-        """
-        told = None
+        """The status now and whenever it changes; a service that does not exist is SERVICE_UNKNOWN."""
+        sent = None
         while True:
             changed = self._changed
             known = request.service in self._services
             status = self._status if known else pb.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield pb.HealthCheckResponse(status=status)
             if self._closed:
                 raise NotReady("the server ends")

@@ -67,11 +67,9 @@ class InferenceService:
         return {f"/{SERVICE}/{name}": method for name, method in methods.items()}
 
     async def server_live(self, _: pb.ServerLiveRequest, __: object) -> pb.ServerLiveResponse:
-        """Whether the server runs."""
         return pb.ServerLiveResponse(live=self._service.lifecycle.live)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: object) -> pb.ServerReadyResponse:
-        """Whether it takes requests."""
         return pb.ServerReadyResponse(ready=self._service.lifecycle.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
@@ -79,11 +77,9 @@ class InferenceService:
         return pb.ModelReadyResponse(ready=self._service.model_ready(request.name, request.version))
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: object) -> Message:
-        """What this server is."""
         return _message(self._service.server_metadata(), pb.ServerMetadataResponse())
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, _: object) -> Message:
-        """What a model takes and gives."""
         return _message(self._service.view(request.name, request.version).metadata(), pb.ModelMetadataResponse())
 
     async def model_config(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
@@ -93,17 +89,14 @@ class InferenceService:
         return reply
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest, _: object) -> Message:
-        """What a model, or each, has answered."""
         return _message(self._service.statistics(request.name, request.version), pb.ModelStatisticsResponse())
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: object) -> pb.RepositoryIndexResponse:
-        """The models of the repository."""
         states = self._service.index(ready=request.ready)
         index = pb.RepositoryIndexResponse.ModelIndex
         return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
 
     async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
-        """Serves a version of a model."""
         values = {
             name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
             for name, value in request.parameters.items()
@@ -112,7 +105,6 @@ class InferenceService:
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, _: object) -> pb.RepositoryModelUnloadResponse:
-        """Takes a model out of service."""
         self._service.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 

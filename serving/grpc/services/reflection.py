@@ -24,21 +24,14 @@ class ReflectionService:
     """Answers from the descriptors of the messages that the server itself decodes with."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        """Lists services beside its own.
-
-        Args:
-            services: Full names.
-        """
         self._services = sorted({*services, *SERVICES})
         self._pool = descriptor_pool.Default()
 
     def methods(self) -> dict[str, Method]:
-        """Its methods, by path."""
         method = Method(pb.ServerReflectionRequest, duplex=self.info)
         return {f"/{service}/ServerReflectionInfo": method for service in SERVICES}
 
     async def info(self, request: pb.ServerReflectionRequest, _: object, __: object) -> pb.ServerReflectionResponse:
-        """One question of a client, answered."""
         reply = pb.ServerReflectionResponse(valid_host=request.host, original_request=request)
         asked = request.WhichOneof("message_request")
         with contextlib.suppress(KeyError):
