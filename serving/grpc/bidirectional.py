@@ -44,18 +44,16 @@ class BidirectionalCall(Call, eq=False):
         self._advance()
 
     def draining(self) -> None:
-        """Ends once what has been started is answered."""
         self._draining = True
         self._advance()
 
     def keys_changed(self) -> None:
-        """Ends where the key that it was opened with is none any more: it could go on for ever."""
+        """Ends if the key it was opened with is no longer valid: it could go on for ever."""
         keys, authorization = self.environment.keys, self.metadata(b"authorization")
         if keys is not None and not self.head.method.open and not keys.allow(authorization):
             self.refuse(refusal(authorization))
 
     def lost(self) -> None:
-        """Ends what has been started."""
         if self._answers:
             self.record(ClientGone("the client cancelled the call"))
         self._stop()
@@ -102,7 +100,7 @@ class BidirectionalCall(Call, eq=False):
             self.reply(result)
 
     def _next_message(self) -> tuple[bytes, int] | None:
-        """The next message, if it is whole, and whether it is compressed."""
+        """The next message, once it is whole, and whether it is compressed."""
         prefix = read_prefix(self._buffer, self.head.body_limit)
         if prefix is None:
             return None

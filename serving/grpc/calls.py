@@ -85,8 +85,6 @@ class Call(msgspec.Struct, eq=False):
     """One call, as its connection, its method and the boundary see it.
 
     Attributes:
-        head: What its headers say.
-        environment: What it shares with the other calls of its port.
         deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
         idle: Whether the client need not send anything now: it is between two messages.
         waited_s: How long the client has kept the server waiting, for its request or for its window.
@@ -161,12 +159,6 @@ class Call(msgspec.Struct, eq=False):
         self.connection.flush()
 
     # What the connection calls (`StreamHandler`).
-
-    def received(self, data: bytes, *, ended: bool) -> None:
-        raise NotImplementedError
-
-    def lost(self) -> None:
-        raise NotImplementedError
 
     def draining(self) -> None:
         pass

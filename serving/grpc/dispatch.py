@@ -24,7 +24,6 @@ from serving.security.keys import refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.grpc.calls import Call
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Headers, Stream
     from serving.net.observer import RequestObserver
@@ -70,7 +69,9 @@ class CallDispatch:
         self.connections: set[GrpcConnection] = set()
         self._environment = CallEnvironment(settings, record_error, keys, observer)
 
-    def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> Call | None:
+    def open(
+        self, connection: GrpcConnection, stream: Stream, headers: Headers
+    ) -> UnaryCall | BidirectionalCall | None:
         """The call on a new stream; None if its headers are enough to refuse it."""
         head = headers.memo
         if head is None:

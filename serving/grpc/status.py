@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -15,12 +16,7 @@ from serving.grpc.h2 import encode_fields, encode_status
 if TYPE_CHECKING:
     from serving.errors import BertserveError
 
-_NAMES = (
-    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
-    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
-    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
-)
-STATUS = {name: number for number, name in enumerate(_NAMES)}
+STATUS: dict[str, int] = dict(Code.items())
 """gRPC's status codes."""
 
 OK_TRAILERS = encode_fields([("grpc-status", "0")])

@@ -55,6 +55,7 @@ class H2Connection:
         progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
         finished: Whether the connection is over: write `data_to_send`, then close.
         expect: Lets the peer send until a body has so many bytes; now, or once other streams have given enough back.
+        forget_headers: Forgets every `Headers.memo`.
         consume: Opens a stream's window again, now that so many bytes of its body are done with.
     """
 
@@ -66,6 +67,7 @@ class H2Connection:
         self._pongs: list[bytes] = []
         self._events: list[Event] = []
         self._headers = HeaderDecoder(limits)
+        self.forget_headers = self._headers.forget
         self._sending = SendingWindow(self._out)
         self._receiving = ReceivingWindow(self._out, limits.granted_bytes)
         self.expect = self._receiving.expect
@@ -160,12 +162,8 @@ class H2Connection:
             self._send_block(0, stream.number, headers)
         if size := len(data):
             sending = self._sending
-            if (
-                size <= FRAME_BYTES
-                and size <= stream.window
-                and size <= sending.size
-                and not (stream.unsent or sending.paused)
-            ):
+            # Where a part of a stream is held back already, one of its windows is closed.
+            if size <= FRAME_BYTES and size <= stream.window and size <= sending.size and not sending.paused:
                 sending.size -= size
                 stream.window -= size
                 self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.number), data)
@@ -205,15 +203,10 @@ class H2Connection:
             self.finished = not self._streams
 
     def terminate(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> list[Event]:
-        """Ends the connection now, with all its streams."""
         events = self._events = []
         if not self.finished:
             self._fail(ConnectionFault(code, reason))
         return events
-
-    def forget_headers(self) -> None:
-        """Forgets every `Headers.memo`."""
-        self._headers.forget()
 
     # Parsing.
 

@@ -54,7 +54,7 @@ class SendingWindow:
 
     def resume(self) -> list[Stream]:
         """Sends what is held back, as far as windows reach; the streams of which nothing is any more."""
-        return [stream for stream in list(self._held.values()) if self._can_send() and self._send_held(stream)]
+        return [stream for stream in list(self._held.values()) if self.size > 0 and self._send_held(stream)]
 
     def grow(self, size: int) -> list[Stream]:
         """Grows the window of all streams, as `resume`."""
@@ -69,7 +69,7 @@ class SendingWindow:
         stream.window += size
         if not size or stream.window > LARGEST:
             raise StreamFault(_window_code(size))
-        return stream.unsent is not None and self._can_send() and self._send_held(stream)
+        return stream.unsent is not None and self._send_held(stream)
 
     def resize_streams(self, size: int, streams: list[Stream]) -> list[Stream]:
         """Changes the size of every stream's window, as `resume`."""
@@ -80,9 +80,6 @@ class SendingWindow:
         if size > LARGEST or any(stream.window > LARGEST for stream in streams):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of range")
         return self.resume() if change > 0 else []
-
-    def _can_send(self) -> bool:
-        return self.size > 0 and not self.paused
 
     def _send_held(self, stream: Stream) -> bool:
         unsent = stream.unsent or memoryview(b"")
@@ -139,7 +136,6 @@ class ReceivingWindow:
         self._grant()
 
     def forget(self, stream: Stream) -> None:
-        """Gives back what a stream was granted."""
         self._grantable += stream.granted
         stream.granted = stream.wanted = 0
         self._grant()

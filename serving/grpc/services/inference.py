@@ -97,10 +97,7 @@ class InferenceService:
         return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
 
     async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
-        values = {
-            name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
-            for name, value in request.parameters.items()
-        }
+        values = {name: _value(parameter) for name, parameter in request.parameters.items()}
         await self._service.load(request.model_name, values)
         return pb.RepositoryModelLoadResponse()
 
@@ -191,10 +188,10 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
 def _truncate(request: pb.ModelInferRequest) -> bool | None:
     if "truncate" not in request.parameters:
         return None
-    parameter = request.parameters["truncate"]
-    if parameter.WhichOneof("parameter_choice") != "bool_param":
+    value = _value(request.parameters["truncate"])
+    if not isinstance(value, bool):
         raise InvalidRequest("the parameter `truncate` must be a bool")
-    return parameter.bool_param
+    return value
 
 
 def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
@@ -204,11 +201,10 @@ def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
     if remaining_s is not None:
         limits.append(max(remaining_s, 1e-6) * 1e3)
     if "timeout" in request.parameters:
-        parameter = request.parameters["timeout"]
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice not in {"int64_param", "uint64_param"} or getattr(parameter, choice) < 0:
+        timeout_us = _value(request.parameters["timeout"])
+        if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or timeout_us < 0:
             raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
-        if timeout_us := getattr(parameter, choice):
+        if timeout_us:
             limits.append(timeout_us / _US_PER_MS)
     return min(limits, default=None)
 
@@ -216,9 +212,12 @@ def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
 def _priority(request: pb.ModelInferRequest) -> int:
     if "priority" not in request.parameters:
         return DEFAULT_PRIORITY
-    parameter = request.parameters["priority"]
-    choice = parameter.WhichOneof("parameter_choice")
-    return priority_of(getattr(parameter, choice) if choice else None, "the parameter `priority`")
+    return priority_of(_value(request.parameters["priority"]), "the parameter `priority`")
+
+
+def _value(parameter: Message) -> bool | int | float | str | bytes | None:
+    """A parameter's value, as the type that it was sent as; None if it has none."""
+    return getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
 
 
 def _trailers(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
