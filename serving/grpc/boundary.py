@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError
 from serving.errors import BertserveError, ClientGone, InternalError, MalformedRequest, UnsupportedMediaType
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated
+from serving.records import RequestTrace
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call
     from serving.net.observer import RequestObserver
-    from serving.records import RequestTrace
 
 log = logging.getLogger("bertserve.grpc")
 
@@ -30,7 +30,7 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
     the error with which the call ends.
     """
     method, observer = call.head.method, call.environment.observer
-    trace = None if observer is None else _begin_trace(call, data, observer)
+    trace = None if observer is None else _begin_trace(call, data)
     request: Message | None = None
     failure: BertserveError | None = None
     reply, request_id = b"", ""
@@ -64,9 +64,9 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
     return reply if failure is None else failure
 
 
-def _begin_trace(call: Call, data: bytes, observer: RequestObserver) -> RequestTrace:
+def _begin_trace(call: Call, data: bytes) -> RequestTrace:
     route = call.head.metadata[b":path"].decode("latin-1")  # a method's own: other paths are refused before
-    trace = observer.begin(
+    trace = RequestTrace(
         *("grpc", "POST", route, call.request_id(), time.perf_counter(), len(data)),
         traceparent=call.metadata(b"traceparent"),
         tracestate=call.metadata(b"tracestate"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from serving.errors import BertserveError, ClientGone, InternalError
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.logs import fields
-from serving.records import InferRequest
+from serving.records import InferRequest, RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ class Api:
         observer = self.observer
         if observer is not None:
             headers = request.headers
-            request.trace = observer.begin(
+            request.trace = RequestTrace(
                 *("http", request.method, route, request.request_id, request.arrival, len(request.body)),
                 traceparent=headers.get(b"traceparent"),
                 tracestate=headers.get(b"tracestate"),

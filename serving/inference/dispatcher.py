@@ -117,7 +117,8 @@ class Dispatcher:
         clock: Callable[[], float] = time.perf_counter,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        self._scheduler = scheduler(policy, limits, self._drop)
+        self._scheduler = scheduler(policy, limits, lambda item: self._miss(_request_of(item)))
+        self.admission = self._scheduler.admission
         self._misses = {"queue": 0, "engine": 0}
         self._non_finite = 0
         self.observer = observer
@@ -128,31 +129,6 @@ class Dispatcher:
         self._requests: set[PendingRequest] = set()
         self._deadlines = DeadlineTimer()
         self._wake: Deadline | None = None
-
-    def admit(
-        self,
-        model: ModelIndex,
-        size_bytes: int,
-        inputs: int,
-        *,
-        longest: int | None,
-        arrival: float,
-        timeout_ms: float | None,
-        priority: int,
-    ) -> Permit:
-        """See `Admission.admit`."""
-        return self._scheduler.admission.admit(
-            *(model, size_bytes, inputs),
-            longest=longest,
-            arrival=arrival,
-            timeout_ms=timeout_ms,
-            priority=priority,
-            now=self._clock(),
-        )
-
-    def reserve(self, tokens: int) -> Permit:
-        """See `Admission.reserve`."""
-        return self._scheduler.admission.reserve(tokens, self._clock())
 
     def missed(self) -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued."""
@@ -336,10 +312,6 @@ class Dispatcher:
             request.missing -= 1
             if request.missing == 0 and not request.future.done():
                 request.future.set_result(None)
-
-    def _drop(self, item: WorkItem) -> None:
-        """The item's turn has come too late: nobody would wait for its answer."""
-        self._miss(_request_of(item))
 
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():

@@ -77,12 +77,13 @@ class Pipeline:
         longest = None if task.windows else model.manifest.max_length
         self._users[model.index] += 1
         try:
-            with self._dispatcher.admit(
+            with self._dispatcher.admission.admit(
                 *(model.index, size, len(inputs)),
                 longest=longest,
                 arrival=request.arrival,
                 timeout_ms=request.timeout_ms,
                 priority=request.priority,
+                now=time.perf_counter(),
             ) as permit:
                 started = time.perf_counter()
                 cut = self._settings.auto_truncate if request.truncate is None else request.truncate
@@ -136,7 +137,7 @@ class Pipeline:
         """
         if size <= _INLINE_BYTES:
             return work(model.tokenizer)
-        with self._dispatcher.reserve(estimate_tokens(size, 1)):
+        with self._dispatcher.admission.reserve(estimate_tokens(size, 1), time.perf_counter()):
             return await self._in_turn(lambda: work(model.tokenizer), None)
 
     async def _in_turn(self, work: Callable[[], R], deadline: float | None) -> R:

@@ -103,8 +103,7 @@ class TextTokenizer:
         """Token ids of each text, with the characters and the word that each token stands for."""
         aligned = []
         for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
-            surplus = self._surplus(source, encoding, truncate=truncate)
-            whole = self._truncated(text, surplus, truncate) if surplus else encoding
+            whole, surplus = self._fitted(source, text, encoding, truncate=truncate)
             spans, words = _alignment(whole)
             aligned.append(
                 AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
@@ -218,31 +217,33 @@ class TextTokenizer:
                 return EncodedText(ids)
         # Unlike `encode`, this holds neither the interpreter's lock nor the characters' positions.
         encoding = self._tokenizer.encode_batch_fast([value])[0]
-        surplus = self._surplus(index, encoding, truncate=truncate)
-        whole = self._truncated(value, surplus, truncate) if surplus else encoding
+        whole, surplus = self._fitted(index, value, encoding, truncate=truncate)
         types = None if isinstance(value, str) else array("i", whole.type_ids)
         return EncodedText(array("i", whole.ids), types, surplus)
 
-    def _surplus(self, index: int, encoding: Encoding, *, truncate: Truncate) -> int:
-        """How many tokens must go; 0 for an input that fits."""
-        surplus = max(0, len(encoding) - self.max_length)
-        if surplus and not truncate:
+    def _fitted(
+        self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: Truncate
+    ) -> tuple[Encoding, int]:
+        """The encoding of an input that fits, and how many tokens were cut off.
+
+        Cuts the longer part first, as BERT was trained on pairs, and keeps every special token.
+        """
+        surplus = len(encoding) - self.max_length
+        if surplus <= 0:
+            return encoding, 0
+        if not truncate:
             raise InvalidRequest(
                 f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
                 " shorten it or allow truncation"
             )
-        return surplus
-
-    def _truncated(self, value: str | tuple[str, str], surplus: int, truncate: Truncate) -> Encoding:
-        """Cuts the longer part first, as BERT was trained on pairs, and keeps every special token."""
         parts = (value,) if isinstance(value, str) else value
         encodings = [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
-        lengths = [len(encoding) for encoding in encodings]
+        lengths = list(map(len, encodings))
         for _ in range(surplus):
             lengths[lengths.index(max(lengths))] -= 1
-        for encoding, length in zip(encodings, lengths, strict=True):
-            encoding.truncate(length, direction="left" if truncate == "left" else "right")
-        return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
+        for part, length in zip(encodings, lengths, strict=True):
+            part.truncate(length, direction="left" if truncate == "left" else "right")
+        return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None), surplus
 
     def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
         ids = value if isinstance(value, list) else value.ids

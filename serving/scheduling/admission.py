@@ -159,7 +159,8 @@ class Admission:
         tokens = estimate_tokens(size_bytes, inputs)
         if timeout_ms is None:
             length = max(1, tokens // inputs)
-            cost_us = self.outlook.table_cost_us(model, length if longest is None else min(length, longest), inputs)
+            length = length if longest is None else min(length, longest)
+            cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * inputs  # roughly
             timeout_ms = max(self._limits.default_timeout_ms, _DEADLINE_COST_FACTOR * cost_us / 1e3)
         permit = Permit(self, model, priority, arrival + min(timeout_ms, self._limits.max_timeout_ms) / 1e3)
         demand = None

@@ -250,27 +250,13 @@ def _grown(
         if later + _ROUNDING_S > tightest:  # mostly no deadline is near
             behind = [*heads, candidates[larger]] if larger < most else heads
             if (
-                _breaks_inside(candidates[:smaller], end, later)
-                or _breaks_added(candidates[smaller:larger], first_end, later)
-                or _breaks_behind(behind, end, later)
+                # Of its texts; of one taken in, which would be in time behind the smallest batch; of one behind it.
+                any(end <= item.deadline < later for item in candidates[:smaller])
+                or any(first_end + item.least_us / 1e6 <= item.deadline < later for item in candidates[smaller:larger])
+                or any(end + item.least_us / 1e6 <= item.deadline < later + item.least_us / 1e6 for item in behind)
             ):
                 break
         if larger <= free or is_worthwhile(us, size, larger_us, larger, gain):
             size, us = larger, larger_us
         smaller, end = larger, later
     return size
-
-
-def _breaks_inside(inside: Sequence[WorkItem], end: float, later: float) -> bool:
-    """Whether a batch that ends later breaks a deadline of its texts that it would have kept."""
-    return any(end <= item.deadline < later for item in inside)
-
-
-def _breaks_added(added: Sequence[WorkItem], first_end: float, later: float) -> bool:
-    """Whether a text that is taken in would have been in time behind the smallest batch, and is not inside this one."""
-    return any(first_end + item.least_us / 1e6 <= item.deadline < later for item in added)
-
-
-def _breaks_behind(behind: Sequence[WorkItem], end: float, later: float) -> bool:
-    """Whether a text that waits for the batch to end would be in time if it ended sooner, and is not."""
-    return any(end + item.least_us / 1e6 <= item.deadline < later + item.least_us / 1e6 for item in behind)

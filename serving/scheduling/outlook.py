@@ -88,10 +88,6 @@ class Outlook:
         least_work_us = sum([count * costs.least_share_us(tokens) for tokens, count in counts])
         return Demand(max(cost_us, work_us), max(least_us, least_work_us), max(busy_us, work_us), work_us)
 
-    def table_cost_us(self, model: ModelIndex, tokens: int, texts: int) -> float:
-        """What texts of one length cost on an idle device by the cost table alone, roughly."""
-        return self.costs[model].wide.batch_us(tokens, 1) * texts
-
     def key(self, demand: Demand, deadline: float, now: float) -> float:
         """A request's position within its class: static, so that waiting makes it older than whatever comes later."""
         cost_s = demand.cost_us / 1e6

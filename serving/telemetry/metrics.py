@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from serving.errors import reasons
 from serving.lifecycle import State
 from serving.records import ON_A_GPU, Totals
-from serving.telemetry import catalogue
+from serving.telemetry import catalogue, triton
 from serving.telemetry.collectors import Histogram, Reading
-from serving.telemetry.triton import TritonMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -113,11 +112,10 @@ class Metrics:
         self.read(catalogue.ACTUAL_SECONDS, lambda: self._actual_s)
         self.read(catalogue.ENGINE_RESTARTS, lambda: self._restarts)
         self.read(catalogue.STATE, lambda: {state: float(state is self._state) for state in State})
-        self._batches_of: defaultdict[ModelIndex, int] = defaultdict(int)
-        self._batches_before: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._batches_of: Counter[tuple[str, str] | None] = Counter()
         self._names: dict[ModelIndex, tuple[str, str]] = {}
         self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
-        self._triton: TritonMetrics | None = None
+        self._triton: Callable[[], bytes] = bytes
         ProcessCollector(registry=registry)
 
     def answered(self, outcome: Outcome[Any]) -> None:
@@ -146,7 +144,7 @@ class Metrics:
     def batch_started(self, assignment: Assignment) -> None:
         self._batches.observe(len(assignment.items))
         self._padding += assignment.padding
-        self._batches_of[assignment.items[0].model] += 1
+        self._batches_of[self._names.get(assignment.items[0].model)] += 1
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
         predicted_us, texts = assignment.predicted_us, len(assignment.items)
@@ -204,22 +202,15 @@ class Metrics:
         repository.subscribe(lambda: self._name(repository))
         self._name(repository)
         self.read(catalogue.VERSION, lambda: {model.name: float(model.manifest.version) for model in repository.models})
-        self._triton = TritonMetrics(repository, statistics, waiting)
+        self._triton = lambda: triton.exposition(repository, statistics(), waiting())
 
     def _name(self, repository: Repository) -> None:
-        """Learns which version has which index now; one that is used again counts from nothing."""
-        for model in repository.models:
-            name, before = (model.name, model.version), self._names.get(model.index)
-            if before is not None and before != name:
-                self._batches_before[before] += self._batches_of.pop(model.index, 0)
-            self._names[model.index] = name
+        """Learns which version has which index now; an index of one that has gone may still have batches."""
+        self._names |= {model.index: (model.name, model.version) for model in repository.models}
 
     def batches(self, model: ServedModel) -> int:
         """Batches of a version of a model that engines were given so far."""
-        name = (model.name, model.version)  # another engine may have had it under another index
-        return self._batches_before[name] + sum(
-            batches for index, batches in self._batches_of.items() if self._names.get(index) == name
-        )
+        return self._batches_of[model.name, model.version]
 
     def follow_swaps(self, outcomes: dict[str, int]) -> None:
         self.read(catalogue.SWAPS, lambda: outcomes)
@@ -268,5 +259,4 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        ours = generate_latest(self.registry)
-        return ours + self._triton.render() if self._triton else ours
+        return generate_latest(self.registry) + self._triton()

@@ -32,28 +32,16 @@ _COUNTS: Sequence[tuple[Metric, Callable[[ModelStatistics], int]]] = (
 )
 
 
-class TritonMetrics:
-    def __init__(
-        self,
-        repository: Repository,
-        statistics: Callable[[], Sequence[ModelStatistics]],
-        waiting: Callable[[], Mapping[ModelIndex, int]],
-    ) -> None:
-        self._repository = repository
-        self._statistics = statistics
-        self._waiting = waiting
-
-    def render(self) -> bytes:
-        return "".join(self._lines()).encode()
-
-    def _lines(self) -> Iterator[str]:
-        statistics = self._statistics()
-        for metric, value in _COUNTS:
-            yield from _family(metric, [(model.name, model.version, value(model)) for model in statistics])
-        waiting = self._waiting()
-        models = self._repository.models
-        pending = [(model.name, model.version, waiting.get(model.index, 0)) for model in models]
-        yield from _family(catalogue.TRITON_PENDING, pending)
+def exposition(
+    repository: Repository, statistics: Sequence[ModelStatistics], waiting: Mapping[ModelIndex, int]
+) -> bytes:
+    """The metrics of each model, as text; arguments as for `Metrics.follow_models`."""
+    parts: list[str] = []
+    for metric, value in _COUNTS:
+        parts += _family(metric, [(model.name, model.version, value(model)) for model in statistics])
+    pending = [(model.name, model.version, waiting.get(model.index, 0)) for model in repository.models]
+    parts += _family(catalogue.TRITON_PENDING, pending)
+    return "".join(parts).encode()
 
 
 def _family(metric: Metric, samples: Sequence[tuple[str, str, int]]) -> Iterator[str]:

@@ -160,8 +160,8 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
         scheduler.submit(items, permit, 0.0)
     dispatcher.missed()
     dispatcher._non_finite += 3
-    with dispatcher.reserve(60), pytest.raises(Overloaded):
-        dispatcher.reserve(41)
+    with dispatcher.admission.reserve(60, 0.0), pytest.raises(Overloaded):
+        dispatcher.admission.reserve(41, 0.0)
     found = samples(metrics)
     assert found["bertserve_queue_texts"] == 2
     assert found["bertserve_queue_tokens"] == 16

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.inference.tasks.base import Work
     from serving.models.manifest import Manifest
     from serving.records import EmbedOptions, Row
 
@@ -44,8 +43,4 @@ def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
     return scaled
 
 
-def _finish(work: Work[EmbedOptions]) -> NDArray[np.float32]:
-    return finish(work.rows, work.options)
-
-
-TASK = Task("embed", _finish, check)
+TASK: Task[EmbedOptions, NDArray[np.float32]] = Task("embed", lambda work: finish(work.rows, work.options), check)

@@ -12,7 +12,6 @@ from serving.records import EncodedText
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
     from serving.records import RerankOptions, Row, TextInput, Truncate
 
@@ -31,8 +30,4 @@ def finish(rows: Sequence[Row], options: RerankOptions) -> list[float]:
     return scores
 
 
-def _finish(work: Work[RerankOptions]) -> list[float]:
-    return finish(work.rows, work.options)
-
-
-TASK = Task("rerank", _finish, encode=encode)
+TASK = Task("rerank", lambda work: finish(work.rows, work.options), encode=encode)

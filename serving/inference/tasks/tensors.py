@@ -10,7 +10,6 @@ from serving.records import POSITIONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.tasks.base import Work
     from serving.models.manifest import Manifest
     from serving.records import EncodedText, Row, TensorOptions
 
@@ -32,8 +31,4 @@ def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Manifest
     ]
 
 
-def _finish(work: Work[TensorOptions]) -> list[Row]:
-    return finish(work.texts, work.rows, work.manifest)
-
-
-TASK = Task(None, _finish)
+TASK: Task[TensorOptions, Sequence[Row]] = Task(None, lambda work: finish(work.texts, work.rows, work.manifest))
