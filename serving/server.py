@@ -202,7 +202,7 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     slot, repository = server.slot, server.repository
     metrics.follow(server.dispatcher)
     metrics.follow_engine(lambda: slot.engine, repository)
-    metrics.follow_swaps(server.versions.outcomes)
+    metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
     metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, server.dispatcher.waiting)
     metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
     metrics.read(catalogue.SPANS_DROPPED, lambda: spans.dropped)

@@ -262,14 +262,10 @@ class Dispatcher:
                 self._run(assignment, now)
         finally:
             self._pumping = False
-        self._set_wake(self._scheduler.wake_at)
-
-    def _set_wake(self, when: float | None) -> None:
         if self._wake is not None:
             self._wake.cancel()
-            self._wake = None
-        if when is not None:
-            self._wake = self._deadlines.at(when, self._pump)
+        wake_at = self._scheduler.wake_at
+        self._wake = None if wake_at is None else self._deadlines.at(wake_at, self._pump)
 
     def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from serving.errors import BundleError, InvalidRequest
-from serving.inference.wordpiece_cache import word_table
+from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedText, Token
 
@@ -42,7 +42,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
         self._tokenizer = tokenizer
-        self._words = word_table(tokenizer)
+        self._wordpieces = wordpiece_cache_for(tokenizer)
         self._vocab_size = vocab_size
         self.max_length = max_length
         self.max_characters = CHARACTERS_PER_TOKEN * max_length
@@ -56,27 +56,26 @@ class TextTokenizer:
         Raises:
             BundleError: It does not parse, or is not the one that the manifest describes.
         """
+        file = f"bundle {bundle}: {TOKENIZER}"
         try:
             tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
             frame = tokenizer.encode("").ids
         except Exception as error:  # the binding raises a bare Exception
-            raise BundleError(f"bundle {bundle}: {TOKENIZER} is not a tokenizer: {error}") from error
+            raise BundleError(f"{file} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:
-            raise BundleError(f"bundle {bundle}: {TOKENIZER} truncates or pads; lengths belong to the manifest")
+            raise BundleError(f"{file} truncates or pads; lengths belong to the manifest")
         for role, token in manifest.special_ids.items():
             if tokenizer.id_to_token(token) is None:
-                raise BundleError(f"bundle {bundle}: {TOKENIZER} has no token {token}, the manifest's {role} token")
+                raise BundleError(f"{file} has no token {token}, the manifest's {role} token")
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
-            raise BundleError(f"bundle {bundle}: {TOKENIZER} has {size} tokens, the model {manifest.vocab_size}")
+            raise BundleError(f"{file} has {size} tokens, the model {manifest.vocab_size}")
         # Ids need not be consecutive: fewer tokens than rows may still lead beyond the last one.
         if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
-            raise BundleError(f"bundle {bundle}: {TOKENIZER} has the token id {largest}, the model's are smaller")
+            raise BundleError(f"{file} has the token id {largest}, the model's are smaller")
         for role, ids in (("cls", frame[:1]), ("sep", frame[-1:])):
             if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
-                raise BundleError(
-                    f"bundle {bundle}: {TOKENIZER} does not frame a text with the manifest's {role} token"
-                )
+                raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
         return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
 
     def size_bytes(self, inputs: Sequence[TextInput]) -> int:
@@ -211,8 +210,8 @@ class TextTokenizer:
     def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
         if not isinstance(value, str | tuple):
             return self._check_ids(index, value)
-        if self._words is not None and isinstance(value, str):
-            ids = self._words.encode(value)
+        if self._wordpieces is not None and isinstance(value, str):
+            ids = self._wordpieces.encode(value)
             if ids is not None and len(ids) <= self.max_length:
                 return EncodedText(ids)
         # Unlike `encode`, this holds neither the interpreter's lock nor the characters' positions.

@@ -1,4 +1,4 @@
-"""Token ids of plain text from a table of its words, for tokenizers that look at each word by itself.
+"""Token ids of plain text from a cache of its words, for tokenizers that look at each word by itself.
 
 BERT's own tokenizer cuts text at blanks and around each mark of punctuation and turns every word into tokens
 without regard to its neighbours. So the tokens of plain ASCII text are those of its words, one after another, and a
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_WORDS = 32_768
-"""Words remembered before the table starts anew: a few megabytes."""
+"""Words remembered before the cache starts anew: a few megabytes."""
 
 LONGEST_WORD = 32
 """Characters of the longest word that is remembered."""
@@ -31,9 +31,9 @@ _WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _PLAIN = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
 
 
-class WordTable:
+class WordpieceCache:
     def __init__(self, tokenizer: Tokenizer, *, frame: Sequence[int], lowercase: bool, plain: str) -> None:
-        """Starts empty; use `word_table`.
+        """Starts empty; use `wordpiece_cache_for`.
 
         `frame` holds the ids of the special tokens before and behind a text, `plain` every character that a text may
         hold.
@@ -41,7 +41,7 @@ class WordTable:
         self._tokenizer = tokenizer
         self._lowercase = lowercase
         self._is_plain = re.compile(f"[{re.escape(plain)}]*").fullmatch
-        self._known: dict[str, bytes] = {}
+        self._tokens_of: dict[str, bytes] = {}
         self._head, self._tail = (array("i", [token]).tobytes() for token in frame)
 
     def encode(self, text: str) -> array[int] | None:
@@ -50,7 +50,7 @@ class WordTable:
             return None
         words = _WORD.findall(text.lower() if self._lowercase else text)
         try:
-            tokens = b"".join(map(self._known.__getitem__, words))
+            tokens = b"".join(map(self._tokens_of.__getitem__, words))
         except KeyError:
             tokens = b"".join(map(self._look_up, words))
         ids = array("i", self._head)
@@ -58,18 +58,18 @@ class WordTable:
         return ids
 
     def _look_up(self, word: str) -> bytes:
-        tokens = self._known.get(word)
+        tokens = self._tokens_of.get(word)
         if tokens is None:
             tokens = array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
             if len(word) <= LONGEST_WORD:
-                if len(self._known) >= MOST_WORDS:
-                    self._known.clear()
-                self._known[word] = tokens
+                if len(self._tokens_of) >= MOST_WORDS:
+                    self._tokens_of.clear()
+                self._tokens_of[word] = tokens
         return tokens
 
 
-def word_table(tokenizer: Tokenizer) -> WordTable | None:
-    """A table for a tokenizer that treats each word of plain text by itself; None for any other.
+def wordpiece_cache_for(tokenizer: Tokenizer) -> WordpieceCache | None:
+    """A cache for a tokenizer that treats each word of plain text by itself; None for any other.
 
     That is one with BERT's normalisation and splitting, and one special token on either side of a text.
     """
@@ -83,4 +83,4 @@ def word_table(tokenizer: Tokenizer) -> WordTable | None:
         return None
     added = {token["content"][:1] for token in config["added_tokens"]}
     plain = "".join(character for character in _PLAIN if not added & {character.lower(), character.upper()})
-    return WordTable(tokenizer, frame=frame, lowercase=normalizer["lowercase"], plain=plain)
+    return WordpieceCache(tokenizer, frame=frame, lowercase=normalizer["lowercase"], plain=plain)

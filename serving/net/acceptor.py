@@ -61,14 +61,12 @@ class Acceptor:
         return None if self._tls is None else self._tls.context(self._protocol)
 
     async def _serve(self, opened: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        if self._tls is None or context is None:
-            return await loop.create_server(self._connection, sock=opened, backlog=BACKLOG)
-        return await loop.create_server(
+        tls = self._tls
+        return await asyncio.get_running_loop().create_server(
             self._connection,
             sock=opened,
             backlog=BACKLOG,
             ssl=context,
-            ssl_handshake_timeout=self._tls.handshake_s,
-            ssl_shutdown_timeout=self._tls.goodbye_s,
+            ssl_handshake_timeout=None if tls is None else tls.handshake_s,
+            ssl_shutdown_timeout=None if tls is None else tls.goodbye_s,
         )

@@ -84,7 +84,7 @@ class CostTable:
             ceiling = list(map(min, [*accumulate(reversed(full), min)][::-1], ceiling))
             self._rows.insert(0, ceiling)
         self._padded_to = padded_to
-        self._known: dict[tuple[int, int], float] = {}
+        self._answers: dict[tuple[int, int], float] = {}
 
     @classmethod
     def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0, padded_to: Sequence[int] = ()) -> CostTable:
@@ -99,11 +99,11 @@ class CostTable:
 
     def batch_us(self, tokens: int, batch: int) -> float:
         """Predicted microseconds of so many texts, padded to so many tokens."""
-        answer = self._known.get((tokens, batch))
+        answer = self._answers.get((tokens, batch))
         if answer is None:
-            if len(self._known) >= _KEPT_ANSWERS:
-                self._known.clear()
-            answer = self._known[tokens, batch] = self._computed(tokens, batch)
+            if len(self._answers) >= _KEPT_ANSWERS:
+                self._answers.clear()
+            answer = self._answers[tokens, batch] = self._computed(tokens, batch)
         return answer
 
     def worthwhile(self, tokens: int, most: int, gain: float) -> int:

@@ -212,9 +212,6 @@ class Metrics:
         """Batches of a version of a model that engines were given so far."""
         return self._batches_of[model.name, model.version]
 
-    def follow_swaps(self, outcomes: dict[str, int]) -> None:
-        self.read(catalogue.SWAPS, lambda: outcomes)
-
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
         """Exports which engine runs and which were not taken, on how many GPUs, and its process."""
 

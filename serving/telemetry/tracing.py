@@ -112,7 +112,7 @@ class _Exporter(OTLPSpanExporter):
     def __init__(self, url: str, counts: SpanCounts) -> None:
         session = requests.Session()
         session.trust_env = False
-        session.hooks["response"].append(self._note_reply)
+        session.hooks["response"].append(lambda reply, **_: self._replies.append(reply))
         super().__init__(url, timeout=_TIMEOUT_S, session=session)
         self._counts = counts
         self._replies: list[requests.Response] = []
@@ -138,9 +138,6 @@ class _Exporter(OTLPSpanExporter):
         if not self._closed:
             self._closed = True
             super().shutdown()  # type: ignore[no-untyped-call]
-
-    def _note_reply(self, reply: requests.Response, **_: object) -> None:
-        self._replies.append(reply)
 
 
 def _rejected(reply: requests.Response | None) -> int:

@@ -1,4 +1,4 @@
-"""The table of words against the tokenizer that it learns from."""
+"""The cache of words against the tokenizer that it learns from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from serving.inference import wordpiece_cache
-from serving.inference.wordpiece_cache import LONGEST_WORD, WordTable, word_table
+from serving.inference.wordpiece_cache import LONGEST_WORD, WordpieceCache, wordpiece_cache_for
 from tests.support.models import NAME
 from tests.support.texts import mixed, sample
 
@@ -36,35 +36,35 @@ def demo(config: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(config))
 
 
-def _table(tokenizer: Tokenizer) -> WordTable:
-    table = word_table(tokenizer)
-    assert table is not None
-    return table
+def _cache(tokenizer: Tokenizer) -> WordpieceCache:
+    cache = wordpiece_cache_for(tokenizer)
+    assert cache is not None
+    return cache
 
 
 @given(text=st.text(st.sampled_from(string.printable + "éß日\x00\x7f\u2019\u00a0")))
 def test_any_text_is_encoded_as_by_the_tokenizer_or_not_at_all(demo: Tokenizer, text: str) -> None:
     """Blanks, marks, capitals and characters beyond ASCII in any order."""
-    ids = _table(demo).encode(text)
+    ids = _cache(demo).encode(text)
     assert ids is None or list(ids) == demo.encode(text).ids
 
 
 @given(text=st.text(st.sampled_from(string.ascii_letters + string.digits + string.punctuation.replace("[", "") + " ")))
 def test_plain_text_needs_no_tokenizer(demo: Tokenizer, text: str) -> None:
     """All of ASCII but the first character of the added tokens."""
-    ids = _table(demo).encode(text)
+    ids = _cache(demo).encode(text)
     assert ids is not None
     assert list(ids) == demo.encode(text).ids
 
 
 def test_known_words_are_as_new_ones(demo: Tokenizer) -> None:
     """What was learnt is what the tokenizer would say again."""
-    table = _table(demo)
+    cache = _cache(demo)
     texts = [text for text in (*sample(), *mixed(200)) if text.isascii() and "[" not in text]
     assert len(texts) > 100
     for _ in range(2):
         for text in texts:
-            ids = table.encode(text)
+            ids = cache.encode(text)
             assert ids is not None
             assert list(ids) == demo.encode(text).ids
 
@@ -74,18 +74,18 @@ def test_known_words_are_as_new_ones(demo: Tokenizer) -> None:
 )
 def test_other_text_is_left_to_the_tokenizer(demo: Tokenizer, text: str) -> None:
     """Added tokens, accents, scripts without blanks, control characters."""
-    assert _table(demo).encode(text) is None
+    assert _cache(demo).encode(text) is None
 
 
 def test_an_added_token_of_letters_is_found_by_the_tokenizer(config: dict[str, Any]) -> None:
     """It may stand inside a word, and in capitals where it is normalised: its first letter is not plain."""
     added = {**config["added_tokens"][0], "id": 30522, "content": "zorgon", "special": False, "normalized": True}
     tokenizer = Tokenizer.from_str(json.dumps({**config, "added_tokens": [*config["added_tokens"], added]}))
-    table = _table(tokenizer)
+    cache = _cache(tokenizer)
     assert 30522 in tokenizer.encode("a ZORGON card").ids
-    assert table.encode("a ZORGON card") is None
-    assert table.encode("an xzorgon card") is None
-    assert table.encode("a card") is not None
+    assert cache.encode("a ZORGON card") is None
+    assert cache.encode("an xzorgon card") is None
+    assert cache.encode("a card") is not None
 
 
 def _cased(config: Variant) -> Variant:
@@ -93,12 +93,12 @@ def _cased(config: Variant) -> Variant:
 
 
 def test_a_cased_model_keeps_its_capitals(config: dict[str, Any]) -> None:
-    """The table looks words up as the tokenizer reads them."""
+    """The cache looks words up as the tokenizer reads them."""
     tokenizer = Tokenizer.from_str(json.dumps(_cased(config)))
-    ids = _table(tokenizer).encode("What is a Tesla?")
+    ids = _cache(tokenizer).encode("What is a Tesla?")
     assert ids is not None
     assert list(ids) == tokenizer.encode("What is a Tesla?").ids
-    assert list(ids) != list(_table(Tokenizer.from_str(json.dumps(config))).encode("What is a Tesla?") or ())
+    assert list(ids) != list(_cache(Tokenizer.from_str(json.dumps(config))).encode("What is a Tesla?") or ())
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,18 @@ def test_a_cased_model_keeps_its_capitals(config: dict[str, Any]) -> None:
     ],
     ids=["splits otherwise", "normalises otherwise", "normalises nothing", "frames nothing"],
 )
-def test_another_kind_of_tokenizer_gets_no_table(config: dict[str, Any], change: Callable[[Variant], Variant]) -> None:
+def test_another_kind_of_tokenizer_gets_no_cache(config: dict[str, Any], change: Callable[[Variant], Variant]) -> None:
     """Whoever does not treat each word by itself is asked every time."""
-    assert word_table(Tokenizer.from_str(json.dumps(change(config)))) is None
+    assert wordpiece_cache_for(Tokenizer.from_str(json.dumps(change(config)))) is None
 
 
-def test_the_table_is_bounded(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither many words nor long ones make it grow, and all are still encoded right."""
     monkeypatch.setattr(wordpiece_cache, "MOST_WORDS", 10)
-    table = _table(demo)
+    cache = _cache(demo)
     for text in [*(f"w{number} x{number}" for number in range(30)), "a" * (LONGEST_WORD + 1), "b" * 8000]:
-        ids = table.encode(text)
+        ids = cache.encode(text)
         assert ids is not None
         assert list(ids) == demo.encode(text).ids
-        assert len(table._known) <= 10
-        assert all(len(word) <= LONGEST_WORD for word in table._known)
+        assert len(cache._tokens_of) <= 10
+        assert all(len(word) <= LONGEST_WORD for word in cache._tokens_of)

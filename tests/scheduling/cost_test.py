@@ -223,7 +223,7 @@ def test_the_answers_that_are_kept_are_bounded() -> None:
     table = CostTable(POINTS)
     for tokens in range(1, 20_000):
         table.batch_us(tokens, 1)
-    assert len(table._known) <= 8192
+    assert len(table._answers) <= 8192
     costs = model_costs(per_token(10))
     for tokens in range(1, 20_000):
         costs.share_us(tokens)
