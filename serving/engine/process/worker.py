@@ -138,10 +138,10 @@ def _backend(load: Load) -> tuple[Backend, str]:
 
         return ort.OrtCpuBackend(load.models, load.threads), ort.VERSION
     try:
-        from serving.engine.cpu import openvino  # noqa: PLC0415
+        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415
     except ModuleNotFoundError:
         raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
-    return openvino.OpenVinoBackend(load.models, load.threads), openvino.VERSION
+    return OpenVinoBackend(load.models, load.threads), VERSION
 
 
 def _gpu(load: Load) -> tuple[Backend, str]:
