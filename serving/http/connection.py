@@ -296,7 +296,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         parser, headers, body = self._parser, self._headers, self._body
         upgrade = parser.should_upgrade()
-        if upgrade and (b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"):
+        if upgrade and announces_body(headers):
             # The parser takes what follows for the other protocol, so the body cannot be had.
             raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
         identity = request_id(headers.get(b"x-request-id"))

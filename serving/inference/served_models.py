@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serving.records import TextInput
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedModel(ModelForm):
     """A model that requests can name; another version of it has another `index`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 from serving.errors import BundleError, StartupError
@@ -40,22 +41,24 @@ _COPIED_BYTES = 128 << 20
 """A larger artifact is held once, by the wide lane, where its batches allow that."""
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelForm:
     """A model in the form that an engine runs: an artifact of its bundle."""
 
     bundle: Bundle
     artifact: Artifact
 
-    @property
+    # Every request reads these, so they are worked out once.
+
+    @cached_property
     def manifest(self) -> Manifest:
         return self.bundle.manifest
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.manifest.model
 
-    @property
+    @cached_property
     def version(self) -> str:
         return str(self.manifest.version)
 
