@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -75,11 +77,21 @@ def refused_start(
     )
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+_PORTS = itertools.cycle(random.sample(range(20_000 + 1_000 * _WORKER, 21_000 + 1_000 * _WORKER), 1_000))
+
+
 def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on now, and that is given to nobody else before a server opens it.
+
+    It lies below the range from which Linux takes the ports of connections that other tests make meanwhile, and each
+    test process has a range of its own.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: the ports repeat")
 
 
 class Server:
