@@ -1,4 +1,4 @@
-"""The application answers the same whichever way a request comes: over our own connection, or over ASGI."""
+"""The application answers the same over our own connection, under uvicorn, and in Starlette's client."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 from serving.errors import ModelNotFound
@@ -128,8 +129,8 @@ class Observer(RequestObserver):
         self.traces.append(trace)
 
 
-class Both:
-    """One application on a listener of ours and in Starlette's client.
+class Everywhere:
+    """One application on a listener of ours, under uvicorn, and in Starlette's client.
 
     Attributes:
         errors: What was recorded, in order.
@@ -179,8 +180,14 @@ class Both:
         listener = HttpListener(self.app, opened, self._settings)
         await listener.start()
         self._address = "{}:{}".format(*listener.address)
+        config = uvicorn.Config(self.app, log_config=None, lifespan="off", server_header=False)
+        server, opened = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+        self._uvicorn_address = "{}:{}".format(*opened.getsockname())
+        serving = asyncio.create_task(server.serve([opened]))
         self._started.set()
         await self._ending.wait()
+        server.should_exit = True
+        await serving
         listener.close()
         await listener.drained()
 
@@ -203,24 +210,27 @@ class Both:
         return Case(route.method, path, body if route.method == "POST" else None)
 
     def ask(self, case: Case) -> int:
-        """Asks both ways, checks that the answers are one, and gives its status."""
+        """Asks everywhere, checks that the answers are one, and gives its status."""
         method, path, body, headers = case
         self._taken()
         direct = http_call(self._address, method, path, body, headers)
-        recorded, traced = self._taken()
-        over_asgi = self._client.request(method, path, content=body, headers=dict(headers))
-        assert over_asgi.status_code == direct.status
-        # What is refused at its head has no id yet, and a preflight none at all.
+        recorded = self._taken()
+        assert recorded[1] or direct.status in {401, 413} or method == "OPTIONS"
         if direct.status == 304:
             direct.headers.pop("content-length")  # of what it leaves out: other servers would send it
+        # What is refused at its head has no id yet, and a preflight none at all.
         unequal = _UNEQUAL | ({"x-request-id"} if direct.status in {401, 413} or method == "OPTIONS" else set())
-        assert {name: value for name, value in over_asgi.headers.items() if name not in unequal} == {
-            name: value for name, value in direct.headers.items() if name not in unequal
-        }
-        if method != "HEAD":
-            assert over_asgi.content == direct.body
-        assert self._taken() == (recorded, traced)
-        assert traced or direct.status in {401, 413} or method == "OPTIONS"
+        expected = {name: value for name, value in direct.headers.items() if name not in unequal}
+        in_client = self._client.request(method, path, content=body, headers=dict(headers))
+        over_uvicorn = http_call(self._uvicorn_address, method, path, body, headers)
+        for status, gave, content in (
+            (in_client.status_code, dict(in_client.headers), in_client.content),
+            (over_uvicorn.status, over_uvicorn.headers, over_uvicorn.body),
+        ):
+            assert status == direct.status
+            assert {name: value for name, value in gave.items() if name not in unequal} == expected
+            assert method == "HEAD" or content == direct.body
+        assert self._taken() == tuple(2 * each for each in recorded)
         return direct.status
 
     def _taken(self) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -240,28 +250,28 @@ def repository(tasks_repository: Path) -> Repository:
     return Repository.open(tasks_repository, engine="fake")
 
 
-def both_ways(repository: Repository, *options: str, keys: ApiKeys | None = None) -> Both:
+def everywhere(repository: Repository, *options: str, keys: ApiKeys | None = None) -> Everywhere:
     """The application with these options, and a small limit of bodies."""
     words = ["--models", "models", "--body-limit-bytes", str(LIMIT), *options]
-    return Both(repository, Settings.load(words, {}), keys)
+    return Everywhere(repository, Settings.load(words, {}), keys)
 
 
 @pytest.fixture(scope="module")
-def plain(repository: Repository) -> Iterator[Both]:
+def plain(repository: Repository) -> Iterator[Everywhere]:
     """Everybody may ask."""
-    with both_ways(repository, "--model-control", "true") as both:
-        yield both
+    with everywhere(repository, "--model-control", "true") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def keyed(repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def keyed(repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everywhere]:
     """Keys are needed, and the pages of one origin may ask."""
     keys = ApiKeys(write_keys(tmp_path_factory.mktemp("keys") / "keys", FIRST))
-    with both_ways(repository, "--cors-origins", OURS, keys=keys) as both:
-        yield both
+    with everywhere(repository, "--cors-origins", OURS, keys=keys) as served:
+        yield served
 
 
-def test_every_route_answers_the_same(plain: Both) -> None:
+def test_every_route_answers_the_same(plain: Everywhere) -> None:
     """With the document's own examples; GET also as HEAD."""
     for route in plain.routes():
         case = plain.case(route)
@@ -271,7 +281,7 @@ def test_every_route_answers_the_same(plain: Both) -> None:
             plain.ask(case._replace(method="HEAD"))
 
 
-def test_hot_routes_are_those_that_infer(plain: Both) -> None:
+def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
     """All of them, whichever the protocol, and no others."""
     hot = {route.path.rpartition("/")[2] for route in plain.routes() if isinstance(route, HotRoute)}
     tasks = {"embed", "embed_all", "similarity", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
@@ -311,19 +321,19 @@ def test_hot_routes_are_those_that_infer(plain: Both) -> None:
         (404, Case("POST", "/v2/repository/models/embed/load", b'{"parameters": {"version": "9"}}')),
     ],
 )
-def test_what_is_out_of_the_ordinary_is_answered_the_same(plain: Both, status: int, case: Case) -> None:
+def test_what_is_out_of_the_ordinary_is_answered_the_same(plain: Everywhere, status: int, case: Case) -> None:
     """Unknown paths and methods, what breaks a schema or a limit, and our own bugs."""
     assert plain.ask(case) == status
 
 
-def test_a_page_that_has_not_changed_is_not_sent_again(plain: Both) -> None:
+def test_a_page_that_has_not_changed_is_not_sent_again(plain: Everywhere) -> None:
     """The console's files have tags."""
     client = TestClient(plain.app)
     tag = client.get("/").headers["etag"]
     assert plain.ask(Case("GET", "/", None, {**JSON, "If-None-Match": tag})) == 304
 
 
-def test_keys_are_asked_for_the_same(keyed: Both) -> None:
+def test_keys_are_asked_for_the_same(keyed: Everywhere) -> None:
     """On every route but the public ones, and before anything tells whether there is such a route."""
     for route in keyed.routes():
         case = keyed.case(route)
@@ -338,7 +348,7 @@ def test_keys_are_asked_for_the_same(keyed: Both) -> None:
 
 @pytest.mark.parametrize("origin", [OURS, OTHER, None])
 @pytest.mark.parametrize("path", ["/embed", "/livez", "/no/such/path"])
-def test_pages_of_other_origins_are_told_the_same(keyed: Both, origin: str | None, path: str) -> None:
+def test_pages_of_other_origins_are_told_the_same(keyed: Everywhere, origin: str | None, path: str) -> None:
     """By preflights, answers and refusals."""
     headers = {**JSON, **({"Origin": origin} if origin else {})}
     method, body = ("POST", b'{"inputs": "a"}') if path == "/embed" else ("GET", None)
@@ -349,7 +359,7 @@ def test_pages_of_other_origins_are_told_the_same(keyed: Both, origin: str | Non
         assert keyed.ask(Case("OPTIONS", path, None, {**headers, "Access-Control-Request-Method": "POST"})) == 200
 
 
-def test_the_document_names_the_headers(plain: Both) -> None:
+def test_the_document_names_the_headers(plain: Everywhere) -> None:
     """Those that requests may bring, those of replies and those of errors."""
     document = TestClient(plain.app).get("/openapi.json").json()
     embed = document["paths"]["/embed"]["post"]
@@ -362,8 +372,8 @@ def test_the_document_names_the_headers(plain: Both) -> None:
 def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -> None:
     """And what a client cannot use: pages, and routes that only refuse."""
     alone = Repository([repository.find("embed")])
-    with both_ways(alone) as both:
-        paths = both.app.openapi()["paths"].keys()
+    with everywhere(alone) as served:
+        paths = served.app.openapi()["paths"].keys()
     assert {"/embed", "/models/{model}/embed", "/v1/embeddings", "/"} <= paths
     left_out = {"/predict", "/rerank", "/v2/rerank", "/docs", "/embed_sparse", "/v2/logging"}
     assert not paths & {*left_out, "/v2/repository/models/{model}/load"}
