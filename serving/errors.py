@@ -7,7 +7,7 @@ the limit and the size received; it never repeats received text. Errors that no 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class BertserveError(Exception):
@@ -36,6 +36,15 @@ class BertserveError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self._jitter = jitter
+
+    def bare(self) -> Self:
+        """Itself without its traceback and what led to it, whose frames hold the whole request.
+
+        For whoever catches it and keeps it, if only in a variable: variable, frame, traceback and error would hold one
+        another, and the request with them, until a collection finds them.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
     @property
     def retry_after_ms(self) -> int | None:
@@ -145,6 +154,9 @@ class VersionNotLoaded(Unavailable):
 
 class InternalError(BertserveError):
     """Our bug; the log has the details, the client gets a bare sentence."""
+
+    def __init__(self, message: str = "internal error; the server's log has the details under this request id") -> None:
+        super().__init__(message)
 
 
 class EngineFault(InternalError, reason="engine_fault"):

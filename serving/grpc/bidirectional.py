@@ -73,12 +73,14 @@ class BidirectionalCall(Call, eq=False):
         """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
         if self._over:
             return
+        if (error := self._send_answers()) is not None:
+            self.refuse(error)
+            return
         try:
-            self._send_answers()
             while not self._draining and len(self._answers) < _MAX_ANSWERS and (message := self._next_message()):
                 self._start(*message)
-        except BertserveError as error:
-            self.refuse(error)
+        except BertserveError as too_large:
+            self.refuse(too_large)
             return
         self.idle = not self._buffer or len(self._answers) >= _MAX_ANSWERS
         if self._answers or self.stream.unsent is not None:
@@ -91,13 +93,14 @@ class BidirectionalCall(Call, eq=False):
             self._over = True
             self.finish()
 
-    def _send_answers(self) -> None:
-        """Sends what is next, until the client takes no more; `sent` goes on."""
+    def _send_answers(self) -> BertserveError | None:
+        """Sends what is next, until the client takes no more (`sent` goes on), or returns the error that is next."""
         while self._answers and self._answers[0].done() and self.stream.unsent is None:
             result = self._answers.popleft().result()
             if isinstance(result, BertserveError):
-                raise result
+                return result
             self.reply(result)
+        return None
 
     def _next_message(self) -> tuple[bytes, int] | None:
         """The next message, once it is whole, and whether it is compressed."""

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from serving.errors import BertserveError, ClientGone, InternalError, MalformedRequest, UnsupportedMediaType
+from serving.errors import (
+    BertserveError,
+    ClientGone,
+    DeadlineExceeded,
+    InternalError,
+    MalformedRequest,
+    UnsupportedMediaType,
+)
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated
 from serving.records import RequestTrace
@@ -38,6 +45,7 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
         if compressed:
             data = await _inflate(call, data)
         request = _parse(call, data, trace)
+        data = b""  # not kept twice while the request waits
         if method.unary is not None:
             reply = (await method.unary(request, call)).SerializeToString()
             call.finish(reply)
@@ -46,7 +54,7 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
         elif method.streaming is not None:
             await call.reply_all(method.streaming(request, call))
     except BertserveError as error:
-        failure = error.with_traceback(None)  # which holds this frame, and with it the request
+        failure = error.bare()
         request_id = _request_id(call, request)
     except asyncio.CancelledError:
         failure = ClientGone("the client cancelled the call")
@@ -54,7 +62,7 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
     except Exception:  # the gRPC boundary
         request_id = _request_id(call, request)
         log.exception("a call failed", extra=fields(request_id=request_id))
-        failure = InternalError("internal error; the server's log has the details under this request id")
+        failure = InternalError()
     finally:
         if observer is not None and trace is not None:
             trace.bytes_out = len(reply)
@@ -93,6 +101,8 @@ async def _inflate(call: Call, data: bytes) -> bytes:
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
     """The message; its own id, if it has one, names it in its trace."""
+    if call.deadline is not None and call.deadline <= call.connection.loop.time():
+        raise DeadlineExceeded("the call's deadline had passed before its message was read")
     kind = call.head.method.kind
     request = kind()
     try:

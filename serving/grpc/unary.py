@@ -44,6 +44,7 @@ class UnaryCall(Call, eq=False):
             self.connection.h2.expect(self.stream, prefix[1])
 
     def lost(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
+        task, self._task = self._task, None  # which keeps its CancelledError, whose frames hold this call
+        if task is not None and not task.done():
+            task.cancel()
             self.record(ClientGone("the client cancelled the call"), trace=self.trace)

@@ -146,7 +146,7 @@ class InferenceService:
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
-            call.record(error, request.id, trace)
+            call.record(error.bare(), request.id, trace)
             return pb.ModelStreamInferResponse(
                 error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
             )

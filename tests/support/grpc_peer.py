@@ -1,0 +1,142 @@
+"""A server's gRPC connection without a network, and the client's view of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from google.protobuf.wrappers_pb2 import BytesValue
+
+from serving.errors import Overloaded
+from serving.grpc.calls import Method
+from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import CallDispatch
+from serving.settings import Settings
+from tests.support import http2
+from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hpack import Encoder
+
+    from serving.errors import BertserveError
+    from serving.grpc.calls import Call
+
+START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keeps it."""
+        self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        """As TCP."""
+        return True
+
+    def write_eof(self) -> None:
+        """The end of what is written."""
+
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.closed
+
+    def close(self) -> None:
+        """Closes it."""
+        self.closed = True
+
+    abort = close
+
+    def get_write_buffer_size(self) -> int:
+        """Everything is taken at once."""
+        return 0
+
+    def pause_reading(self) -> None:
+        """Not asked for here."""
+
+    resume_reading = pause_reading
+
+
+async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
+    """Answers what it is asked, with the deadline behind it."""
+    remaining_s = call.time_remaining()
+    call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
+    if request.value == b"refuse":
+        raise Overloaded("too much: 100% — ünd\n", retry_after_s=1.5)
+    if request.value == b"wait":
+        await asyncio.get_running_loop().create_future()
+    if request.value == b"fail":
+        raise RuntimeError("a secret")
+    return request
+
+
+async def watch(request: BytesValue, _: Call) -> AsyncIterator[BytesValue]:
+    """Answers what it is asked, and never ends."""
+    yield request
+    await asyncio.get_running_loop().create_future()
+
+
+class Peer:
+    """A server's connection and the client's view of it; made inside an event loop."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.errors: list[BertserveError] = []
+        methods = {
+            "/echo": Method(BytesValue, unary=echo),
+            "/talk": Method(BytesValue, duplex=echo),
+            "/watch": Method(BytesValue, streaming=watch),
+        }
+        calls = CallDispatch(methods, settings or Settings(), lambda error, _: self.errors.append(error))
+        self.connection = GrpcConnection(calls)
+        self.wire = Wire()
+        self.connection.connection_made(self.wire)
+
+    async def say(self, *parts: bytes) -> None:
+        """Hands bytes to the connection, and lets it work."""
+        for part in parts:
+            self.connection.data_received(part)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def inflated(self, *parts: bytes) -> None:
+        """The same where a thread has to work."""
+        await self.say(*parts)
+        async with asyncio.timeout(10):
+            while not self.wire.written.count(b"grpc-status"):  # noqa: ASYNC110  what ends it is another thread
+                await asyncio.sleep(0.01)
+
+    def frames(self) -> list[http2.Frame]:
+        """What the server wrote."""
+        found, rest = http2.split(self.wire.written)
+        assert rest == b""
+        return found
+
+    def replies(self) -> dict[int, Reply]:
+        """The replies among that, by stream."""
+        replies = Replies()
+        for arrived in self.frames():
+            if arrived.stream:
+                replies.take(arrived)
+        return replies.streams
+
+
+def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
+    """A call of `echo`."""
+    fields = encoder.encode(request_fields("/echo", **changes))
+    data = prefixed(BytesValue(value=value).SerializeToString())
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
+
+
+def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
+    """A bidirectional call with some messages in one frame."""
+    fields = encoder.encode(request_fields("/talk"))
+    data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
