@@ -7,8 +7,8 @@
     any of these ─► FAILED                no engine will come any more
 
 STARTING: ports are open, nothing is loaded. WARMING: the engine loads and warms up. READY and DEGRADED
-take requests; DEGRADED runs on a fallback or unproven engine. DRAINING goes through the lame duck, in which
-requests are still taken, to the drain, in which they are not.
+take requests; DEGRADED runs on a fallback or unproven engine. DRAINING goes through the lame duck to the drain: then
+no connection is taken any more, and no request but those that were sent before their client could know.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Lifecycle:
         """Moves on; returns False and stays where the table does not allow it (a late event after the end)."""
         if state not in _NEXT[self.state]:
             return False
-        # The lame duck still serves what READY or DEGRADED served.
+        # DRAINING still serves what READY or DEGRADED served.
         self._accepting = state in {State.READY, State.DEGRADED} or (state is State.DRAINING and self._accepting)
         self.state = state
         for listener in self._listeners:
@@ -84,7 +84,8 @@ class Lifecycle:
         self.failure = self.failure or reason
         self.to(State.FAILED)
 
-    def end_lame_duck(self) -> None:
+    def accept_no_more(self) -> None:
+        """From now on every request is refused: the time to drain is over."""
         self._accepting = False
 
     @property

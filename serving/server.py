@@ -326,13 +326,13 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
 
 
 async def _end_requests(server: Server, limit_s: float) -> None:
-    """Takes nothing new, lets requests under way finish within the limit, and refuses the rest."""
-    server.lifecycle.end_lame_duck()
+    """Takes no connection, answers what clients sent before they could know, and refuses the rest past the limit."""
     server.http.close()
     closed = asyncio.gather(server.http.drained(), server.grpc.close(limit_s + REPLY_GRACE_S))
     try:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:
+        server.lifecycle.accept_no_more()
         server.dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
         await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
         closed.cancel()

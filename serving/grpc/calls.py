@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import BertserveError, BodyTooLarge, SlowRequest
+from serving.errors import BertserveError, BodyTooLarge, DeadlineExceeded, SlowRequest
 from serving.grpc.h2 import encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.message import Message
@@ -88,6 +88,7 @@ class Call(msgspec.Struct, eq=False):
         deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
         idle: Whether the client need not send anything now: it is between two messages.
         waited_s: How long the client has kept the server waiting, for its request or for its window.
+        unsent: Bytes that its window held back when that wait began.
         trace: What is noted of its only message for the access log and for spans; None where both are off.
     """
 
@@ -98,6 +99,7 @@ class Call(msgspec.Struct, eq=False):
     deadline: float | None = None
     idle: bool = False
     waited_s: float = 0.0
+    unsent: int = 0
     trace: RequestTrace | None = None
     _trailing: Metadata = ()
     _headed: bool = False
@@ -133,16 +135,20 @@ class Call(msgspec.Struct, eq=False):
         data = b"" if message is None else _PREFIX.pack(0, len(message)) + message
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
-            self.waited_s = 0.0
+            self.waited_s, self.unsent = 0.0, len(stream.unsent)
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
         """Sends messages, each once the client has taken the one before, and ends the call."""
-        async for message in messages:
-            self.reply(message.SerializeToString())
-            if self.stream.unsent is not None:
-                self._taken = self.connection.loop.create_future()
-                await self._taken
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                async for message in messages:
+                    self.reply(message.SerializeToString())
+                    if self.stream.unsent is not None:
+                        self._taken = self.connection.loop.create_future()
+                        await self._taken
+        except TimeoutError:
+            raise DeadlineExceeded("the call's deadline has passed") from None
         self.finish()
 
     def finish(self, message: bytes | None = None) -> None:

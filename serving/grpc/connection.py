@@ -16,16 +16,27 @@ if TYPE_CHECKING:
 
 _CREDIT_PER_S = 100
 
+_GREETING_S = 1.0
+"""How long a new connection is waited for that has not begun when the server ends."""
+
+_TAKEN_BYTES = 4096
+"""A client that takes so much of its reply in the time for a body is slow; one that takes less is gone."""
+
 _LINGER_S = 1.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
 
 class Application(Protocol):
-    """What the connections of one port share, and what answers their streams."""
+    """What the connections of one port share, and what answers their streams.
+
+    Attributes:
+        ending: Whether the server ends.
+    """
 
     settings: Settings
     limits: Limits
     connections: set[GrpcConnection]
+    ending: bool
 
     def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> StreamHandler | None:
         """What handles a new stream; None if it has been answered."""
@@ -37,11 +48,13 @@ class StreamHandler(Protocol):
     Attributes:
         idle: Whether the client need not send anything now: it is between two messages.
         waited_s: How long the client has kept the server waiting, for its request or for its window.
+        unsent: Bytes that its window held back when that wait began.
     """
 
     stream: Stream
     idle: bool
     waited_s: float
+    unsent: int
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """The client sent data, or its end."""
@@ -72,8 +85,9 @@ class GrpcConnection(asyncio.Protocol):
         self._application = application
         self.loop = asyncio.get_running_loop()
         self._paused = self._closing = False
+        self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
-        self._progress = 0
+        self._progress = self._buffered = 0
         self._draining_s: float | None = None
         self._lifetime_s = lifetime_s(application.settings)
 
@@ -104,6 +118,7 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, until it does or the tick ends it."""
         self._paused, self._paused_s = True, 0.0
+        self._buffered = self._transport.get_write_buffer_size()
         self.h2.pause()
         self._transport.pause_reading()
 
@@ -142,6 +157,8 @@ class GrpcConnection(asyncio.Protocol):
                     handler.lost()
             elif isinstance(event, DataSent) and not event.stream.closed:
                 event.stream.context.sent()
+        if self._ending:
+            self._take_leave()
 
     # What the port and the handlers of streams call.
 
@@ -157,14 +174,15 @@ class GrpcConnection(asyncio.Protocol):
         """Renews the credit and ends what has taken too long; called every so many seconds."""
         h2, settings = self.h2, self._application.settings
         h2.renew_credit(round(_CREDIT_PER_S * seconds))
-        self._paused_s += seconds
+        self._count_pause(seconds)
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
         self._stalled_s += seconds
         if h2.finished:
             return
+        greeting_s = _GREETING_S if self._ending else settings.header_timeout_s
         if (self._paused and self._paused_s > settings.body_timeout_s) or (
-            not h2.greeted and self._stalled_s > settings.header_timeout_s
+            not h2.greeted and self._stalled_s > greeting_s
         ):
             self._transport.abort()
             return
@@ -177,18 +195,19 @@ class GrpcConnection(asyncio.Protocol):
             self._draining_s += seconds
             if self._draining_s > seconds:
                 h2.finish_shutdown()
+                if self._ending:
+                    self._take_leave()
         elif self._lifetime_s <= 0 and h2.greeted:
             self._begin_shutdown()
         self.flush()
 
     def drain(self) -> None:
-        """The server ends: takes leave of the client, and of calls that would go on as long as it does."""
-        if not self.h2.greeted:
+        """The server ends: sends the client away, and takes what it sends before it has heard of that."""
+        if not self.h2.greeted and self._stalled_s > _GREETING_S:
             self._transport.abort()
         elif not self.h2.finished:
-            for handler in self._handlers():
-                handler.draining()
-            self._begin_shutdown()
+            self._ending = True
+            self._take_leave()
             self.flush()
 
     def keys_changed(self) -> None:
@@ -200,6 +219,16 @@ class GrpcConnection(asyncio.Protocol):
     def end(self) -> None:
         self._handle(self.h2.terminate(reason="the server ends"))
         self.flush()
+
+    def _take_leave(self) -> None:
+        """The next step of the end: the client is told, and once it has heard, calls without an end are ended."""
+        if not self.h2.greeted:
+            return
+        self._begin_shutdown()
+        if self.h2.refusing:
+            self._ending = False
+            for handler in self._handlers():
+                handler.draining()
 
     def _begin_shutdown(self) -> None:
         if self._draining_s is None:
@@ -214,6 +243,8 @@ class GrpcConnection(asyncio.Protocol):
         stream = handler.stream
         if stream.closed or (stream.unsent is None and (stream.ended or stream.wanted or handler.idle)):
             return  # it waits for its answer or a grant, not for its client, or for nothing
+        if stream.unsent is not None and (unsent := len(stream.unsent)) <= handler.unsent - _TAKEN_BYTES:
+            handler.unsent, handler.waited_s = unsent, 0.0
         handler.waited_s += seconds
         if handler.waited_s <= self._application.settings.body_timeout_s:
             return
@@ -221,7 +252,16 @@ class GrpcConnection(asyncio.Protocol):
             handler.too_slow()
         else:
             self.h2.reset(stream, ErrorCode.CANCEL)
+            stream.context = None
             handler.lost()
+
+    def _count_pause(self, seconds: float) -> None:
+        """Counts how long the network has taken nothing of what is written."""
+        if self._paused:
+            buffered = self._transport.get_write_buffer_size()
+            if buffered <= self._buffered - _TAKEN_BYTES:
+                self._buffered, self._paused_s = buffered, 0.0
+            self._paused_s += seconds
 
     def _close(self) -> None:
         """Says no more, and listens a moment longer, so that what was said is read."""

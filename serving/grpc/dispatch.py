@@ -49,6 +49,7 @@ class CallDispatch:
         methods: By path; an error in place of a method that is not offered.
         limits: Those of each connection.
         connections: All that are open.
+        ending: Whether the server ends.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class CallDispatch:
             granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
         )
         self.connections: set[GrpcConnection] = set()
+        self.ending = False
         self._environment = CallEnvironment(settings, record_error, keys, observer)
 
     def open(

@@ -69,8 +69,9 @@ class GrpcListener:
         await self._acceptor.renew()
 
     async def close(self, grace_s: float) -> None:
-        """Accepts no more, lets the calls under way finish for so long, then ends their connections."""
+        """Accepts no more, answers for so long what clients send before they know, then ends their connections."""
         self.health.close()
+        self._calls.ending = True  # for connections whose handshake has not ended
         self._acceptor.close()
         loop = asyncio.get_running_loop()
         limit = loop.time() + grace_s

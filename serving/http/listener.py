@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 
+_ON_THE_WAY_S = 0.25
+"""How long requests may have been on their way when the port closes; connections without one are closed then."""
+
 
 class HttpListener:
     """One port and its connections."""
@@ -63,8 +66,11 @@ class HttpListener:
         await self._acceptor.renew()
 
     def close(self) -> None:
-        """Accepts no more; closes what is idle; what is under way goes on and is the last of its connection."""
+        """Accepts no more. What is under way or on its way is answered as the last of its connection."""
         self._acceptor.close()
+        asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._close_idle)
+
+    def _close_idle(self) -> None:
         for connection in list(self._port.connections):
             connection.end_when_idle()
 

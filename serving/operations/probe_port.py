@@ -34,6 +34,7 @@ class ProbeListener(HttpListener):
 
     def close(self) -> None:
         super().close()
+        self._close_idle()
         for connection in list(self._calls.connections):
             connection.end()
 

@@ -12,108 +12,14 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import Overloaded
-from serving.grpc.calls import Method
-from serving.grpc.connection import GrpcConnection
-from serving.grpc.dispatch import CallDispatch
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
 from tests.support import http2
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
+from tests.support.grpc_peer import START, Peer, call, talk
+from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, request_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from serving.errors import BertserveError
-    from serving.grpc.calls import Call
-
-START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Keeps it."""
-        self.written += bytes(data)
-
-    def can_write_eof(self) -> bool:
-        """As TCP."""
-        return True
-
-    def write_eof(self) -> None:
-        """The end of what is written."""
-
-    def is_closing(self) -> bool:
-        """Whether it was closed."""
-        return self.closed
-
-    def close(self) -> None:
-        """Closes it."""
-        self.closed = True
-
-    abort = close
-
-    def pause_reading(self) -> None:
-        """Not asked for here."""
-
-    resume_reading = pause_reading
-
-
-async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
-    """Answers what it is asked, with the deadline behind it."""
-    remaining_s = call.time_remaining()
-    call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
-    if request.value == b"refuse":
-        raise Overloaded("too much: 100% — ünd\n", retry_after_s=1.5)
-    if request.value == b"fail":
-        raise RuntimeError("a secret")
-    return request
-
-
-class Peer:
-    """A server's connection and the client's view of it; made inside an event loop."""
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.errors: list[BertserveError] = []
-        methods = {"/echo": Method(BytesValue, unary=echo), "/talk": Method(BytesValue, duplex=echo)}
-        calls = CallDispatch(methods, settings or Settings(), lambda error, _: self.errors.append(error))
-        self.connection = GrpcConnection(calls)
-        self.wire = Wire()
-        self.connection.connection_made(self.wire)
-
-    async def say(self, *parts: bytes) -> None:
-        """Hands bytes to the connection, and lets it work."""
-        for part in parts:
-            self.connection.data_received(part)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    def frames(self) -> list[http2.Frame]:
-        """What the server wrote."""
-        found, rest = http2.split(self.wire.written)
-        assert rest == b""
-        return found
-
-    def replies(self) -> dict[int, Reply]:
-        """The replies among that, by stream."""
-        replies = Replies()
-        for arrived in self.frames():
-            if arrived.stream:
-                replies.take(arrived)
-        return replies.streams
-
-
-def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
-    """A call of `echo`."""
-    fields = encoder.encode(request_fields("/echo", **changes))
-    data = prefixed(BytesValue(value=value).SerializeToString())
-    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
 
 
 def exchange(*parts: bytes) -> Peer:
@@ -215,13 +121,6 @@ def test_a_lost_connection_cancels_its_calls() -> None:
     assert peer.replies() == {}
 
 
-def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
-    """A bidirectional call with some messages in one frame."""
-    fields = encoder.encode(request_fields("/talk"))
-    data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
-    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
-
-
 def test_a_bidirectional_call_answers_message_by_message() -> None:
     """Each when it is whole, in their order; the call ends when its client has said all."""
 
@@ -275,18 +174,145 @@ def test_a_quiet_bidirectional_call_is_not_taken_for_a_slow_one() -> None:
     assert asyncio.run(run(b"\0\0")) == ["slow_request"]
 
 
+def heard(peer: Peer) -> bytes:
+    """The client's answer to the PING behind the first GOAWAY."""
+    (ping,) = [arrived for arrived in peer.frames() if arrived.kind == http2.PING]
+    return frame(http2.PING, http2.ACK, 0, ping.payload)
+
+
 def test_a_drain_ends_quiet_bidirectional_calls() -> None:
-    """Nobody would else: their clients wait for the server, and it for them."""
+    """Nobody would else, as client and server wait for one another; what the client sent before it knew is answered."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        encoder = Encoder()
+        await peer.say(START, talk(encoder, 1, b"one"))
+        peer.connection.drain()
+        assert not peer.replies()[1].ended
+        second = frame(DATA, 0, 1, prefixed(BytesValue(value=b"two").SerializeToString()))
+        await peer.say(second, talk(encoder, 3, b"three"))
+        await peer.say(heard(peer))
+        return peer
+
+    peer = asyncio.run(run())
+    replies = peer.replies()
+    both = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two"))
+    assert (replies[1].data, replies[1].ended) == (both, True)
+    assert (BytesValue.FromString(replies[3].message).value, replies[3].ended) == (b"three", True)
+    assert [error.reason for error in peer.errors] == ["not_ready", "not_ready"]
+    assert peer.connection.h2.finished
+
+
+def test_a_drain_ends_bidirectional_calls_of_a_client_that_does_not_answer() -> None:
+    """Two seconds later, about."""
 
     async def run() -> Peer:
         peer = Peer()
         await peer.say(START, talk(Encoder(), 1, b"one"))
         peer.connection.drain()
+        for _ in range(2):
+            peer.connection.tick(1.0)
         return peer
 
     peer = asyncio.run(run())
     assert peer.replies()[1].ended
-    assert [error.reason for error in peer.errors] == ["not_ready"]
+    assert peer.connection.h2.finished
+
+
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_a_drain_of_a_connection_that_has_not_begun(seconds: int) -> None:
+    """A new one is welcomed, served and sent away as any other; one that has been silent for long is closed."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        for _ in range(seconds):
+            peer.connection.tick(1.0)
+        peer.connection.drain()
+        if peer.wire.closed:
+            return peer
+        await peer.say(START, call(Encoder(), 1, b"one"))
+        await peer.say(heard(peer))
+        return peer
+
+    peer = asyncio.run(run())
+    if seconds:
+        assert peer.wire.closed
+        return
+    kinds = [arrived.kind for arrived in peer.frames()]
+    assert kinds[0] == http2.SETTINGS
+    assert kinds.count(http2.GOAWAY) == 2
+    assert peer.replies()[1].status == 0
+    assert peer.connection.h2.finished
+
+
+def test_a_drain_of_a_connection_that_never_begins() -> None:
+    """It is closed a moment later."""
+
+    async def run() -> bool:
+        peer = Peer()
+        peer.connection.drain()
+        assert not peer.wire.closed
+        for _ in range(2):
+            peer.connection.tick(1.0)
+        return peer.wire.closed
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/echo", "/talk", "/watch"])
+@pytest.mark.parametrize("timeout", ["0n", "1m"])
+def test_a_deadline_that_has_passed(path: str, timeout: str) -> None:
+    """Every method is DEADLINE_EXCEEDED, those that answer at once and those that last as well."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields(path, grpc_timeout=timeout)))
+        peer.connection.data_received(START + opened)
+        await asyncio.sleep(0.05)
+        await peer.say(frame(DATA, END_STREAM, 1, prefixed(b"")))
+        return peer
+
+    peer = asyncio.run(run())
+    assert peer.replies()[1].status == 4
+    assert [error.reason for error in peer.errors] == ["deadline_exceeded"]
+
+
+def test_a_deadline_that_passes_while_replies_are_sent() -> None:
+    """A method that sends replies as long as its client waits ends with the client's deadline."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields("/watch", grpc_timeout="50m")))
+        await peer.say(START, opened, frame(DATA, END_STREAM, 1, prefixed(b"")))
+        async with asyncio.timeout(10):
+            while not peer.replies()[1].ended:  # noqa: ASYNC110  what ends it is the server's own timer
+                await asyncio.sleep(0.01)
+        return peer
+
+    peer = asyncio.run(run())
+    assert peer.replies()[1].data == prefixed(b"")
+    assert peer.replies()[1].status == 4
+
+
+def test_a_reply_that_is_taken_slowly() -> None:
+    """It is not ended as long as its client takes something of it; once it takes nothing, it has as long as a body."""
+
+    async def run(taken: int) -> int:
+        peer = Peer()
+        message = prefixed(BytesValue(value=bytes(15_000)).SerializeToString())
+        await peer.say(START, talk(Encoder(), 1), *[frame(DATA, 0, 1, message)] * 8, frame(DATA, END_STREAM, 1))
+        for second in range(200):
+            peer.connection.tick(1.0)
+            if peer.replies()[1].reset is not None:
+                return second
+            if taken:
+                await peer.say(*(frame(http2.WINDOW_UPDATE, 0, at, taken.to_bytes(4, "big")) for at in (0, 1)))
+        assert peer.replies()[1].ended
+        return 0
+
+    assert asyncio.run(run(1000)) == 0
+    assert asyncio.run(run(0)) == Settings().body_timeout_s
+    assert asyncio.run(run(1)) > 0
 
 
 def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
@@ -302,6 +328,7 @@ def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
         assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
         assert not peer.replies()[1].ended
         peer.connection.drain()
+        await peer.say(heard(peer))
         assert peer.replies()[1].ended
 
     asyncio.run(run())

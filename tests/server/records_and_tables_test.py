@@ -73,7 +73,7 @@ def accepts(lifecycle: Lifecycle) -> bool:
 
 @pytest.mark.parametrize("state", State)
 def test_what_requests_see(state: State) -> None:
-    """Requests are taken while ready, and on through the lame duck."""
+    """Requests are taken while ready, and on through the lame duck and the drain."""
     assert accepts(lifecycle_in(state)) is (state in {S.READY, S.DEGRADED, S.DRAINING})
 
 
@@ -84,10 +84,10 @@ def test_refusals_say_when_to_come_again() -> None:
     assert refused.value.retry_after_s == 1
 
 
-def test_lame_duck_ends() -> None:
-    """After the lame duck nothing is taken."""
+def test_the_drain_ends() -> None:
+    """Past the drain's limit nothing is taken."""
     lifecycle = lifecycle_in(S.DRAINING)
-    lifecycle.end_lame_duck()
+    lifecycle.accept_no_more()
     assert not accepts(lifecycle)
 
 

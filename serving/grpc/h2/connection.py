@@ -145,6 +145,11 @@ class H2Connection:
         return bool(self._rest) or self._block is not None
 
     @property
+    def refusing(self) -> bool:
+        """Whether the last stream has been named, so that no further one is taken."""
+        return self._final is not None
+
+    @property
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
