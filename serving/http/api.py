@@ -31,7 +31,6 @@ log = logging.getLogger("bertserve.http")
 Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpReply]]
 """Answers a request of one route, or raises a `BertserveError`."""
 
-BUG = "internal error; the server's log has the details under this request id"
 NO_ROUTE = "?"
 """What traces call the route of a path that is not served."""
 
@@ -140,7 +139,7 @@ class Api:
                 await request.inflate(self.settings.body_limit_bytes)
             reply = await endpoint(self, request)
         except BertserveError as refusal:
-            error = refusal
+            error = refusal.bare()
             reply = self.refuse(error, request)
         except asyncio.CancelledError:
             error = ClientGone("the client closed the connection")
@@ -149,7 +148,7 @@ class Api:
             raise
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
-            error = InternalError(BUG)
+            error = InternalError()
             reply = self.refuse(error, request)
         if observer is not None:
             self._end_trace(request, reply, error)

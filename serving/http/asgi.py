@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from serving.errors import BodyTooLarge, InternalError
-from serving.http.api import BUG
 from serving.http.exchange import JSON, NOT_MODIFIED, HttpReply, HttpRequest
 from serving.logs import fields
 from serving.net.requests import request_id
@@ -134,7 +133,7 @@ async def call_app(
         await app(scope, receive, send)
     except Exception:  # the HTTP boundary, for what the framework raises itself
         log.exception("a request failed", extra=fields(request_id=request.request_id))
-        return api.refuse(InternalError(BUG), request)
+        return api.refuse(InternalError(), request)
     reply.body = b"".join(pieces)
     return reply
 

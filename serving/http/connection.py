@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
         self._set_timer(_Reading.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        """Cancels the exchange under way: its client has gone."""
+        """Cancels the exchange under way, as its client has gone, and lets go of what would hold this object."""
         self._port.connections.discard(self)
         self._set_timer(_Reading.NOTHING)
         if self._unread is not None:
@@ -207,6 +207,9 @@ class HttpConnection(asyncio.Protocol):
         self._ahead.clear()
         if self._exchange is not None:
             self._exchange.cancel()
+            self._exchange = None  # it keeps its cancellation, whose traceback leads back here
+        del self._parser  # it calls the methods of this object
+        self._forget_request()
 
     def data_received(self, data: bytes) -> None:
         """Parses, counts and times."""
@@ -247,10 +250,7 @@ class HttpConnection(asyncio.Protocol):
         """A request starts."""
         self._reading = _Reading.HEAD
         self._idle_since = None
-        self._url = b""
-        self._headers = {}
-        self._body = []
-        self._header_lines = self._header_bytes = self._body_bytes = self._framing_bytes = 0
+        self._forget_request()
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
@@ -295,6 +295,7 @@ class HttpConnection(asyncio.Protocol):
         self._reading = _Reading.NOTHING
         self._head_bytes = 0
         parser, headers, body = self._parser, self._headers, self._body
+        self._body = []
         upgrade = parser.should_upgrade()
         if upgrade and announces_body(headers):
             # The parser takes what follows for the other protocol, so the body cannot be had.
@@ -383,15 +384,24 @@ class HttpConnection(asyncio.Protocol):
         self._violation = error
         return error
 
+    def _forget_request(self) -> None:
+        self._url = b""
+        self._headers = {}
+        self._body = []
+        self._header_lines = self._header_bytes = self._body_bytes = self._framing_bytes = 0
+
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
         self._refused = True
+        self._violation = None
+        error.bare()
         self._set_timer(_Reading.NOTHING)
         path = (self._url or b"/").split(b"?")[0].decode("ascii", "replace")
         request = HttpRequest("", path, self._headers, b"", request_id(None), time.perf_counter())
         refusal = self._port.app.api.refuse(error, request)
         refusal.head += self._port.cors_head(self._headers)
         reply = self._reply_bytes(request, refusal, keep_alive=False)
+        self._forget_request()
         if self._exchange is not None:
             self._last_reply = reply
         elif not self._transport.is_closing():

@@ -1,0 +1,142 @@
+"""What a refused request leaves in memory: nothing, by reference counting alone.
+
+The collector of a warm server is as good as off, so here it is off: an error whose traceback leads to a frame that
+holds the error keeps the whole request for ever.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.support.clients import RawConnection
+from tests.support.server import FAKE, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BODY_LIMIT = 4 << 20
+BODIES = 24
+MOST_GROWTH = 8 * BODY_LIMIT
+"""What is left of all bodies together may be no more than so many of them; allocators keep a little."""
+
+_WITHOUT_COLLECTOR = "import gc, sys; gc.disable(); from bertserve import main; sys.exit(main())"
+_NOT_FINITE = "hello"
+
+
+@pytest.fixture(scope="module")
+def uncollected_server(models: Path) -> Iterator[Server]:
+    """A server in which only reference counting frees anything."""
+    faults = ("--fake-faults", "7592:nan")  # the token of `_NOT_FINITE`
+    with Server(models, *FAKE, *faults, program=(sys.executable, "-c", _WITHOUT_COLLECTOR)) as server:
+        yield server
+
+
+def filled(message: object, size: int = BODY_LIMIT) -> bytes:
+    """A message as JSON, with so many bytes."""
+    return json.dumps(message).encode().ljust(size)
+
+
+def request(path: str, body: bytes, *, headers: str = "") -> bytes:
+    """A whole request, the last of its connection."""
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nConnection: close\r\n{headers}"
+    framing = "" if "Transfer-Encoding" in headers else f"Content-Length: {len(body)}\r\n"
+    return f"{head}{framing}\r\n".encode() + body
+
+
+class Refused(NamedTuple):
+    """A kind of request that is refused."""
+
+    status: int
+    sent: bytes
+
+
+_GZIP = "Content-Encoding: gzip\r\n"
+_TEXTS = {"inputs": ["a text"]}
+REFUSED = {
+    "no JSON": Refused(400, request("/embed", b"x" * BODY_LIMIT)),
+    "not UTF-8": Refused(400, request("/embed", b'{"inputs": "' + b"\xff" * (BODY_LIMIT - 20) + b'"}')),
+    "schema": Refused(422, request("/embed", filled({"inputs": {"a": 1}}))),
+    "too many inputs": Refused(422, request("/embed", filled({"inputs": ["a text"] * 100_000}))),
+    "too long a text": Refused(422, request("/embed", filled({"inputs": "a" * (BODY_LIMIT - 50)}))),
+    "empty": Refused(400, request("/embed", filled({"inputs": []}))),
+    "media type": Refused(415, request("/embed", filled(_TEXTS)).replace(b"application/json", b"text/plain")),
+    "encoding": Refused(415, request("/embed", filled(_TEXTS), headers="Content-Encoding: br\r\n")),
+    "deadline": Refused(504, request("/embed", filled(_TEXTS), headers="X-Request-Timeout-Ms: 0.001\r\n")),
+    "engine": Refused(500, request("/embed", filled({"inputs": [_NOT_FINITE]}))),
+    "no such path": Refused(404, request("/no/such/path", filled(_TEXTS))),
+    "method": Refused(405, request("/embed", filled(_TEXTS)).replace(b"POST", b"PUT")),
+    "no such model": Refused(404, request("/models/no-such/embed", filled(_TEXTS))),
+    "wrong task": Refused(424, request("/embed_all", filled(_TEXTS))),
+    "openai": Refused(422, request("/v1/embeddings", filled({"input": 1, "model": "minilm"}))),
+    "cohere": Refused(422, request("/v2/rerank", filled({"query": 1}))),
+    "oip": Refused(400, request("/v2/models/minilm/infer", filled({"inputs": [{"name": "text"}]}))),
+    "past the app's routes": Refused(422, request("/tokenize", filled({"inputs": 1}))),
+    "compressed": Refused(422, request("/embed", gzip.compress(filled({"inputs": {"a": 1}})), headers=_GZIP)),
+    "compressed, too large": Refused(413, request("/embed", gzip.compress(b" " * (BODY_LIMIT + 1)), headers=_GZIP)),
+    "compressed, cut off": Refused(400, request("/embed", gzip.compress(filled(_TEXTS))[:-9], headers=_GZIP)),
+    "chunks beyond the limit": Refused(
+        413,
+        request(
+            "/embed",
+            b"".join([b"10000\r\n" + b"x" * 65_536 + b"\r\n"] * (BODY_LIMIT // 65_536 + 1)),
+            headers="Transfer-Encoding: chunked\r\n",
+        ),
+    ),
+}
+
+
+def resident(server: Server) -> int:
+    """Bytes of the server process's resident memory."""
+    return int(Path(f"/proc/{server.pid}/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -> None:
+    """Whatever they are refused for, and wherever on their way."""
+    status, sent = REFUSED[kind]
+
+    def refuse(count: int) -> int:
+        for _ in range(count):
+            with RawConnection(uncollected_server.http) as connection:
+                connection.send(sent)
+                assert connection.status() == status
+        return resident(uncollected_server)
+
+    before = refuse(4)
+    assert refuse(BODIES) - before < MOST_GROWTH
+
+
+@pytest.mark.parametrize("sent", [1 << 20, len(REFUSED["deadline"].sent)], ids=["in its body", "behind it"])
+def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int) -> None:
+    """In the middle of a body, or before their answer."""
+
+    def leave(count: int) -> int:
+        for _ in range(count):
+            with RawConnection(uncollected_server.http) as connection:
+                connection.send(request("/embed", filled(_TEXTS))[:sent])
+        return resident(uncollected_server)
+
+    before = leave(4)
+    assert leave(BODIES * 4) - before < MOST_GROWTH
+
+
+def test_idle_connections_hold_no_body(uncollected_server: Server) -> None:
+    """A request that was answered is forgotten, however long its connection is kept."""
+    sent = request("/embed", filled(_TEXTS)).replace(b"Connection: close", b"Connection: keep-alive")
+    kept = []
+    before = resident(uncollected_server)
+    try:
+        for _ in range(BODIES):
+            kept.append(RawConnection(uncollected_server.http))
+            kept[-1].send(sent)
+            assert kept[-1].socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert resident(uncollected_server) - before < MOST_GROWTH
+    finally:
+        for connection in kept:
+            connection.socket.close()
