@@ -132,6 +132,13 @@ class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_E
     """Refused before any work: the queue holds as much as it may."""
 
 
+class BuffersFull(Overloaded, http=503):
+    """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
+
+    def __init__(self, message: str = "the server holds as many bytes of requests as it may; try again") -> None:
+        super().__init__(message, retry_after_s=1.0)
+
+
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before an answer was there."""
 

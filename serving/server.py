@@ -21,6 +21,7 @@ from serving.http.listener import HttpListener
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
+from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
 from serving.operations.announcement import Addresses, Announcement
@@ -141,9 +142,12 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
     keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew)
     record_error = Refusals(metrics, log_writer.limit).refused
+    budget = BufferBudget.of(settings)
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
-    grpc = GrpcListener(ports.grpc, v2_service, settings, record_error, keys=keys, tls=tls, observer=observer)
+    grpc = GrpcListener(
+        ports.grpc, v2_service, settings, record_error, keys=keys, tls=tls, observer=observer, budget=budget
+    )
     api = Api(
         pipeline=pipeline,
         repository=repository,
@@ -157,7 +161,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         keys=keys,
         observer=observer,
     )
-    http = HttpListener(App(api), ports.http, settings, tls=tls)
+    http = HttpListener(App(api), ports.http, settings, tls=tls, budget=budget)
     probes = ProbeListener(
         App(replace(api, observer=None), [operations.router], public=["/metrics"], documented=False),
         grpc.health.methods(),
@@ -195,6 +199,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         span_sender=span_sender,
     )
     _show(metrics, server, v2_service, spans, log_writer)
+    metrics.read(catalogue.BUFFERS, lambda: budget.used)
+    metrics.read(catalogue.BUFFER_REFUSALS, lambda: budget.refusals)
     return server
 
 

@@ -23,6 +23,11 @@ from serving.security.tls import check_certificate, check_pair
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_BUFFER_BYTES = 64 << 20
+"""Sixteen bodies of the largest size at once; what an attack makes resident is about twice that."""
+_BODIES_IN_BUFFERS = 4
+"""Half of the buffers is one connection's, and one request may hold a body twice: compressed and inflated."""
+
 ENVIRONMENT_PREFIX = "BERTSERVE_"
 EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
 
@@ -197,6 +202,14 @@ class Settings(BaseModel):
     max_timeout_ms: int = Field(60_000, ge=1, le=3_600_000, description="Longest deadline a request may have.")
 
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Bytes of a request's body or message.")
+    buffer_limit_mb: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="MiB that all connections together may hold of bodies on their way or waiting, inflated bodies and "
+        "unread replies, one connection half of them; what goes beyond is refused with 503. Unset: 64, or four times "
+        "`body_limit_bytes` where that is more.",
+    )
     header_limit_bytes: int = Field(16_384, ge=1024, le=1 << 20, description="Bytes of a request's line and headers.")
     header_limit_count: int = Field(100, ge=8, le=10_000, description="Headers of a request.")
     header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
@@ -286,6 +299,21 @@ class Settings(BaseModel):
         if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
             raise ValueError("--build-engine needs it, and --engine auto")
         return value
+
+    @field_validator("buffer_limit_mb")
+    @classmethod
+    def _room_for_bodies(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = -(-_BODIES_IN_BUFFERS * info.data.get("body_limit_bytes", 0) >> 20)
+        if value is not None and value < least:
+            raise ValueError(f"must be at least {least}, {_BODIES_IN_BUFFERS} times --body-limit-bytes")
+        return value
+
+    @property
+    def buffer_limit_bytes(self) -> int:
+        """`buffer_limit_mb` in bytes."""
+        if self.buffer_limit_mb is not None:
+            return self.buffer_limit_mb << 20
+        return max(_BUFFER_BYTES, _BODIES_IN_BUFFERS * self.body_limit_bytes)
 
     def defaults(self) -> dict[str, str]:
         """`default` as task to model."""

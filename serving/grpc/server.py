@@ -18,6 +18,7 @@ from serving.net.ports import keep_alive
 if TYPE_CHECKING:
     import socket
 
+    from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
@@ -38,15 +39,20 @@ class GrpcListener:
         settings: Settings,
         record_error: RecordError,
         *,
+        budget: BufferBudget,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on."""
+        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on.
+
+        `budget` is what its connections may hold, together with those of other ports.
+        """
         self.health = HealthService([SERVICE])
         methods = InferenceService(v2_service).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
+        self._budget = budget
         self._calls = CallDispatch(methods, settings, record_error, keys, observer)
         self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2")
         keep_alive(opened)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from serving.http.app import App
+    from serving.net.buffers import BufferBudget
     from serving.settings import Settings
 
 _FRAMING_BYTES = 6 * 65_536
@@ -130,6 +131,7 @@ class HttpPort:
         app: Answers requests.
         limits: What a request may take.
         scheme: `http` or `https`.
+        budget: What the connections may hold.
         hot: The routes that are answered past ASGI.
         date: The Date header, a whole line.
         connections: All that are open.
@@ -138,6 +140,7 @@ class HttpPort:
     app: App
     limits: Limits
     scheme: str
+    budget: BufferBudget
     hot: HotRoutes = field(init=False)
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)

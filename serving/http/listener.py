@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import socket
 
     from serving.http.app import App
+    from serving.net.buffers import BufferBudget
     from serving.security.tls import Tls
     from serving.settings import Settings
 
@@ -31,6 +32,7 @@ class HttpListener:
         opened: socket.socket,
         settings: Settings,
         *,
+        budget: BufferBudget,
         tls: Tls | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
@@ -39,9 +41,10 @@ class HttpListener:
             app: What it serves.
             opened: A listening socket; owned from here on.
             settings: Limits.
+            budget: What its connections may hold, together with those of other ports.
             tls: What connections are secured with.
         """
-        self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https")
+        self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget)
         self._keep_alive_s = settings.keep_alive_s
         self._acceptor = Acceptor(opened, self._open, tls, "http/1.1")
         self._clock: asyncio.TimerHandle | None = None

@@ -9,6 +9,7 @@ from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
 from serving.grpc.h2 import PREFACE
 from serving.http.listener import TICK_S, HttpListener
+from serving.net.buffers import BufferBudget
 from serving.net.ports import keep_alive
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ _WORD = PREFACE[:4]
 
 
 class ProbeListener(HttpListener):
-    """The metrics port. Nothing here needs a large body, so none is read."""
+    """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port."""
 
     def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
-        super().__init__(app, opened, settings)
+        super().__init__(app, opened, settings, budget=BufferBudget.of(settings))
         self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)
         keep_alive(opened)
 

@@ -129,6 +129,14 @@ SWAPS = Metric(
 )
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
 CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})
+BUFFERS = Metric(
+    "bertserve_buffer_bytes",
+    "gauge",
+    "Bytes that connections hold of bodies on their way or waiting, inflated bodies and unread replies.",
+)
+BUFFER_REFUSALS = Metric(
+    "bertserve_buffer_refusals_total", "counter", "How often a connection got no room for more such bytes (503)."
+)
 
 LOG_LOST = Metric(
     "bertserve_log_lines_lost_total",
@@ -151,7 +159,7 @@ SERVER: Sequence[Metric] = (
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
-    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS, LOG_LOST, LOG_HIDDEN),
+    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS, BUFFERS, BUFFER_REFUSALS, LOG_LOST, LOG_HIDDEN),
     *(SPANS_EXPORTED, SPANS_DROPPED),
 )
 """What is the server's own."""

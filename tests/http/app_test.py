@@ -21,6 +21,7 @@ from serving.http.listener import HttpListener
 from serving.http.routes import ApiRoute, HotRoute
 from serving.inference.served_models import Repository
 from serving.lifecycle import Lifecycle, State
+from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.oip.service import V2Service
 from serving.records import (
@@ -177,7 +178,7 @@ class Everywhere:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         opened = socket.create_server(("127.0.0.1", 0))
         opened.setblocking(False)
-        listener = HttpListener(self.app, opened, self._settings)
+        listener = HttpListener(self.app, opened, self._settings, budget=BufferBudget.of(self._settings))
         await listener.start()
         self._address = "{}:{}".format(*listener.address)
         config = uvicorn.Config(self.app, log_config=None, lifespan="off", server_header=False)

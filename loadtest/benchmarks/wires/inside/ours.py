@@ -22,6 +22,7 @@ from serving.http.exchange import OCTETS, HttpReply, HttpRequest
 from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
 from serving.net.acceptor import Acceptor
+from serving.net.buffers import BufferBudget
 from serving.settings import Settings
 
 HOST = "127.0.0.1"
@@ -44,7 +45,7 @@ async def http(port: int) -> None:
     settings = Settings.load([], {})
     api = Api(nothing, nothing, nothing, settings, nothing, dict, bytes, "", _ignored)
     app = App(api, [router], documented=False)
-    await HttpListener(app, _opened(port), settings).start()
+    await HttpListener(app, _opened(port), settings, budget=BufferBudget.of(settings)).start()
     await asyncio.Event().wait()
 
 

@@ -1,0 +1,72 @@
+"""A budget of bytes for what connections hold: bodies on their way, inflated bodies, replies that nobody reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serving.settings import Settings
+
+FREE_BYTES = 16_384
+"""What is no larger needs no place in the budget: small requests cost nothing, and work while it is spent."""
+
+
+class BufferBudget:
+    """The bytes that all connections together may hold.
+
+    Attributes:
+        used: Bytes held now.
+        refusals: How often there was no room.
+    """
+
+    __slots__ = ("limit_bytes", "refusals", "share_bytes", "used")
+
+    def __init__(self, limit_bytes: int, share_bytes: int) -> None:
+        """`share_bytes` is what one connection may hold of `limit_bytes`."""
+        self.limit_bytes = limit_bytes
+        self.share_bytes = min(share_bytes, limit_bytes)
+        self.used = 0
+        self.refusals = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> BufferBudget:
+        """The budget that the settings name, half of which one connection may hold."""
+        return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2)
+
+    def share(self) -> BufferShare:
+        """A connection's."""
+        return BufferShare(self)
+
+
+class BufferShare:
+    """What one connection holds of the budget.
+
+    Attributes:
+        held: Bytes.
+    """
+
+    __slots__ = ("_budget", "held")
+
+    def __init__(self, budget: BufferBudget) -> None:
+        self._budget = budget
+        self.held = 0
+
+    def take(self, size: int) -> bool:
+        """Holds so many bytes more; False, and as many as before, where that is beyond the budget or the share."""
+        budget = self._budget
+        if budget.used + size > budget.limit_bytes or self.held + size > budget.share_bytes:
+            budget.refusals += 1
+            return False
+        budget.used += size
+        self.held += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Gives back so many of the bytes held."""
+        size = min(size, self.held)
+        self._budget.used -= size
+        self.held -= size
+
+    def close(self) -> None:
+        """Gives all back; nothing is taken afterwards."""
+        self.give(self.held)
