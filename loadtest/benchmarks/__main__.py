@@ -6,6 +6,7 @@ import sys
 
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.ceiling import CeilingBenchmark
+from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
 from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
 from loadtest.benchmarks.peers.benchmark import PeersBenchmark
@@ -29,6 +30,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     CeilingBenchmark,
     LeversBenchmark,
     MetricsCostBenchmark,
+    HostileBenchmark,
 )
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -27,6 +28,7 @@ _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
 _LOG_LINES = 8
+_SOFT_DESCRIPTORS = 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,6 +126,11 @@ class ServerProcess:
         engines = descendants(self._process.pid)
         return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
 
+    def log_lines(self) -> int:
+        """How many lines its log has so far."""
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).count(b"\n")
+
     def last_words(self) -> str:
         """The end of its log, and its exit code if it has ended: what explains a failed measurement."""
         self._log.seek(0)
@@ -192,6 +199,17 @@ def program() -> Path:
     if not found.exists():
         raise BenchError(f"there is no {found}: install the project into the environment of this interpreter")
     return found
+
+
+@contextlib.contextmanager
+def few_descriptors() -> Iterator[None]:
+    """What is started in this block has the soft limit of descriptors that a login has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,0 +1,1 @@
+"""Attacks over loopback, and what a polite client notices of them."""

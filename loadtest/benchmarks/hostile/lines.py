@@ -1,0 +1,266 @@
+"""An attacker's connection: it sends whatever it is told, right or wrong, and no faster than it may."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from loadtest.generator.grpc_messages import METHOD
+from loadtest.generator.http2 import header_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+_CHUNK_BYTES = 32_768
+_READ_BYTES = 1 << 18
+_CONNECT_S = 5.0
+_PATIENCE_S = 0.05
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, _, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+UNKNOWN = 0xBB
+ACK = END_STREAM = 0x1
+END_HEADERS = 0x4
+CANCEL = 8
+INITIAL_WINDOW_SIZE = 4
+FRAME_BYTES = 16_384
+WINDOW = 65_535
+LARGEST = 2**31 - 1
+_HEAD = struct.Struct(">HBBBI")
+"""A frame's head: length as 16 + 8 bits, kind, flags, stream."""
+
+
+class Over(Exception):
+    """The time of the attack is over."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """What the connections of one slot may send, one after another.
+
+    Attributes:
+        bytes_per_s: In the long run; a tenth of a second's worth may go out at once.
+        until: When the attack ends, on the clock `time.monotonic`.
+        sent: Bytes so far.
+    """
+
+    bytes_per_s: float
+    until: float
+    sent: int = 0
+    _since: float = field(default_factory=time.monotonic)
+
+    def allowed(self, size: int) -> int:
+        """So many of these bytes as may go out now, at least one; waits for them.
+
+        Raises:
+            Over: There is no time left.
+        """
+        while True:
+            now = time.monotonic()
+            if now >= self.until:
+                raise Over
+            room = int((now - self._since + 0.1) * self.bytes_per_s) - self.sent
+            if room >= min(size, _CHUNK_BYTES):
+                return min(size, room)
+            time.sleep(min(0.01, self.until - now))
+
+    def rest(self, seconds: float) -> None:
+        """Sends nothing for so long.
+
+        Raises:
+            Over: There is no time left.
+        """
+        left = self.until - time.monotonic()
+        time.sleep(max(0.0, min(seconds, left)))
+        if left <= seconds:
+            raise Over
+
+
+class Line:
+    """One connection; use it in a `with` block.
+
+    Attributes:
+        pace: How fast it may send.
+        reads: Whether it takes what the server sends.
+    """
+
+    def __init__(self, port: int, pace: Pace) -> None:
+        """Connects."""
+        self.pace = pace
+        self.reads = True
+        self._port = port
+        self._others: list[socket.socket] = []
+        self._socket = self._connected()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for opened in (self._socket, *self._others):
+            opened.close()
+
+    def open_others(self, count: int) -> Sequence[socket.socket]:
+        """More connections, closed with this one."""
+        for _ in range(count):
+            self.pace.allowed(1)
+            self._others.append(self._connected())
+        return self._others
+
+    def send(self, data: bytes) -> None:
+        """Sends all of it, and reads meanwhile.
+
+        Raises:
+            OSError: The server closed.
+            Over: There is no time left.
+        """
+        left = memoryview(data)
+        while left:
+            size = self.pace.allowed(len(left))
+            try:
+                sent = self._socket.send(left[:size])
+            except BlockingIOError:
+                select.select([self._socket] if self.reads else [], [self._socket], [], _PATIENCE_S)
+                sent = 0
+            self.pace.sent += sent
+            left = left[sent:]
+            self.read()
+
+    def wait(self, condition: Callable[[], object], limit_s: float = 1.0) -> None:
+        """Reads until it is true, or for so long.
+
+        Raises:
+            OSError: The server closed.
+            Over: There is no time left.
+        """
+        limit = time.monotonic() + limit_s
+        while not condition() and time.monotonic() < limit:
+            self.pace.allowed(1)
+            select.select([self._socket], [], [], _PATIENCE_S)
+            self.read()
+
+    def hold(self) -> None:
+        """Does nothing more, to the end.
+
+        Raises:
+            OSError: The server closed.
+            Over: There is no time left.
+        """
+        self.wait(lambda: False, float("inf"))
+
+    def read(self) -> None:
+        """Takes what is there."""
+        while self.reads:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise ConnectionResetError
+            self.received(data)
+
+    def received(self, data: bytes) -> None:
+        """Does nothing with it."""
+
+    def _connected(self) -> socket.socket:
+        made = socket.create_connection((HOST, self._port), _CONNECT_S)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setblocking(False)
+        return made
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2 (RFC 9113, 4.1)."""
+    size = len(payload)
+    return _HEAD.pack(size >> 8, size & 255, kind, flags, stream) + payload
+
+
+def window_update(stream: int, size: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
+
+
+def settings(*values: tuple[int, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *value) for value in values))
+
+
+class H2Line(Line):
+    """The same to the gRPC port.
+
+    Attributes:
+        windows: What the server lets each stream send.
+        ended: Streams that the server has ended or reset.
+    """
+
+    def __init__(self, port: int, pace: Pace) -> None:
+        """Connects, and says nothing yet."""
+        super().__init__(port, pace)
+        self.windows: dict[int, int] = defaultdict(lambda: WINDOW)
+        self.ended = 0
+        self._next = 1
+        self._rest = b""
+
+    def begin(self, *values: tuple[int, int], window: int = LARGEST - WINDOW) -> None:
+        """The preface, settings, and by how much the connection's window is wider than the first one."""
+        self.send(PREFACE + settings(*values) + (window_update(0, window) if window else b""))
+
+    def stream(self) -> int:
+        """The number of the next stream."""
+        number = self._next
+        self._next += 2
+        return number
+
+    def headers(self, flags: int = 0, path: str = METHOD, more: Sequence[tuple[str, str]] = ()) -> tuple[int, bytes]:
+        """A new stream, and the frame that opens it as a call."""
+        number = self.stream()
+        return number, frame(HEADERS, END_HEADERS | flags, number, call_block(path, more))
+
+    def message(self, stream: int, message: bytes, flags: int = END_STREAM) -> None:
+        """Sends a message in frames, as the stream's window allows; a grant that does not come ends the connection.
+
+        Raises:
+            OSError: The server closed, or gave no leave.
+            Over: There is no time left.
+        """
+        at = 0
+        while at < len(message):
+            self.wait(lambda: self.windows[stream] > 0, 5.0)
+            size = min(FRAME_BYTES, len(message) - at, self.windows[stream])
+            if size <= 0:
+                raise ConnectionAbortedError
+            self.windows[stream] -= size
+            at += size
+            self.send(frame(DATA, flags if at == len(message) else 0, stream, message[at - size : at]))
+
+    def received(self, data: bytes) -> None:
+        """Counts grants and ends; a farewell with a reason is the end."""
+        data = self._rest + data
+        at = 0
+        while len(data) - at >= _HEAD.size:
+            high, low, kind, flags, number = _HEAD.unpack_from(data, at)
+            stop = at + _HEAD.size + (high << 8 | low)
+            if stop > len(data):
+                break
+            payload = data[at + _HEAD.size : stop]
+            at = stop
+            if kind == WINDOW_UPDATE:
+                self.windows[number] += int.from_bytes(payload, "big")
+            elif kind == RST_STREAM or (kind in {DATA, HEADERS} and flags & END_STREAM):
+                self.ended += 1
+                self.windows.pop(number, None)
+            elif kind == GOAWAY and any(payload[4:8]):
+                raise ConnectionResetError
+        self._rest = data[at:]
+
+
+def call_block(path: str = METHOD, more: Sequence[tuple[str, str]] = ()) -> bytes:
+    """The header block of a call, as literals that nobody indexes."""
+    pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", HOST)]
+    return header_block([*pseudo, ("te", "trailers"), ("content-type", "application/grpc"), *more])

@@ -1,0 +1,150 @@
+"""One attack on a running server: what the polite client, its memory, its descriptors and its log show of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from loadtest.benchmarks.hostile.attacks import ATTACKS
+from loadtest.benchmarks.hostile.polite import latencies
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from loadtest.benchmarks.hostile.polite import Polite
+    from loadtest.benchmarks.hostile.victim import Victim
+    from loadtest.generator.child import Child
+
+_LOOK_S = 0.05
+FEW_DESCRIPTORS = 4
+"""By which descriptors may differ before and after: the polite client, or a probe, has connected anew."""
+
+MOST_MB, LEFT_MB = 150.0, 20.0
+"""By how much an attack may let memory grow, and what it may leave behind."""
+
+_MB = 1e6
+_CLOSING_S = 15.0
+_MARGIN_S = 0.1
+"""What was to be sent so shortly before the attack may be answered during it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """How long an attack is watched, in seconds.
+
+    Attributes:
+        before_s: Without an attack, for comparison.
+        attack_s: The attack.
+        control_s: Good calls of as many bytes a second, where the attack aims at the event loop; 0: none.
+        settle_s: At most, until memory and descriptors are back.
+        large_rate: By how much faster attacks send whose requests are large.
+    """
+
+    before_s: float
+    attack_s: float
+    control_s: float
+    settle_s: float
+    large_rate: float = 1.0
+
+
+class Watch:
+    """Looks at a server all the time; use it in a `with` block.
+
+    Attributes:
+        memory_mb: The most that was seen.
+        descriptors: Likewise.
+    """
+
+    def __init__(self, victim: Victim) -> None:
+        self.memory_mb = 0.0
+        self.descriptors = 0
+        self._victim = victim
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(_LOOK_S):
+            self.memory_mb = max(self.memory_mb, self._victim.memory_mb())
+            self.descriptors = max(self.descriptors, self._victim.descriptors())
+
+
+def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> dict[str, Any]:
+    """Attacks once; returns what JSON holds."""
+    attack = ATTACKS[name]
+    wire = attack.wire
+    rate = plan.large_rate if attack.large else 1.0
+    begin = time.monotonic()
+    time.sleep(plan.before_s + _MARGIN_S)
+    memory, descriptors, lines = victim.memory_mb(), victim.descriptors(), victim.log_lines()
+    attacked = time.monotonic()
+    with Watch(victim) as watch:
+        sent = attacker.ask("attack", name=name, port=victim.ports[wire], seconds=plan.attack_s, rate=rate)
+        over = time.monotonic()
+        settled_s = _settle(victim, memory + LEFT_MB, descriptors + FEW_DESCRIPTORS, plan.settle_s)
+    settled = time.monotonic()
+    time.sleep(plan.before_s)
+    found = {
+        "attack": sent,
+        "polite": {
+            "before": _figures(polite, begin, attacked - _MARGIN_S),
+            "during": _figures(polite, attacked, over),
+            "after": _figures(polite, settled, settled + plan.before_s),
+        },
+        "faults": polite.faults(begin, settled + plan.before_s),
+        "memory_mb": {"before": memory, "most": watch.memory_mb, "after": victim.memory_mb()},
+        "descriptors": {"before": descriptors, "most": watch.descriptors, "after": victim.descriptors()},
+        "settled_s": settled_s,
+        "log_lines": victim.log_lines() - lines,
+    }
+    if plan.control_s and attack.aim == "loop":
+        begin = time.monotonic()
+        arguments = {"bytes_per_s": sent["bytes_per_s"], "seconds": plan.control_s}
+        found["control"] = attacker.ask("control", wire=wire, port=victim.ports[wire], **arguments)
+        found["polite"]["control"] = _figures(polite, begin, time.monotonic())
+    return found
+
+
+def _settle(victim: Victim, memory_mb: float, descriptors: int, limit_s: float) -> float:
+    """Waits until memory and descriptors are back; returns how long that took, the limit if they are not."""
+    begin = time.monotonic()
+    while (passed := time.monotonic() - begin) < limit_s:
+        if victim.memory_mb() <= memory_mb and victim.descriptors() <= descriptors:
+            return passed
+        time.sleep(_LOOK_S)
+    return limit_s
+
+
+def _figures(polite: Polite, begin: float, end: float) -> dict[str, dict[str, float]]:
+    return {wire: latencies(requests) for wire, requests in polite.between(begin, end).items()}
+
+
+def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[str, Any]:
+    """Rounds of mixed traffic; resident memory after each, once all connections are closed.
+
+    Args:
+        victim: The server.
+        attacker: Sends the traffic.
+        rounds: How many.
+        seconds: The length of each.
+    """
+    descriptors = victim.descriptors()
+    memory: list[float] = []
+    sent = 0.0
+    for number in range(rounds):
+        done = attacker.ask("mixed", limit_s=seconds + 60, ports=victim.ports, seconds=seconds, seed=number)
+        sent += done["bytes_per_s"] * seconds
+        _settle(victim, float("inf"), descriptors + FEW_DESCRIPTORS, _CLOSING_S)
+        memory.append(victim.memory_mb())
+    return {"memory_mb": memory, "sent_mb": sent / _MB, "descriptors": victim.descriptors() - descriptors}

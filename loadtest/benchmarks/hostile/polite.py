@@ -1,0 +1,136 @@
+"""The polite client: good requests over both wires at a steady rate, and what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from loadtest.benchmarks.hostile.lines import HOST
+from loadtest.errors import BenchError
+from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.messages import Target, messages
+from loadtest.report.sample import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from loadtest.benchmarks.hostile.victim import Victim
+    from loadtest.generator.wire import Reply
+
+WIRES = ("http", "grpc")
+
+
+@dataclass(slots=True, frozen=True)
+class Request:
+    """One request.
+
+    Attributes:
+        intended: When it should have been sent, on the clock `time.monotonic`: latency counts from there.
+        done: When its answer was there.
+        work_s: CPU time that the server spent from its sending to its answer: what was done for others first, however
+            busy the machine is.
+        fault: Why there is none; empty where there is one.
+    """
+
+    intended: float
+    done: float
+    work_s: float
+    fault: str
+
+
+class Polite:
+    """A client with one connection over each wire; use it in a `with` block.
+
+    A request that is due while the one before is under way is not sent, and counts as answered or failed at the same
+    time as that one: as one of many clients would have fared (HdrHistogram's correction of coordinated omission).
+    """
+
+    def __init__(self, victim: Victim, model: str, per_s: float) -> None:
+        """Says whom to ask.
+
+        Args:
+            victim: The server.
+            model: The model.
+            per_s: Requests a second over each wire.
+        """
+        self.requests: dict[str, list[Request]] = {wire: [] for wire in WIRES}
+        self._victim = victim
+        self._targets = [Target(wire, HOST, victim.ports[wire], model) for wire in WIRES]
+        self._every_s = 1 / per_s
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(target,)) for target in self._targets]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def between(self, begin: float, end: float) -> dict[str, list[Request]]:
+        """What was to be sent in a stretch, by wire; waits until all of it is answered."""
+        while any(not made or made[-1].intended < end for made in self.requests.values()):
+            if not all(thread.is_alive() for thread in self._threads):
+                raise BenchError("the polite client has ended")
+            time.sleep(self._every_s)
+        return {
+            wire: [request for request in made if begin <= request.intended < end]
+            for wire, made in self.requests.items()
+        }
+
+    def faults(self, begin: float = 0.0, end: float = 0.0) -> list[str]:
+        """What failed in a stretch, or so far."""
+        made = self.between(begin, end or time.monotonic())
+        return [f"{wire}: {request.fault}" for wire in WIRES for request in made[wire] if request.fault]
+
+    def _run(self, target: Target) -> None:
+        [message] = messages(target, "embed", ["a polite request"])
+        made = self.requests[target.protocol]
+        intended = time.monotonic()
+        with contextlib.ExitStack() as opened:
+            lane: Lane | None = None
+            wire = target.wire()
+            while not self._end.wait(max(0.0, intended - time.monotonic())):
+                fault = ""
+                work_s = self._victim.cpu_s()
+                try:
+                    if lane is None:
+                        wire = target.wire()
+                        lane = Lane(opened.enter_context(connect(HOST, target.port)), wire, _check)
+                    lane.exchange(message)
+                except (BenchError, OSError) as error:
+                    fault = str(error) or type(error).__name__
+                work_s, done = self._victim.cpu_s() - work_s, time.monotonic()
+                whole_s = done - intended
+                while intended < done:
+                    made.append(Request(intended, done, work_s * (done - intended) / whole_s, fault))
+                    intended += self._every_s
+                if fault or not wire.room():
+                    opened.close()
+                    lane = None
+
+
+def _check(reply: Reply) -> None:
+    if reply.fault or not reply.body:
+        raise BenchError(f"{reply.fault or 'an empty answer'}: {reply.body[:200]!r}")
+
+
+def latencies(requests: Sequence[Request]) -> dict[str, float]:
+    """p50 and p99 in milliseconds, and p99 and the greatest of the server's work meanwhile."""
+    taken = sorted((request.done - request.intended) * 1e3 for request in requests)
+    work = sorted(request.work_s * 1e3 for request in requests)
+    return {
+        "p50_ms": percentile(taken, 50),
+        "p99_ms": percentile(taken, 99),
+        "work_p99_ms": percentile(work, 99),
+        "work_max_ms": work[-1],
+    }
