@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import torch
 import transformers
 
 from export.engines import native, tensorrt
-from export.errors import BrokenLimitError
+from export.errors import BrokenLimitError, ExportError, NoRoomError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
@@ -57,8 +58,21 @@ if TYPE_CHECKING:
 _WORK = "work"
 
 
-def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Bundle:
-    """Exports a checkpoint. Nothing is written unless every artifact keeps its limits.
+@dataclass(slots=True, frozen=True)
+class Built:
+    """What an export made.
+
+    Attributes:
+        bundle: With the artifacts that keep their limits.
+        refused: A sentence for each artifact that was asked for and is not in it.
+    """
+
+    bundle: Bundle
+    refused: Sequence[str]
+
+
+def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Built:
+    """Exports a checkpoint. What keeps its limits is written; nothing where fp32 or every other artifact does not.
 
     Args:
         recipe: What to make, and what it must keep.
@@ -88,8 +102,9 @@ class _Export:
         self._judge = judge_of(checkpoint)
         self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
+        self._refused: list[str] = []
 
-    def run(self) -> Bundle:
+    def run(self) -> Built:
         cache = self._recipe.cache_dir
         if cache is None or tensorrt.NATIVE not in self._recipe.tensorrt:
             return self._made(None)
@@ -97,14 +112,16 @@ class _Export:
             native.recall_timings(cache, self._folder.with_name(str(self._writer.version - 1)), node.path)
             return self._made(node)
 
-    def _made(self, node: CacheWriter | None) -> Bundle:
+    def _made(self, node: CacheWriter | None) -> Built:
         self._raw.parent.mkdir()
         yardstick = self._yardstick(self._examples())
         # A large model fills memory, and PyTorch's modules refer to one another: do not wait for their turn.
         gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
-        artifacts = [self._artifact(form, yardstick) for form in self._recipe.forms]
+        artifacts = [made for form in self._recipe.forms if (made := self._attempt(form, yardstick)) is not None]
+        if not artifacts:
+            raise BrokenLimitError("; ".join(self._refused))
         shipped, own = self._engines(node)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
@@ -114,7 +131,7 @@ class _Export:
             bundle = self._writer.publish(self._reported(manifest, yardstick.reference))
             if node is not None:
                 node.publish(bundle, engines=own, files=[native.TIMINGS])
-        return bundle
+        return Built(bundle, self._refused)
 
     def _reported(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
         """Writes the page that people read; the manifest with the page among its files."""
@@ -131,6 +148,8 @@ class _Export:
             checkpoint.max_length,
             checkpoint.labels.names,
             checkpoint.labels.multi_label,
+            checkpoint.labels.regression,
+            checkpoint.sentence.prompts.get(checkpoint.default_prompt or "", ""),
         )
         return [reader.read(path) for path in self._recipe.references]
 
@@ -152,6 +171,20 @@ class _Export:
             start = end
         answers = parity.Reference(texts, encoded, rows[: len(encoded)])
         return Yardstick(self._judge, answers, labelled, checkpoint.max_length)
+
+    def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
+        """An artifact; None where it cannot be had, which costs no other one: fp32 alone every model must have."""
+        try:
+            return self._artifact(name, yardstick)
+        except NoRoomError:
+            raise
+        except ExportError as error:
+            if name == "fp32":
+                raise
+            file, sentence = FORMS[name].file, str(error)
+            self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be made: {sentence}")
+            (self._folder / file).unlink(missing_ok=True)
+            return None
 
     def _artifact(self, name: str, yardstick: Yardstick) -> Artifact:
         form = FORMS[name]
@@ -228,8 +261,10 @@ class _Export:
         verdict = result.verdict
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
+                texts = "; --calibration takes its ranges from your own texts" if name in int8.FORMS else ""
                 raise BrokenLimitError(
-                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass)"
+                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass"
+                    f"{texts})"
                 )
         # The twin of an artifact for a GPU says nothing of its speed.
         timed = form.target != "cuda"
@@ -281,6 +316,7 @@ class _Export:
             pooling=checkpoint.sentence.pooling if checkpoint.task == "embed" else None,
             labels=checkpoint.labels.names,
             multi_label=checkpoint.labels.multi_label,
+            regression=checkpoint.labels.regression,
             candidates=checkpoint.candidates,
             hidden_size=checkpoint.hidden_size,
             vocab_size=checkpoint.size("vocab_size"),
@@ -297,6 +333,7 @@ class _Export:
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=checkpoint.sentence.prompts,
+            default_prompt=checkpoint.default_prompt,
         )
 
 
@@ -307,6 +344,7 @@ def judge_of(checkpoint: Checkpoint) -> Judge:
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
         multi_label=checkpoint.labels.multi_label,
+        regression=checkpoint.labels.regression,
     )
 
 

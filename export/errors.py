@@ -17,5 +17,11 @@ class NoRoomError(ExportError):
     exit_code = os.EX_TEMPFAIL
 
 
+class LeftOutError(ExportError):
+    """The bundle is written, without an artifact that was asked for."""
+
+    exit_code = 3
+
+
 class BrokenLimitError(ExportError):
     """An artifact does not keep a limit beside PyTorch."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from export.checkpoint.labels import Asked
     from serving.models.manifest import Artifact
 
 
@@ -141,6 +142,7 @@ class Recipe:
         triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
+        change_task: Whether the model may have had another task so far.
         references: Files of labelled text for the task's own metric.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
@@ -156,7 +158,8 @@ class Recipe:
     cache_dir: Path | None = None
     triton: Path | None = None
     max_length: int | None = None
-    task: Task | None = None
+    task: Asked | None = None
+    change_task: bool = False
     references: tuple[Path, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     allowed: frozenset[str] = frozenset()

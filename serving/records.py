@@ -144,7 +144,7 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
 
     Attributes:
         function: `none` leaves logits as they are. None means the model's own: `softmax`, or `sigmoid` where classes
-            are independent of one another or there is only one.
+            are independent of one another or there is only one; `none` for a regression.
         top_k: None keeps all classes.
     """
 

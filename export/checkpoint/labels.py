@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from export.errors import ExportError
 
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from export.checkpoint.folder import Folder
     from serving.models.manifest import Task
 
-_PROBLEMS = {"single_label_classification": False, "multi_label_classification": True}
+REGRESSION: Literal["regression"] = "regression"
+Asked: TypeAlias = "Task | Literal['regression']"
+"""What a checkpoint may be exported for; a regression is the task classify with values in the place of labels."""
+
+_PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}
 """The values of problem_type, and whether labels are independent of one another."""
 
 
@@ -22,19 +26,48 @@ class Labels:
     Attributes:
         names: By index.
         multi_label: Whether each label is decided for itself.
+        regression: Whether they are values, of which none is chosen.
     """
 
     names: tuple[str, ...]
     multi_label: bool
+    regression: bool = False
 
 
-def read_labels(folder: Folder, config: dict[str, Any], task: Task) -> Labels:
+def count_labels(config: dict[str, Any]) -> int:
+    """How many numbers a classification head answers with, by Transformers' rule."""
+    named = config.get("id2label")
+    return len(named) if isinstance(named, dict) else int(config.get("num_labels", 2))
+
+
+def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bool) -> Asked:
+    """What a checkpoint with a classification head answers.
+
+    Raises:
+        ExportError: Its one number may be a relevance, a probability or a value, and nothing says which.
+    """
+    problem, count = config.get("problem_type"), count_labels(config)
+    hinted = config.get("sentence_transformers") or config.get("sbert_ce_default_activation_function")
+    if count == 1 and (is_cross_encoder or hinted):
+        return "rerank"
+    if problem == REGRESSION:
+        return REGRESSION
+    if count > 1 or problem == "multi_label_classification":
+        return "classify"
+    raise ExportError(
+        f"checkpoint {folder.path}: its head answers one number, and config.json does not say what it is; give --task "
+        "rerank (the relevance of a text to a query), --task classify (the probability of one label) or --task "
+        "regression (the value as it is)"
+    )
+
+
+def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
     """Reads the labels of config.json.
 
     Args:
         folder: The checkpoint, for messages.
         config: Its config.json.
-        task: classify or tag.
+        task: classify, regression or tag.
 
     Raises:
         ExportError: They are not numbered 0, 1, 2 ..., two have the same name, or the head answers no labels.
@@ -54,5 +87,7 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Task) -> Labels:
             f"checkpoint {folder.path}: problem_type {problem!r} with {len(names)} outputs cannot be exported; "
             f"supported: {', '.join(_PROBLEMS)}"
         )
+    if REGRESSION in {problem, task}:
+        return Labels(names, multi_label=False, regression=True)
     # One output cannot be weighed against others: it is a yes or no of its own.
     return Labels(names, multi_label=_PROBLEMS[problem] or len(names) == 1)

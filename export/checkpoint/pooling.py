@@ -34,20 +34,24 @@ class SentenceConfig:
         encoder: The folder with the encoder's weights and tokenizer.
         pooling: How token vectors become one.
         pools: Whether the files say that they do; a checkpoint of another task has no such files.
+        is_cross_encoder: Whether the files say that its head weighs pairs of texts.
         width: Components of the vectors that are pooled; None when the configuration names none.
         max_length: The checkpoint's own limit in tokens; None when it names none.
         lowercase: Whether texts are lower-cased before the tokenizer.
         prompts: Texts to put before inputs, by name.
+        default_prompt: The name of the one that stands before a text where nobody names another; None for none.
         notices: What was assumed, for the person to know.
     """
 
     encoder: Folder
     pooling: PoolingMode
     pools: bool = True
+    is_cross_encoder: bool = False
     width: int | None = None
     max_length: int | None = None
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -71,7 +75,7 @@ def read(folder: Folder) -> SentenceConfig:
     encoder = folder.sub(modules[0]["path"]) if modules else folder
     pooler = folder.sub(modules[1]["path"] if modules else "1_Pooling")
     sentence, pooling = encoder.object("sentence_bert_config.json"), pooler.object("config.json")
-    prompts, notices = _prompts(folder)
+    prompts, default = _prompts(folder)
     return SentenceConfig(
         encoder=encoder,
         pooling=_mode(pooler, pooling, prompts),
@@ -79,22 +83,28 @@ def read(folder: Folder) -> SentenceConfig:
         max_length=_integer(encoder, sentence, "max_seq_length"),
         lowercase=bool(sentence.get("do_lower_case", False)),
         prompts=prompts,
-        notices=notices,
+        default_prompt=default,
     )
 
 
 def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     """A model whose head is its own: only the settings of its texts are told beside it."""
     sentence = encoder.object("sentence_bert_config.json")
-    prompts, notices = _prompts(folder)
+    prompts, default = _prompts(folder)
+    if default is not None and prompts[default]:
+        raise ExportError(
+            f"checkpoint {folder.path}: a cross-encoder with the default prompt {default!r} cannot be exported; "
+            "take default_prompt_name out of config_sentence_transformers.json to serve it without"
+        )
     return SentenceConfig(
         encoder=encoder,
         pooling="mean",
         pools=False,
+        is_cross_encoder=True,
         max_length=_integer(encoder, sentence, "max_seq_length"),
         lowercase=bool(sentence.get("do_lower_case", False)),
         prompts=prompts,
-        notices=(_ASSUMED_MEAN, *notices),
+        notices=(_ASSUMED_MEAN,),
     )
 
 
@@ -149,14 +159,21 @@ def _integer(folder: Folder, config: dict[str, Any], key: str) -> int | None:
     return value
 
 
-def _prompts(folder: Folder) -> tuple[dict[str, str], tuple[str, ...]]:
+def _prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
+    """The prompts, and the name of the default one."""
     config = folder.object("config_sentence_transformers.json")
     prompts = config.get("prompts") or {}
+    # Sentence Transformers takes null for the empty text.
+    if isinstance(prompts, dict):
+        prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ExportError(
             f"checkpoint {folder.path}: prompts in config_sentence_transformers.json must be texts by name"
         )
     default = config.get("default_prompt_name")
-    if not isinstance(default, str) or not prompts.get(default):
-        return prompts, ()
-    return prompts, (f"prompt {default!r}, the checkpoint's default, is put before a text only when asked for",)
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ExportError(
+            f"checkpoint {folder.path}: default_prompt_name {default!r} in config_sentence_transformers.json is none "
+            f"of its prompts ({', '.join(prompts) or 'it has none'})"
+        )
+    return prompts, default

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import pooling, vocabulary, weights
+from export.checkpoint import other_kinds, pooling, vocabulary, weights
 from export.checkpoint.families import FAMILIES
 from export.checkpoint.folder import Folder
-from export.checkpoint.labels import Labels, read_labels
+from export.checkpoint.labels import REGRESSION, Asked, Labels, read_labels, task_of_head
 from export.errors import ExportError
 from export.texts import corpus
 
@@ -87,6 +87,11 @@ class Checkpoint:
         """Words that the graph offers for each mask; 0 for other tasks."""
         return min(CANDIDATES, self.size("vocab_size")) if self.task == "fill_mask" else 0
 
+    @property
+    def default_prompt(self) -> str | None:
+        """The name of the prompt that stands before a text where nobody names another."""
+        return self.sentence.default_prompt if self.task in {"embed", "embed_tokens"} else None
+
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
         encoded = self.vocabulary.encode(texts, self.max_length)
@@ -94,7 +99,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: Source, max_length: int | None, notice: Callable[[str], None], task: Task | None = None
+    source: Source, max_length: int | None, notice: Callable[[str], None], asked: Asked | None = None
 ) -> Checkpoint:
     """Opens a checkpoint and reads everything but its tensors.
 
@@ -102,21 +107,24 @@ def open_checkpoint(
         source: The checkpoint.
         max_length: The length asked for; None takes the checkpoint's own.
         notice: Told what was assumed.
-        task: The task asked for; None takes it from the checkpoint.
+        asked: What to export it for; None takes that from the checkpoint.
 
     Raises:
         ExportError: It is none that can be exported.
     """
-    sentence = pooling.read(Folder(source.path))
+    folder = Folder(source.path)
+    other_kinds.refuse(folder, source.name, asked)
+    sentence = pooling.read(folder)
     config, family = _config(sentence.encoder)
-    task = task or _task(config, family, sentence)
+    asked = asked or _task(config, family, sentence)
+    task: Task = "classify" if asked == REGRESSION else asked
     if task == "embed":
         _check_width(source, config[family.sizes["hidden_size"]], sentence)
         for assumed in sentence.notices:
             notice(assumed)
     labels = _NO_LABELS
     if task in {"classify", "tag"}:
-        labels = read_labels(sentence.encoder, config, task)
+        labels = read_labels(sentence.encoder, config, asked)
     files = weights.find(sentence.encoder)
     words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
     _check_special(source, config, family, task, words)
@@ -124,17 +132,13 @@ def open_checkpoint(
     return Checkpoint(source, config, family, task, sentence, words, files, labels, length)
 
 
-def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Task:
+def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Asked:
     if sentence.pools:
         return "embed"
     task = family.tasks()[_named_architecture(config, family)]
-    return "rerank" if task == "classify" and _count_labels(config) == 1 else task
-
-
-def _count_labels(config: dict[str, Any]) -> int:
-    """How many numbers a classification head answers with, by Transformers' rule."""
-    named = config.get("id2label")
-    return len(named) if isinstance(named, dict) else int(config.get("num_labels", 2))
+    if task != "classify":
+        return task
+    return task_of_head(sentence.encoder, config, is_cross_encoder=sentence.is_cross_encoder)
 
 
 def _check_width(source: Source, hidden_size: int, sentence: pooling.SentenceConfig) -> None:

@@ -45,8 +45,8 @@ def run(
 ) -> int:
     """Runs a verb and returns its exit code.
 
-    What `action` returns, 1 failed with one line on stderr, 2 not understood, 75 too little memory or disk, 130 or
-    143 interrupted.
+    What `action` returns, 1 failed with one line on stderr, 2 not understood, 3 made in part, 75 too little memory or
+    disk, 130 or 143 interrupted.
 
     Args:
         parser: Of the verb's arguments; its `prog` begins every message.

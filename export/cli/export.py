@@ -7,20 +7,25 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from export.checkpoint.labels import REGRESSION
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import DEMO, find
 from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
+from export.errors import ExportError, LeftOutError
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
-from serving.models.bundle import BundleWriter
+from serving.errors import BundleError
+from serving.models.bundle import BundleWriter, read_bundle
+from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from export.progress import Progress
+    from serving.models.manifest import Task
 
 
 def main(argv: list[str]) -> int:
@@ -41,18 +46,38 @@ def _export(recipe: Recipe, progress: Progress) -> int:
     with progress.stage(f"opening {recipe.source}"):
         checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice, recipe.task)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
+        if not recipe.change_task:
+            _check_task(recipe.out / writer.model, checkpoint.task)
     with progress.stage("starting PyTorch"):
         # Slow to import; faults of the command line and of the checkpoint's files are reported before.
         from export import build  # noqa: PLC0415
-    bundle = build.build(recipe, checkpoint, writer, progress)
-    manifest = bundle.manifest
+    built = build.build(recipe, checkpoint, writer, progress)
+    bundle, manifest = built.bundle, built.bundle.manifest
     if recipe.triton is not None:
         repository.write(bundle, recipe.triton, progress.notice)
     print(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
         f"{terminal.table(manifest.artifacts)}\n\nin {progress.elapsed_s:.0f} s"
     )
+    if built.refused:
+        raise LeftOutError(f"{bundle.path} is written, but {'; '.join(built.refused)}")
     return 0
+
+
+def _check_task(model: Path, task: Task) -> None:
+    """Keeps the next version of a model to its task, since servers refuse another one."""
+    numbers = versions(model) if model.is_dir() else []
+    if not numbers:
+        return
+    try:
+        last = read_bundle(model / str(numbers[-1])).manifest.task
+    except BundleError:
+        return  # no server takes it either
+    if last != task:
+        raise ExportError(
+            f"{model}: its version {numbers[-1]} is for the task {last}, and this export is for {task}; give another "
+            "--name, or --change-task to make it the next version all the same"
+        )
 
 
 def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> Recipe:
@@ -84,7 +109,8 @@ def parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
     add("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
     add("--name", help="the model's name (default: from SOURCE)")
-    add("--task", choices=TASKS, help="what to export it for (default: from its architecture)")
+    add("--task", choices=(*TASKS, REGRESSION), help="what to export it for (default: from the checkpoint)")
+    add("--change-task", action="store_true", help="let the model's next version have another task than its last")
     add(
         "--precision",
         dest="forms",

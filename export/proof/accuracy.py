@@ -56,6 +56,8 @@ class Reader:
         max_length: Its longest input in tokens; what is longer is cut.
         labels: Names of its classes or tags.
         multi_label: Whether each label is decided for itself.
+        regression: Whether the labels are values.
+        prompt: What stands before each text that is embedded.
     """
 
     task: Task
@@ -63,12 +65,15 @@ class Reader:
     max_length: int
     labels: Sequence[str]
     multi_label: bool
+    regression: bool = False
+    prompt: str = ""
 
     def read(self, path: Path) -> Examples:
         """Reads a file, in the format that the task's data sets have.
 
         embed_tokens   nothing: it has no metric of its own
         embed, rerank  CSV or TSV: sentence, sentence, score; Spearman of cosine or score
+        regression     CSV or TSV: sentence, perhaps a second one, value; Spearman, of one value
         classify       CSV or TSV: sentence, perhaps a second one, label (name or number); accuracy
         answer         SQuAD 1.1 JSON; exact match and F1
         tag            CoNLL: word, tab, BIO tag, an empty line after each sentence; entity F1
@@ -98,7 +103,7 @@ class Reader:
         rows = corpus.table(content, path.suffix)
         if self.task == "embed":
             return self._similar(path.name, rows)
-        if self.task == "rerank":
+        if self.task == "rerank" or self.regression:
             return self._scored(path.name, rows)
         return self._filled(path.name, rows) if self.task == "fill_mask" else self._labelled(path.name, rows)
 
@@ -115,11 +120,13 @@ class Reader:
             actual = [float(vectors[one] @ vectors[other]) for one, other, _ in pairs]
             return {"spearman": metrics.spearman(actual, [expected for *_, expected in pairs])}
 
-        return Examples(name, len(pairs), self._encode(list(indices)), score)
+        return Examples(name, len(pairs), self._encode([self.prompt + text for text in indices]), score)
 
     def _scored(self, name: str, rows: list[list[str]]) -> Examples:
-        expected = [float(row[2]) for row in rows]
-        texts = self._encode([(row[0], row[1]) for row in rows])
+        if self.regression and len(self.labels) != 1:
+            raise ValueError("a table gives one value, the model answers several")
+        expected = [float(row[-1 if self.regression else 2]) for row in rows]
+        texts = self._encode([self._inputs(row) for row in rows])
         return Examples(
             name,
             len(rows),
@@ -131,13 +138,17 @@ class Reader:
         if self.multi_label:
             raise ValueError("several labels for a text are not read from a table")
         expected = [self._label(row[-1]) for row in rows]
-        texts = self._encode([row[0] if len(row) < 3 else (row[0], row[1]) for row in rows])  # noqa: PLR2004  columns
+        texts = self._encode([self._inputs(row) for row in rows])
         return Examples(
             name,
             len(rows),
             texts,
             lambda answers: {"accuracy": metrics.accuracy([int(row[0].argmax()) for row in answers], expected)},
         )
+
+    @staticmethod
+    def _inputs(row: list[str]) -> corpus.Text:
+        return row[0] if len(row) < 3 else (row[0], row[1])  # noqa: PLR2004  columns
 
     def _label(self, word: str) -> int:
         if word in self.labels:

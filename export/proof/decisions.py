@@ -40,12 +40,14 @@ class Judge:
         outputs: The graph's outputs.
         special_ids: Ids of the special tokens by role.
         multi_label: Whether each label is decided for itself.
+        regression: Whether the labels are values.
     """
 
     task: Task
     outputs: Sequence[TensorSpec]
     special_ids: dict[str, int]
     multi_label: bool = False
+    regression: bool = False
 
     @property
     def directed(self) -> bool:
@@ -87,17 +89,18 @@ class Judge:
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
         """Share of the decisions that are the same; None for embed and embed_tokens, which decide nothing.
 
-        classify: the label of a text, or each of its labels. rerank: which of two texts stands first, over all
-        pairs whose scores differ clearly. answer: the best span, or one that the wanted answer scores no worse than
-        its best but for a step of fp16 in each logit: it does not tell those two apart itself. tag: the tag of a
-        token. fill_mask: the best word of a mask.
+        classify: the label of a text, or each of its labels. rerank, and each value of a regression: which of two
+        texts stands first, over all pairs whose scores differ clearly. answer: the best span, or one that the wanted
+        answer scores no worse than its best but for a step of fp16 in each logit: it does not tell those two apart
+        itself. tag: the tag of a token. fill_mask: the best word of a mask.
         """
         if self.task in {"embed", "embed_tokens"}:
             return None
         if self.task == "answer":
             return float(np.mean([self._same_span(*pair) for pair in zip(actual, expected, texts, strict=True)]))
-        if self.task == "rerank":
-            return order_agreement(np.array([row[0][0] for row in actual]), np.array([row[0][0] for row in expected]))
+        if self.task == "rerank" or self.regression:
+            columns = (np.stack([row[0] for row in side], axis=1) for side in (actual, expected))
+            return float(np.mean([order_agreement(*pair) for pair in zip(*columns, strict=True)]))
         pairs = [
             (self._decisions(one, text), self._decisions(other, text))
             for one, other, text in zip(actual, expected, texts, strict=True)

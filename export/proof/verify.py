@@ -109,7 +109,13 @@ class _Verification:
         manifest = bundle.manifest
         self._bundle, self._manifest = bundle, manifest
         self._threads, self._progress = threads, progress
-        self._judge = Judge(manifest.task, manifest.outputs, manifest.special_ids, multi_label=manifest.multi_label)
+        self._judge = Judge(
+            manifest.task,
+            manifest.outputs,
+            manifest.special_ids,
+            multi_label=manifest.multi_label,
+            regression=manifest.regression,
+        )
         content = (bundle.path / TOKENIZER).read_bytes()
         self._vocabulary = Vocabulary(content, manifest.special_ids, None)
         with progress.stage("reading PyTorch's answers"):
@@ -142,7 +148,13 @@ class _Verification:
     def _labelled(self, path: Path) -> Labelled:
         manifest = self._manifest
         reader = accuracy.Reader(
-            manifest.task, self._vocabulary, manifest.max_length, manifest.labels, manifest.multi_label
+            manifest.task,
+            self._vocabulary,
+            manifest.max_length,
+            manifest.labels,
+            manifest.multi_label,
+            manifest.regression,
+            "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
         )
         examples = reader.read(path)
         scores = _pytorch_scores(manifest, examples)

@@ -25,7 +25,9 @@ def answer(manifest: Manifest) -> str:
     details = {
         "embed": f"{manifest.pooling} pooling, {manifest.hidden_size} components",
         "embed_tokens": f"{manifest.hidden_size} components for each token",
-        "classify": f"{len(manifest.labels)} labels{', each for itself' if manifest.multi_label else ''}",
+        "classify": f"regression, {len(manifest.labels)} values"
+        if manifest.regression
+        else f"{len(manifest.labels)} labels{', each for itself' if manifest.multi_label else ''}",
         "tag": f"{len(manifest.labels)} tags",
         "fill_mask": f"{manifest.candidates} words for each mask",
     }
@@ -70,7 +72,10 @@ def whole(bundle: Bundle) -> str:
         "made": f"{manifest.created}, with " + ", ".join(f"{name} {word}" for name, word in manifest.tools.items()),
         "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
         "labels": ", ".join(manifest.labels),
-        "prompts": ", ".join(f"{name} {words!r}" for name, words in manifest.prompts.items()),
+        "prompts": ", ".join(
+            f"{name} {words!r}{' (default)' if name == manifest.default_prompt else ''}"
+            for name, words in manifest.prompts.items()
+        ),
     }
     parts = [f"{name:<8} {printable(words)}" for name, words in facts.items() if words]
     parts += ["", table(manifest.artifacts), ""]

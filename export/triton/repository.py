@@ -278,6 +278,7 @@ def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifa
         "outputs": [spec.name for spec in manifest.outputs],
         "max_length": manifest.max_length,
         "pad_id": manifest.special_ids.get("pad", 0),
+        "prompt": "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
         "engines": {
             name: {"file": _BACKENDS[artifact.kind][1], **asdict(limits(artifact, manifest.max_length))}
             for name, artifact in engines.items()

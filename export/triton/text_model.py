@@ -132,7 +132,7 @@ class TritonPythonModel:
         texts = []
         for index, value in enumerate(values.ravel()):
             try:
-                texts.append(value.decode("utf-8"))
+                texts.append(self._model["prompt"] + value.decode("utf-8"))
             except UnicodeDecodeError:
                 raise _Refused("input 'text' holds bytes that are not UTF-8") from None
             if len(texts[-1]) > most:

@@ -72,7 +72,7 @@ class Pipeline:
         model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
         task.check(request.options, model.manifest)
-        inputs = request.inputs if request.prompt_name is None else model.prompted(request.inputs, request.prompt_name)
+        inputs = model.prompted(request.inputs, request.prompt_name)
         size = task.size_bytes(model.tokenizer, inputs)
         longest = None if task.windows else model.manifest.max_length
         self._users[model.index] += 1

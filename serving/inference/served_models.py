@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
@@ -26,14 +27,21 @@ class ServedModel(ModelForm):
     index: ModelIndex
     tokenizer: TextTokenizer
 
+    @cached_property
+    def default_prompt(self) -> str:
+        """What stands before each text where a request names no prompt; empty for nothing."""
+        name = self.manifest.default_prompt
+        return "" if name is None else self.manifest.prompts[name]
+
     def prompted(self, inputs: Sequence[TextInput], name: str | None) -> Sequence[TextInput]:
-        """Texts with one of the model's prompts before each; unchanged without a name of a prompt.
+        """Texts with one of the model's prompts before each, the default one without a name; token ids have none.
 
         Raises:
-            InvalidRequest: The model has no such prompt, or an input is no text.
+            InvalidRequest: The model has no such prompt, or an input is no text although a prompt was named.
         """
         if name is None:
-            return inputs
+            default = self.default_prompt
+            return [default + value if isinstance(value, str) else value for value in inputs] if default else inputs
         prompt = self.manifest.prompts.get(name)
         if prompt is None:
             names = ", ".join(sorted(self.manifest.prompts)) or "none"

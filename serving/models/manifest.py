@@ -147,8 +147,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pooling: How token vectors become one, for the task embed.
         labels: Names of the classes or tags, by index, for the tasks classify and tag.
         multi_label: Whether classes are independent of one another, for the task classify.
+        regression: Whether the labels stand for values that answers give as they are, for the task classify.
         candidates: How many tokens the graph offers for each mask, for the task fill_mask.
         prompts: Texts that a request may ask to be put before its inputs.
+        default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
     """
@@ -171,8 +173,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pooling: Literal["mean", "cls"] | None = None
     labels: tuple[str, ...] = ()
     multi_label: bool = False
+    regression: bool = False
     candidates: int = 0
     prompts: dict[str, str] = {}
+    default_prompt: str | None = None
 
     def entries(self) -> list[FileEntry | Artifact]:
         """Every file of the bundle but the manifest itself."""
@@ -263,6 +267,16 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         ((task in {"classify", "tag"}) != bool(manifest.labels), "labels belong to the tasks classify and tag"),
         (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
         (manifest.multi_label and task != "classify", "multi_label belongs to the task classify"),
+        (manifest.regression and task != "classify", "regression belongs to the task classify"),
+        (manifest.regression and manifest.multi_label, "values of a regression are no labels to be decided"),
+        (
+            manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts,
+            "the default prompt is none of the prompts",
+        ),
+        (
+            manifest.default_prompt is not None and task not in {"embed", "embed_tokens"},
+            "a default prompt belongs to the tasks embed and embed_tokens",
+        ),
         (
             not 0 < manifest.candidates <= min(_MOST_CANDIDATES, manifest.vocab_size)
             if task == "fill_mask"

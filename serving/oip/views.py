@@ -192,8 +192,12 @@ class View(msgspec.Struct, frozen=True):
             output=[_config(info) for info in self.outputs],
             dynamic_batching=DynamicBatching(),
             model_transaction_policy=TransactionPolicy(),
-            parameters={name: ConfigParameter(value) for name, value in _parameters(engine).items()},
+            parameters={name: ConfigParameter(value) for name, value in self._parameters(engine).items()},
         )
+
+    def _parameters(self, engine: EngineChoice) -> dict[str, str]:
+        kind = {"problem_type": "regression"} if self.model.manifest.regression else {}
+        return {**_parameters(engine), **kind}
 
 
 def views(repository: Repository) -> dict[str, View]:

@@ -128,12 +128,52 @@ def test_mean_pooling_is_assumed_aloud(tmp_path: Path) -> None:
 
 
 def test_prompts_are_read(folder: Path) -> None:
-    """Prompts go into the bundle; a default one is announced, since only requests choose prompts here."""
-    prompts = {"query": "query: ", "document": ""}
+    """Prompts go into the bundle, and which of them is the default; null is the empty text."""
+    prompts = {"query": "query: ", "document": None}
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
-    notices: list[str] = []
-    assert opened(folder, notices=notices).sentence.prompts == prompts
-    assert "'query'" in notices[0]
+    checkpoint = opened(folder)
+    assert checkpoint.sentence.prompts == {"query": "query: ", "document": ""}
+    assert checkpoint.default_prompt == "query"
+
+
+PROMPTS: list[tuple[dict[str, object], str]] = [
+    ({"prompts": {"query": 1}}, "prompts in config_sentence_transformers.json must be texts by name"),
+    ({"prompts": ["query: "]}, "prompts in config_sentence_transformers.json must be texts by name"),
+    ({"prompts": {"query": "q: "}, "default_prompt_name": "passage"}, "'passage' .* is none of its prompts .query"),
+    ({"default_prompt_name": 7}, r"default_prompt_name 7 .* is none of its prompts \(it has none\)"),
+]
+
+
+@pytest.mark.parametrize(("config", "sentence"), PROMPTS)
+def test_prompts_that_cannot_be_followed_are_refused(folder: Path, config: dict[str, object], sentence: str) -> None:
+    """A default prompt that is left out or guessed would answer other vectors than the checkpoint's."""
+    write_json(folder / "config_sentence_transformers.json", config)
+    with pytest.raises(ExportError, match=sentence):
+        opened(folder)
+
+
+def modules(*kinds: str) -> list[dict[str, object]]:
+    """A modules.json of these classes, all of them in the folder itself."""
+    return [{"idx": i, "name": str(i), "path": "", "type": f"sentence_transformers.x.{k}"} for i, k in enumerate(kinds)]
+
+
+OTHER_KINDS: list[tuple[str, object, str]] = [
+    ("modules.json", modules("MLMTransformer", "SpladePooling"), "this is SPLADE"),
+    ("modules.json", modules("Transformer", "Dense", "MultiVectorMask"), "this is ColBERT"),
+    ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "this is SPLADE"),
+    ("config_sentence_transformers.json", {"query_prefix": "[Q]", "document_prefix": "[D]"}, "this is ColBERT"),
+    ("artifact.metadata", {"dim": 128}, "this is ColBERT"),
+    ("config.json", {"architectures": ["HF_ColBERT"]}, "this is ColBERT"),
+    ("config.json", {"architectures": ["BertForMaskedLM"], "_name_or_path": "naver/splade-v2"}, "this is SPLADE"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "sentence"), OTHER_KINDS)
+def test_models_of_other_kinds_are_refused_by_name(folder: Path, file: str, content: object, sentence: str) -> None:
+    """SPLADE and ColBERT are neither encoders nor models for masked words, whatever their class says."""
+    write_json(folder / file, content)
+    with pytest.raises(ExportError, match=f"{sentence} .* cannot be served yet"):
+        opened(folder)
 
 
 def add_dense(folder: Path) -> None:

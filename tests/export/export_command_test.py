@@ -120,21 +120,52 @@ def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
     tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 1e3
 
 
-def test_an_artifact_beyond_its_limit_stops_the_export(
+BROKEN = (
+    r"model\.int8\.onnx does not answer as PyTorch does: "
+    r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed "
+    r"\(--allow int8\.cosine_mean lets it pass; --calibration takes its ranges from your own texts\)\n"
+)
+
+
+def test_an_artifact_beyond_its_limit_costs_no_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that INT8 damages is not written at all; one line gives the figure and the limit."""
+    """A model that INT8 damages is written in fp32; one line gives the figure, the limit and what to do."""
     edit_weights(folder, poison_quantisation)
-    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
-    error = capsys.readouterr().err
+    models = tmp_path / "models"
+    assert main([str(folder), "--out", str(models)]) == 3
     assert re.fullmatch(
-        r"bertserve export: model\.int8\.onnx does not answer as PyTorch does: "
-        r"mean cosine to PyTorch 0\.\d{4}, at least 0\.99 needed "
-        r"\(--allow int8\.cosine_mean lets it pass\)\n",
-        error,
+        rf"bertserve export: {re.escape(str(models / 'small' / '1'))} is written, but {BROKEN}", capsys.readouterr().err
     )
+    bundle = open_bundle(models / "small" / "1")
+    assert [artifact.file for artifact in bundle.manifest.artifacts] == ["model.fp32.onnx"]
+    assert not (bundle.path / "model.int8.onnx").exists()
+
+
+def test_nothing_is_written_where_no_artifact_keeps_its_limits(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for alone, the artifact that breaks its limit stops the export."""
+    edit_weights(folder, poison_quantisation)
+    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "int8"]) == 1
+    assert re.fullmatch(rf"bertserve export: {BROKEN}", capsys.readouterr().err)
     assert not (tmp_path / "models").exists()
-    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+
+
+def test_a_models_next_version_keeps_its_task(
+    small_export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers refuse a version of another task, so the export does too unless told, before any work is done."""
+    shutil.copytree(small_export.models, tmp_path / "models")
+    words = [str(small_export.checkpoint), "--out", str(tmp_path / "models"), "--task", "embed_tokens"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert re.search(
+        r"version 1 is for the task embed, and this export is for embed_tokens; give another --name", error
+    )
+    assert [entry.name for entry in (tmp_path / "models" / "small").iterdir()] == ["1"]
+    assert main([*words, "--change-task", "--precision", "fp32"]) == 0
+    assert open_bundle(tmp_path / "models" / "small" / "2").manifest.task == "embed_tokens"
 
 
 def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers import RobertaForSequenceClassification, RobertaModel
+from transformers import BertForSequenceClassification, RobertaForSequenceClassification, RobertaModel
 
 from export.cli.export import main
-from tests.support.checkpoints import LABELS, write_task_checkpoint
+from tests.support.checkpoints import LABELS, edit_json, write_checkpoint, write_json, write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.server import Server
 
@@ -51,3 +52,43 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path) -> 
             assert reply.status == 200, reply.body
             np.testing.assert_allclose(reply.json()[0], wanted, atol=off)
             assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
+
+
+def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_them(tmp_path: Path) -> None:
+    """Values come raw and under their name; a text gets the default prompt, as Sentence Transformers gives it."""
+    scores = write_task_checkpoint(tmp_path / "scores", "bert", "rerank")
+    edit_json(scores / "config.json", sentence_transformers=None)
+    edit_json(scores / "config.json", problem_type="regression")
+    prompted = write_checkpoint(tmp_path / "prompted")
+    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+    write_json(prompted / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    prompts = {"query": "to the server ", "bare": ""}
+    edit_json(prompted / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
+    for folder in (scores, prompted):
+        assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+    text = "a text that is not in it"
+    ids = Tokenizer.from_file(str(scores / "tokenizer.json"))
+    ids.no_truncation()
+    with torch.inference_mode():
+        value = BertForSequenceClassification.from_pretrained(scores).eval()(torch.tensor([ids.encode(text).ids]))
+    wanted = SentenceTransformer(str(prompted), device="cpu").encode([text], normalize_embeddings=False)[0]
+    with Server(tmp_path / "models") as server:
+        reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())
+        info = json.loads(get(server.http, "/models/scores/info").body)
+        bodies: list[dict[str, object]] = [
+            {"inputs": text},
+            {"inputs": prompts["query"] + text, "prompt_name": "bare"},
+            {"inputs": text, "prompt_name": "bare"},
+            {"inputs": ids.encode(text).ids},
+        ]
+        vectors = [
+            np.array(post_json(server.http, "/embed", json.dumps(body).encode()).json()[0], np.float32)
+            for body in bodies
+        ]
+    assert reply.json() == [{"label": "relevance", "score": pytest.approx(value.logits.item(), abs=1e-4)}]
+    assert info["model_type"]["classifier"]["problem_type"] == "regression"
+    for vector in vectors[:2]:
+        np.testing.assert_allclose(vector, wanted, atol=1e-5)
+    # Without the prompt, asked for by name or by sending token ids, the vector is another one.
+    np.testing.assert_allclose(vectors[2], vectors[3], atol=1e-5)
+    assert np.dot(vectors[2], wanted) < 0.999

@@ -172,6 +172,52 @@ def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) 
     edit_json(folder / "sentence_bert_config.json", max_seq_length=48)
     checkpoint = opened(folder)
     assert (checkpoint.task, checkpoint.max_length) == ("rerank", 48)
+    prompts = {"model_type": "CrossEncoder", "prompts": {"query": "q: "}, "default_prompt_name": "query"}
+    edit_json(folder / "config_sentence_transformers.json", **prompts)
+    with pytest.raises(ExportError, match="a cross-encoder with the default prompt 'query' cannot be exported"):
+        opened(folder)
+
+
+HINTS: list[tuple[dict[str, object], str]] = [
+    ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "rerank"),
+    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "rerank"),
+    ({"problem_type": "regression"}, "regression"),
+    ({"problem_type": "multi_label_classification"}, "classify"),
+]
+
+
+@pytest.mark.parametrize(("words", "answers"), HINTS)
+def test_what_one_number_is_stands_in_the_checkpoint(tmp_path: Path, words: dict[str, object], answers: str) -> None:
+    """A relevance, a value or a probability: what config.json says, and never a guess."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
+    edit_json(folder / "config.json", sentence_transformers=None)
+    edit_json(folder / "config.json", **words)
+    checkpoint = opened(folder)
+    assert checkpoint.task == ("rerank" if answers == "rerank" else "classify")
+    assert checkpoint.labels.regression == (answers == "regression")
+    assert checkpoint.labels.multi_label == (answers == "classify")
+
+
+def test_one_number_without_words_for_it_asks_for_a_task(tmp_path: Path) -> None:
+    """A regression head must not become a reranker with a sigmoid: the sentence names the three that it may be."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
+    edit_json(folder / "config.json", sentence_transformers=None)
+    with pytest.raises(ExportError, match=r"--task rerank .* --task classify .* or --task regression"):
+        opened(folder)
+    assert opened(folder, "rerank").task == "rerank"
+    assert opened(folder, "classify").labels.multi_label
+    regression = opened(folder, "regression")
+    assert (regression.task, regression.labels.regression) == ("classify", True)
+
+
+def test_a_regression_agrees_by_the_order_of_its_values(tmp_path: Path) -> None:
+    """Of a value no label is chosen: each column is held to PyTorch's order of the texts."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
+    edit_json(folder / "config.json", problem_type="regression")
+    judge = judge_of(opened(folder))
+    wanted = [(np.array([value, -value, 1.0], np.float32),) for value in (1.0, 2.0, 3.0)]
+    assert judge.agreement(wanted, wanted, []) == 1.0
+    assert judge.agreement(wanted[::-1], wanted, []) == pytest.approx(1 / 3)
 
 
 def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
@@ -189,7 +235,7 @@ REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
     ("bert", "classify", {"id2label": {"0": "a", "2": "b"}}, "number its labels 0, 1, 2"),
     ("bert", "classify", {"id2label": ["a"]}, "number its labels"),
     ("bert", "tag", {"id2label": {"0": "a", "1": "a"}}, "a name of its own"),
-    ("bert", "classify", {"problem_type": "regression"}, "problem_type 'regression' with 3 outputs"),
+    ("bert", "classify", {"problem_type": "ranking"}, "problem_type 'ranking' with 3 outputs"),
     ("distilbert", "embed", {"activation": "relu"}, "activation 'relu'"),
     ("roberta", "embed", {"pad_token_id": 0}, "pads with id 1, config.json with pad_token_id 0"),
     ("electra", "embed", {"architectures": ["ElectraForCausalLM"]}, "ElectraForCausalLM cannot be exported"),

@@ -15,12 +15,18 @@ logits = st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=3)
 
 
 def scores(
-    values: list[float], options: ClassifyOptions | None = None, *, multi_label: bool = False
+    values: list[float],
+    options: ClassifyOptions | None = None,
+    *,
+    multi_label: bool = False,
+    regression: bool = False,
 ) -> dict[str, float]:
     """The classes of one input, in the order of the answer."""
     row = (np.array(values, np.float32),)
     labels = LABELS[: len(values)]
-    (answer,) = classify.finish([row], options or ClassifyOptions(), labels, multi_label=multi_label)
+    (answer,) = classify.finish(
+        [row], options or ClassifyOptions(), labels, multi_label=multi_label, regression=regression
+    )
     return {entry.label: entry.score for entry in answer}
 
 
@@ -52,6 +58,12 @@ def test_no_logit_overflows(values: list[float], function: str) -> None:
 def test_classes_of_a_multi_label_model_are_independent() -> None:
     """Each class gets its own sigmoid."""
     assert scores([0.0, 0.0, 0.0], multi_label=True) == dict.fromkeys(LABELS, 0.5)
+
+
+def test_values_of_a_regression_stay_as_they_are() -> None:
+    """They are no logits, also where there is only one."""
+    assert scores([-3.5], regression=True) == {"calm": -3.5}
+    assert scores([-3.5, 40.0], regression=True) == {"glad": 40.0, "calm": -3.5}
 
 
 def test_a_single_class_is_a_sigmoid() -> None:

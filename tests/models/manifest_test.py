@@ -134,6 +134,12 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "labels-elsewhere": (put("labels", ["a"]), "labels"),
     "classes-without-names": (lambda m: m.update(task="classify", pooling=None), "labels"),
     "many-labels-elsewhere": (put("multi_label", True), "multi_label"),
+    "regression-elsewhere": (put("regression", True), "regression belongs"),
+    "no-such-prompt": (put("default_prompt", "query"), "none of the prompts"),
+    "default-prompt-elsewhere": (
+        lambda m: m.update(task="rerank", pooling=None, prompts={"query": "q"}, default_prompt="query"),
+        "default prompt belongs",
+    ),
     "candidates-elsewhere": (put("candidates", 5), "candidates"),
     "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
     "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3), "mask token"),

@@ -126,6 +126,10 @@ def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected
                 tensor.data.normal_(mean=float("orm.weight" in name or "ln.weight" in name), std=0.1)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    if task == "rerank":
+        # As cross-encoders of Sentence Transformers say what their one number is.
+        activation = "torch.nn.modules.activation.Sigmoid"
+        edit_json(folder / "config.json", sentence_transformers={"activation_fn": activation, "version": "5.0.0"})
     return folder
 
 

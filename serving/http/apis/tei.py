@@ -209,6 +209,8 @@ async def info(api: Api, http: HttpRequest) -> HttpReply:
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
+    if manifest.regression:
+        named["problem_type"] = "regression"
     pooling = ("embedding", {"pooling": manifest.pooling})
     kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
     kind, details = kinds.get(manifest.task, ("classifier", named))

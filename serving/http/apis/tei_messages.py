@@ -134,7 +134,8 @@ class Info(msgspec.Struct):
         model_sha: Digest of the checkpoint.
         model_dtype: What the artifact computes in.
         served_model_name: What requests call it.
-        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels.
+        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels; a `classifier` whose
+            `problem_type` is `regression` answers values as they are.
         max_concurrent_requests: Requests of full length that may be under way.
         max_input_length: Tokens of the longest input.
         max_batch_tokens: Tokens of the largest batch.

@@ -30,15 +30,22 @@ def check(options: ClassifyOptions, manifest: Manifest) -> None:
 
 
 def finish(
-    rows: Sequence[Row], options: ClassifyOptions, labels: Sequence[str], *, multi_label: bool
+    rows: Sequence[Row],
+    options: ClassifyOptions,
+    labels: Sequence[str],
+    *,
+    multi_label: bool,
+    regression: bool = False,
 ) -> list[list[LabelScore]]:
     """The answer from each input's `logits`, float32 [classes].
 
     Returns:
-        For each input, its classes, best first; of equals the one with the lower index first.
+        For each input, its classes, best first; of equals the one with the lower index first. Of a regression its
+        values, in the same order.
     """
     logits = np.stack([row[0] for row in rows]).astype(np.float64)
-    function = options.function or ("sigmoid" if multi_label or len(labels) == 1 else "softmax")
+    own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
+    function = options.function or own
     scores = _FUNCTIONS[function](logits)
     order = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
     return [
@@ -48,7 +55,14 @@ def finish(
 
 
 def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
-    return finish(work.rows, work.options, work.manifest.labels, multi_label=work.manifest.multi_label)
+    manifest = work.manifest
+    return finish(
+        work.rows,
+        work.options,
+        manifest.labels,
+        multi_label=manifest.multi_label,
+        regression=manifest.regression,
+    )
 
 
 TASK = Task("classify", _finish, check)
