@@ -1,0 +1,202 @@
+"""Large messages of calls that are refused, cancelled or lost: resident memory is afterwards what it was."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.support.clients import MODEL_INFER, bytes_tensor, metric
+from tests.support.http2 import (
+    CANCEL,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    RawHttp2,
+    frame,
+    prefixed,
+    request_fields,
+)
+from tests.support.models import NAME
+from tests.support.server import FAKE, Server
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZE = 2 << 20
+CALLS, WARM_UP = 80, 10
+ALLOWED_BYTES = 40 << 20
+"""What 20 of the messages have; were one copy of each kept, it would be four times as much."""
+
+FRAME_BYTES = 16_384
+FIRST_WINDOW = 65_535
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    """A server whose batches take long enough to leave while they run, with all that observes requests."""
+    with Server(models, *FAKE, "--fake-ms", "100", "--access-log", "true", "--log-level", "error") as running:
+        yield running
+
+
+def resident_bytes(server: Server) -> int:
+    """Of the server process, without its engine's."""
+    for line in Path(f"/proc/{server.pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("a process without memory")
+
+
+def request(text: str = "small", model: str = NAME, padding: int = SIZE) -> bytes:
+    """A request of so many bytes more than it needs."""
+    message = pb.ModelInferRequest(model_name=model)
+    message.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
+    message.raw_input_contents.append(bytes_tensor([text]))
+    message.parameters["padding"].string_param = "x" * padding
+    return message.SerializeToString()
+
+
+GOOD = request()
+RESET = CANCEL.to_bytes(4, "big")
+
+
+class Client(RawHttp2):
+    """One connection, with one call at a time."""
+
+    stream = -1
+    window = 0
+
+    def upload(self, message: bytes, path: str = MODEL_INFER, *, flags: int = END_STREAM, **fields: str) -> int:
+        """Begins a call with a large message, as far as the server lets it; returns its stream."""
+        self.stream += 2
+        self.window = FIRST_WINDOW
+        errors = [("triton_grpc_error", fields.pop("errors"))] if "errors" in fields else []
+        self.send(frame(HEADERS, END_HEADERS, self.stream, self.block(request_fields(path, **fields) + errors)))
+        self.message(message, flags=flags, compressed="grpc_encoding" in fields)
+        return self.stream
+
+    def message(self, message: bytes, *, flags: int, compressed: bool = False) -> None:
+        """A message of the last call."""
+        rest = memoryview(prefixed(message, compressed=compressed))
+        while rest:
+            while not self.window:
+                self._await_window()
+            part, rest = rest[: min(FRAME_BYTES, self.window)], rest[min(FRAME_BYTES, self.window) :]
+            self.window -= len(part)
+            self.send(frame(DATA, 0 if rest else flags, self.stream, bytes(part)))
+
+    def _await_window(self) -> None:
+        for arrived in self.frames():
+            self.replies.take(arrived)
+            if arrived.kind == WINDOW_UPDATE and arrived.stream == self.stream:
+                self.window += arrived.number()
+                return
+
+
+def refused(message: bytes, status: int, path: str = MODEL_INFER, **fields: str) -> Callable[[Server, int], None]:
+    """Calls that are answered with an error."""
+
+    def run(server: Server, count: int) -> None:
+        with Client(server.grpc) as client:
+            for _ in range(count):
+                assert client.reply(client.upload(message, path, **fields)).status == status
+
+    return run
+
+
+def begin(server: Server, client: Client, path: str) -> int:
+    """A call of which the server has everything; returns its stream."""
+    before = metric(server, "bertserve_admitted_tokens")
+    stream = client.upload(GOOD, path, flags=END_STREAM if path == MODEL_INFER else 0)
+    wait_for(lambda: metric(server, "bertserve_admitted_tokens") > before, "the call to be admitted")
+    return stream
+
+
+def cancelled(path: str) -> Callable[[Server, int], None]:
+    """Calls that are given up while they are computed."""
+
+    def run(server: Server, count: int) -> None:
+        with Client(server.grpc) as client:
+            for _ in range(count):
+                client.send(frame(RST_STREAM, 0, begin(server, client, path), RESET))
+                wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "the call to be forgotten")
+
+    return run
+
+
+def lost(path: str) -> Callable[[Server, int], None]:
+    """Calls whose connections go while they are computed."""
+
+    def run(server: Server, count: int) -> None:
+        for _ in range(count):
+            with Client(server.grpc) as client:
+                begin(server, client, path)
+            wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "the call to be forgotten")
+
+    return run
+
+
+def half(server: Server, count: int) -> None:
+    """Calls that are given up before their message is whole."""
+    with Client(server.grpc) as client:
+        for _ in range(count):
+            client.upload(GOOD, flags=0)
+            client.send(frame(RST_STREAM, 0, client.stream, RESET))
+
+
+def several(server: Server, count: int) -> None:
+    """Streams that a refusal ends while other messages of theirs are there."""
+    message = request(model="nobody")
+    with Client(server.grpc) as client:
+        for _ in range(count // 4):
+            client.upload(GOOD, STREAM_INFER, flags=0, errors="true")
+            for _ in range(3):
+                client.message(message, flags=0)
+            assert client.reply(client.stream).status == 5
+
+
+def told(server: Server, count: int) -> None:
+    """Messages of one stream, each refused in a message."""
+    message = request(model="nobody")
+    with Client(server.grpc) as client:
+        client.upload(message, STREAM_INFER, flags=0)
+        for _ in range(count - 1):
+            client.message(message, flags=0)
+        client.send(frame(DATA, END_STREAM, client.stream))
+        assert client.reply(client.stream).status == 0
+
+
+WAYS: dict[str, Callable[[Server, int], None]] = {
+    "an unknown model": refused(request(model="nobody"), 5),
+    "no message": refused(b"\xff" * SIZE, 3),
+    "too many characters": refused(request("x" * SIZE, padding=0), 3),
+    "too late": refused(GOOD, 4, grpc_timeout="1u"),
+    "too late to be computed": refused(GOOD, 4, grpc_timeout="30m"),
+    "inflated and refused": refused(gzip.compress(request(model="nobody")), 5, grpc_encoding="gzip"),
+    "inflated beyond the limit": refused(gzip.compress(request(padding=3 * SIZE)), 8, grpc_encoding="gzip"),
+    "stream, refused": refused(request(model="nobody"), 5, STREAM_INFER, errors="true"),
+    "stream, refused among others": several,
+    "stream, told": told,
+    "cancelled": cancelled(MODEL_INFER),
+    "stream, cancelled": cancelled(STREAM_INFER),
+    "lost": lost(MODEL_INFER),
+    "stream, lost": lost(STREAM_INFER),
+    "half a message": half,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_large_messages_leave_nothing(server: Server, way: str) -> None:
+    """However their calls end."""
+    WAYS[way](server, WARM_UP)
+    before = resident_bytes(server)
+    WAYS[way](server, CALLS)
+    assert resident_bytes(server) - before < ALLOWED_BYTES
