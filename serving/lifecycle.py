@@ -60,10 +60,19 @@ def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
 
 
 class Lifecycle:
+    """The server's state.
+
+    Attributes:
+        accepting: Whether requests are taken.
+        closing: Whether clients are asked to close their connections.
+        failure: The first reason of a failure.
+    """
+
     def __init__(self) -> None:
         self.state = State.STARTING
+        self.accepting = False
+        self.closing = False
         self.failure = ""
-        self._accepting = False
         self._listeners: list[Callable[[State], None]] = []
 
     def subscribe(self, listener: Callable[[State], None]) -> None:
@@ -74,8 +83,9 @@ class Lifecycle:
         if state not in _NEXT[self.state]:
             return False
         # DRAINING still serves what READY or DEGRADED served.
-        self._accepting = state in {State.READY, State.DEGRADED} or (state is State.DRAINING and self._accepting)
+        self.accepting = state in {State.READY, State.DEGRADED} or (state is State.DRAINING and self.accepting)
         self.state = state
+        self.closing = not self.live or state is State.DRAINING
         for listener in self._listeners:
             listener(state)
         return True
@@ -86,7 +96,7 @@ class Lifecycle:
 
     def accept_no_more(self) -> None:
         """From now on every request is refused: the time to drain is over."""
-        self._accepting = False
+        self.accepting = False
 
     @property
     def ready(self) -> bool:
@@ -98,11 +108,6 @@ class Lifecycle:
         """Whether the process does its work; False asks for a restart."""
         return self.state not in {State.FAILED, State.STOPPED}
 
-    @property
-    def closing(self) -> bool:
-        """Whether clients are asked to close their connections."""
-        return not self.live or self.state is State.DRAINING
-
-    def check_accepting(self) -> None:
-        if not self._accepting:
-            raise NotReady(f"the server is {self.state}; try again", retry_after_s=_RETRY_AFTER_S)
+    def refusal(self) -> NotReady:
+        """What a request gets while none is taken."""
+        return NotReady(f"the server is {self.state}; try again", retry_after_s=_RETRY_AFTER_S)

@@ -49,7 +49,7 @@ def _scheduler(lanes: int) -> Scheduler:
 
 def _item(chance: random.Random) -> WorkItem:
     tokens = min(512, 6 + int(chance.expovariate(1 / 60)))
-    return WorkItem(_MODEL, EncodedText(array("i", range(tokens))), None, 0)
+    return WorkItem(_MODEL, EncodedText(array("i", range(tokens))), tokens, None, 0)
 
 
 def measure(

@@ -249,7 +249,7 @@ class _Simulation:
             self._settle(request, Fate.LATE)
             return
         request.items = [
-            WorkItem(_MODEL, self._text(tokens), request, place) for place, tokens in enumerate(arrival.lengths)
+            WorkItem(_MODEL, self._text(tokens), tokens, request, index) for index, tokens in enumerate(arrival.lengths)
         ]
         try:
             permit = Permit(scheduler.admission, _MODEL, arrival.priority, request.deadline)

@@ -12,8 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.scheduling.buckets import bucket_index
-from serving.scheduling.cost import CostPoint
+from serving.scheduling.cost import CostPoint, bucket_index
 from simulate.errors import SimulateError
 
 if TYPE_CHECKING:

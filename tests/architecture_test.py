@@ -29,7 +29,7 @@ ARROWS = {
     "scheduling": "errors records",
     # What runs a batch knows neither wire nor task nor metric.
     "models": "errors records host scheduling.cost",
-    "engine": "errors records host logs models.bundle scheduling.cost scheduling.buckets",
+    "engine": "errors records host logs models.bundle scheduling.cost",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors records settings lifecycle scheduling models engine",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
@@ -51,8 +51,8 @@ OTHER_PACKAGES = {
     # Every report draws with them, so they know none.
     "charts": "",
     # The exporter shares the bundle and the engines with the server.
-    "export": "charts serving.errors serving.records"
-    " serving.host serving.models serving.engine serving.scheduling.buckets",
+    "export": "charts serving.errors serving.records serving.host serving.models serving.engine"
+    " serving.scheduling.cost",
     # A load generator that shared code with the server would share its mistakes.
     "loadtest": "charts",
     # The server's decisions over the load generator's schedules, in the form of its reports.
@@ -166,10 +166,10 @@ def test_the_entry_of_the_engine_process_alone_knows_bundles() -> None:
     assert users == {"serving.engine.process.__main__"}
 
 
-def test_cost_and_buckets_stand_alone() -> None:
+def test_costs_stand_alone() -> None:
     """Engine, models and exporter use them and see nothing else of scheduling."""
-    for module in _below("serving.scheduling.cost", "serving.scheduling.buckets"):
-        assert module.project_imports <= {"serving.scheduling.buckets"}, module.name
+    for module in _below("serving.scheduling.cost"):
+        assert module.project_imports == set(), module.name
 
 
 def test_scheduling_reads_no_clock_and_does_no_io() -> None:

@@ -22,7 +22,7 @@ from serving.host import available_cpus
 from serving.models.manifest import GPUS, Artifact
 from serving.models.verified_dir import digest
 from serving.records import EngineBuild, ShapeProfile
-from serving.scheduling.buckets import BUCKETS, bucket_for
+from serving.scheduling.cost import BUCKETS, bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

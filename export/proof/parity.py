@@ -14,7 +14,7 @@ from export.errors import ExportError
 from export.texts.corpus import shown
 from serving.models.manifest import Invariance, Parity
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
-from serving.scheduling.buckets import bucket_for
+from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ from serving.models.manifest import TOKENIZER
 from serving.models.staging_dir import StagingDir
 from serving.models.verified_dir import digest
 from serving.records import POSITIONS
-from serving.scheduling.buckets import bucket_for
+from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -59,9 +59,12 @@ class PendingRequest:
         started: Whether an engine has been given any of it.
     """
 
-    def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], now: float) -> None:
+    def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float) -> None:
         self.model = model
-        self.items = [WorkItem(model, text, self, index) for index, text in enumerate(texts)]
+        self.items = [
+            WorkItem(model, text, tokens, self, index)
+            for index, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
+        ]
         self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = now
@@ -152,8 +155,9 @@ class Dispatcher:
         if permit.model not in self._engines:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
         now = self._clock()
-        permit.confirm([len(text.ids) for text in texts], now)
-        request = PendingRequest(permit.model, texts, now)
+        lengths = [len(text.ids) for text in texts]
+        permit.confirm(lengths, now)
+        request = PendingRequest(permit.model, texts, lengths, now)
         try:
             assignment = self._scheduler.submit(request.items, permit, now)
             self._requests.add(request)

@@ -15,14 +15,14 @@ from serving.records import Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.records import A, InferRequest, ModelIndex, Totals
+    from serving.records import A, EncodedText, InferRequest, ModelIndex, Totals
     from serving.settings import Settings
 
 R = TypeVar("R")
@@ -67,7 +67,8 @@ class Pipeline:
         trace = request.trace
         if trace is not None:
             trace.decoded = time.perf_counter()
-        self._lifecycle.check_accepting()
+        if not self._lifecycle.accepting:
+            raise self._lifecycle.refusal()
         task: Task[Any, A] = TASKS[type(request.options)]
         model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
@@ -87,11 +88,15 @@ class Pipeline:
             ) as permit:
                 started = time.perf_counter()
                 cut = self._settings.auto_truncate if request.truncate is None else request.truncate
+                encode: Callable[[], Sequence[EncodedText]]
+                if task.encode is None:
+                    encode = partial(model.tokenizer.encode, inputs, truncate=cut)
+                else:
+                    encode = partial(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
                 if size <= _INLINE_BYTES:
-                    texts = task.encode(model.tokenizer, inputs, request.options, truncate=cut)
+                    texts = encode()
                 else:
                     permit.expect(size, len(inputs), longest)
-                    encode = partial(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
                     texts = await self._in_turn(encode, permit.deadline)
                     permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6

@@ -2,6 +2,8 @@
 
 A `CostTable` holds what was measured on one kind of lane. `ModelCosts` joins a model's tables and answers what
 scheduling asks: what a text costs alone, what share of the device it takes under load, how long a batch will run.
+
+Lengths are grouped into sequence buckets, so that a batch wastes little padding.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from serving.scheduling.buckets import BUCKETS, bucket_index
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LaneKindName = Literal["wide", "narrow"]
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Upper bounds in tokens; longer inputs fall into buckets that go on doubling."""
 
 CORRECTION_WEIGHT = 1 / 50
 """Of each batch in what its kind of lane is corrected by, and once more in what its own length is: a change of the
@@ -33,6 +36,27 @@ _WIDE_MUST_CARRY = 0.8
 lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
 
 _KEPT_ANSWERS = 8192
+
+
+def bucket_index(tokens: int) -> int:
+    """The index in `BUCKETS` for an input of so many tokens; `len(BUCKETS)` for longer ones.
+
+    >>> bucket_index(16), bucket_index(17), bucket_index(513)
+    (0, 1, 6)
+    """
+    return bisect_left(BUCKETS, tokens)
+
+
+def bucket_for(tokens: int) -> int:
+    """The smallest bucket that holds an input of so many tokens.
+
+    >>> bucket_for(1), bucket_for(16), bucket_for(17), bucket_for(513)
+    (16, 16, 32, 1024)
+    """
+    at = bucket_index(tokens)
+    if at < len(BUCKETS):
+        return BUCKETS[at]
+    return 1 << (tokens - 1).bit_length()
 
 
 class CostPoint(msgspec.Struct, frozen=True):

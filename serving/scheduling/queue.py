@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.records import DEFAULT_PRIORITY
-from serving.scheduling.buckets import bucket_for
+from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,6 +26,7 @@ class WorkItem(msgspec.Struct, eq=False):
     """One text in the queue.
 
     Attributes:
+        tokens: Of the text.
         owner: The request it belongs to; opaque here.
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
@@ -38,11 +39,11 @@ class WorkItem(msgspec.Struct, eq=False):
         order: Decides between equal keys.
         bucket: Set by the queue.
         waits: Whether it is in the queue.
-        tokens: Of the text; kept because it is read often.
     """
 
     model: ModelIndex
     text: EncodedText
+    tokens: int
     owner: object
     index: int
     alone: bool = False
@@ -55,10 +56,6 @@ class WorkItem(msgspec.Struct, eq=False):
     order: int = -1
     bucket: BucketKey = (-1, -1, -1)
     waits: bool = False
-    tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.tokens = len(self.text.ids)
 
     def is_late(self, now: float) -> bool:
         """Whether its deadline cannot be kept even if it starts at once."""

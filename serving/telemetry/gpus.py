@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from serving.telemetry import catalogue
-from serving.telemetry.collectors import Reading
+from serving.telemetry.metrics import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

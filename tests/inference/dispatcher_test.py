@@ -483,7 +483,7 @@ async def test_a_client_that_leaves_as_its_request_fails_makes_no_noise() -> Non
 def test_a_work_item_belongs_to_a_request_of() -> None:
     """Anything else in the queue is a mistake of ours."""
     with pytest.raises(TypeError):
-        _request_of(WorkItem(BATCHED, text(1), None, 0))
+        _request_of(WorkItem(BATCHED, text(1), 1, None, 0))
 
 
 class Request(NamedTuple):

@@ -49,7 +49,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         pipeline = Pipeline(
             settings=SimpleNamespace(auto_truncate=True),
             repository=SimpleNamespace(find=lambda *_: model),
-            lifecycle=SimpleNamespace(check_accepting=lambda: None),
+            lifecycle=SimpleNamespace(accepting=True),
             dispatcher=dispatcher,
             metrics=SimpleNamespace(),
         )

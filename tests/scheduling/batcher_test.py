@@ -24,7 +24,9 @@ IDLE = [0, 0, 0]
 
 def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
     """A queue that holds texts of these lengths."""
-    items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), None, 0) for tokens in lengths]
+    items = [
+        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths
+    ]
     queue = WorkQueue()
     queue.push(items)
     return queue, items
@@ -99,7 +101,7 @@ def test_a_text_longer_than_the_budget_runs_by_itself() -> None:
 def test_a_batch_holds_one_model_and_one_bucket() -> None:
     """Other texts wait for the next batch, even those that are older than some of it."""
     queue, items = queued(4, 20, 5)
-    queue.push([WorkItem(ModelIndex(TEXT_BY_TEXT), items[0].text, None, 0)])
+    queue.push([WorkItem(ModelIndex(TEXT_BY_TEXT), items[0].text, items[0].tokens, None, 0)])
     assert chosen(queue, IDLE, POLICY) == (WIDE, [items[0], items[2]])
 
 
@@ -397,8 +399,9 @@ def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCos
     load = [0] + [next(numbers) * (next(numbers) % 2) for _ in range(lanes - 1)]
     queue = WorkQueue()
     for length, rest in zip(numbers, numbers, strict=False):
-        text = EncodedText(array("i", range(1 + length % 80)))
-        item = WorkItem(ModelIndex(rest % 2), text, None, 0, alone=rest % 11 == 0, priority=1 + rest % 7 % 2)
+        tokens = 1 + length % 80
+        text = EncodedText(array("i", range(tokens)))
+        item = WorkItem(ModelIndex(rest % 2), text, tokens, None, 0, alone=rest % 11 == 0, priority=1 + rest % 7 % 2)
         item.key, item.deadline = rest / 10, (0.1 + rest * length % 40 / 10) * MILLISECOND
         item.least_us = known[item.model].least_us(item.tokens)
         queue.push([item])

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from serving.records import PRIORITIES, EncodedText, ModelIndex
-from serving.scheduling.buckets import bucket_for
+from serving.scheduling.cost import bucket_for
 from serving.scheduling.queue import Backlog, WorkItem, WorkQueue
 
 
 def item(tokens: int, model: int = 0, *, key: float = 0.0, priority: int = 2, work_us: int = 1) -> WorkItem:
     """A text of so many tokens."""
     text = EncodedText(array("i", range(tokens)))
-    return WorkItem(ModelIndex(model), text, None, 0, key=key, priority=priority, work_us=work_us)
+    return WorkItem(ModelIndex(model), text, tokens, None, 0, key=key, priority=priority, work_us=work_us)
 
 
 def place(one: WorkItem) -> tuple[int, float, int]:

@@ -30,8 +30,10 @@ TEN_MS = constant(10_000)
 
 def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
     """Texts of these lengths, of one request."""
-    texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
-    return [WorkItem(ModelIndex(model), text, owner, index) for index, text in enumerate(texts)]
+    return [
+        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, owner, index)
+        for index, tokens in enumerate(lengths)
+    ]
 
 
 def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving import errors
-from serving.errors import BertserveError, InvalidRequest, NotReady
+from serving.errors import BertserveError, InvalidRequest
 from serving.http.faults import error_body, status_of
 from serving.inference.tasks import embed
 from serving.lifecycle import Lifecycle, State
@@ -62,40 +62,30 @@ def test_what_probes_see(state: State) -> None:
     assert lifecycle.live is (state not in {S.FAILED, S.STOPPED})
 
 
-def accepts(lifecycle: Lifecycle) -> bool:
-    """Whether requests are taken."""
-    try:
-        lifecycle.check_accepting()
-    except NotReady:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("state", State)
 def test_what_requests_see(state: State) -> None:
     """Requests are taken while ready, and on through the lame duck and the drain."""
-    assert accepts(lifecycle_in(state)) is (state in {S.READY, S.DEGRADED, S.DRAINING})
+    assert lifecycle_in(state).accepting is (state in {S.READY, S.DEGRADED, S.DRAINING})
 
 
 def test_refusals_say_when_to_come_again() -> None:
     """Whoever is refused for the server's state is told to try again soon."""
-    with pytest.raises(NotReady, match="starting") as refused:
-        Lifecycle().check_accepting()
-    assert refused.value.retry_after_s == 1
+    refusal = Lifecycle().refusal()
+    assert (refusal.message, refusal.retry_after_s) == ("the server is starting; try again", 1)
 
 
 def test_the_drain_ends() -> None:
     """Past the drain's limit nothing is taken."""
     lifecycle = lifecycle_in(S.DRAINING)
     lifecycle.accept_no_more()
-    assert not accepts(lifecycle)
+    assert not lifecycle.accepting
 
 
 def test_no_lame_duck_for_what_was_never_ready() -> None:
     """A server that is told to end while it warms up takes nothing."""
     lifecycle = lifecycle_in(S.WARMING)
     lifecycle.to(S.DRAINING)
-    assert not accepts(lifecycle)
+    assert not lifecycle.accepting
 
 
 def test_listeners_hear_real_changes_only() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.telemetry.catalogue import Metric
-from serving.telemetry.collectors import Histogram, Reading
+from serving.telemetry.metrics import Histogram, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,7 +36,7 @@ def outcome(texts: int, *, truncated: int = 0) -> Outcome:
 
 def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> Assignment:
     """A batch of so many texts."""
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", [1])), None, 0) for _ in range(texts)]
+    items = [WorkItem(ModelIndex(0), EncodedText(array("i", [1])), 1, None, 0) for _ in range(texts)]
     return Assignment(0, items, texts, 1, padding, 0.0, predicted_us)
 
 
@@ -154,7 +154,7 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
     metrics.follow(dispatcher)
     scheduler = dispatcher._scheduler
     scheduler.engine_up(1, [model_costs(constant(10_000))])
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), None, 0) for _ in range(2)]
+    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
     with Permit(scheduler.admission, ModelIndex(0), 2, 1.0) as permit:
         permit.confirm([8, 8], 0.0)
         scheduler.submit(items, permit, 0.0)

@@ -23,7 +23,7 @@ from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.errors import BundleError, EngineFault
 from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
-from serving.scheduling.buckets import BUCKETS
+from serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

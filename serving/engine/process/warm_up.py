@@ -19,8 +19,7 @@ from serving.engine.base import LaneKind
 from serving.engine.batches import OneByOne
 from serving.errors import BundleError, EngineFault
 from serving.records import Batch, EncodedText, ModelIndex
-from serving.scheduling.buckets import BUCKETS
-from serving.scheduling.cost import CostPoint
+from serving.scheduling.cost import BUCKETS, CostPoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -48,16 +48,6 @@ class Encode(Protocol[O_contra]):
     ) -> Sequence[EncodedText]: ...
 
 
-def encode_each(
-    tokenizer: TextTokenizer,
-    inputs: Sequence[TextInput],
-    _: object,
-    *,
-    truncate: Truncate,
-) -> Sequence[EncodedText]:
-    return tokenizer.encode(inputs, truncate=truncate)
-
-
 def accept(_: object, __: Manifest) -> None: ...
 
 
@@ -69,6 +59,7 @@ class Task(Generic[O, A]):
         name: As manifests call it; None suits models of every task.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
         size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
+        encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         windows: Whether a text that is too long is read in several windows; otherwise it is cut.
     """
@@ -77,7 +68,7 @@ class Task(Generic[O, A]):
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
     size_bytes: Callable[[TextTokenizer, Sequence[TextInput]], int] = TextTokenizer.size_bytes
-    encode: Encode[O] = encode_each
+    encode: Encode[O] | None = None
     token_outputs: bool = False
     windows: bool = False
 
