@@ -454,9 +454,16 @@ class Totals(msgspec.Struct):
     last_at: float = 0.0
 
 
-class UsedCard(msgspec.Struct, frozen=True):
-    """A GPU that models run on."""
+class Gpu(msgspec.Struct, frozen=True):
+    """A GPU that this process may use.
 
+    Attributes:
+        ordinal: Its index in CUDA's order.
+        uuid: As NVML has it: `GPU-` and 32 digits in groups.
+        compute_capability: Major and minor, as `7.5`.
+    """
+
+    ordinal: int
     name: str
     uuid: str
     compute_capability: str
@@ -485,7 +492,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
     Attributes:
         engine: As `--engine` calls it.
         degraded: Whether it is less than was meant.
-        cards: The GPUs that it runs on; none for a CPU.
+        gpus: The GPUs that it runs on; none for a CPU.
         rejected: What was tried before it, the best first.
         left_out: GPUs like those that cannot take part, each with its reason.
         lost: GPUs that were given up while serving, each with its reason.
@@ -493,11 +500,11 @@ class EngineChoice(msgspec.Struct, frozen=True):
 
     engine: str
     degraded: bool = False
-    cards: tuple[UsedCard, ...] = ()
+    gpus: tuple[Gpu, ...] = msgspec.field(default=(), name="cards")  # in `/status` since version 0.1
     rejected: tuple[RejectedEngine, ...] = ()
     left_out: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
 
     def where(self, threads: int) -> str:
         """The hardware that it computes on, for the log."""
-        return f"{len(self.cards)} x {self.cards[0].name}" if self.cards else f"{threads} threads"
+        return f"{len(self.gpus)} x {self.gpus[0].name}" if self.gpus else f"{threads} threads"

@@ -27,10 +27,10 @@ from export.benchmarks.gpu_cells import (
     SERVED_TOKENS,
     Cell,
     Prepared,
-    card_rates,
     cell_of,
     engine_cells,
     engines,
+    gpu_rates,
     prepare,
     torch_cells,
 )
@@ -97,7 +97,7 @@ class Report:
 
 def facts(machine: Machine) -> dict[str, str]:
     """What it ran on and with."""
-    card = machine.cards[0]
+    gpu = machine.gpus[0]
     versions = {}
     for name in _PACKAGES:
         try:
@@ -106,8 +106,8 @@ def facts(machine: Machine) -> dict[str, str]:
             versions[name] = "not installed"
     return {
         "Date": datetime.now(UTC).date().isoformat(),
-        "GPU": f"{card.name}, compute capability {'{}.{}'.format(*card.compute_capability)},"
-        f" {card.memory_bytes // _MIB:,} MiB; driver for CUDA {'{}.{}'.format(*machine.cuda)}",
+        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability},"
+        f" {gpu.memory_bytes // _MIB:,} MiB; driver for CUDA {'{}.{}'.format(*machine.cuda)}",
         "CPU": f"{os.cpu_count()} cores, {platform.machine()}",
         "Python": platform.python_version(),
         **versions,
@@ -119,7 +119,7 @@ def plan() -> str:
     shapes = ", ".join(f"{texts} x {tokens}" for texts, tokens in COMPARED)
     return (
         "make bench-gpu would run, within eight minutes:\n"
-        "  1. the card's bandwidth, and its FP16 matrix rate on the model's own shapes\n"
+        "  1. the GPU's bandwidth, and its FP16 matrix rate on the model's own shapes\n"
         f"  2. BERT-base and BERT-large, random weights of a fixed seed, FP16, {LENGTHS[0]} to {LENGTHS[-1]} tokens,"
         f" batches of {SIZES[0]} to {SIZES[-1]}: p50, p99 and throughput of each engine that runs here, beside the\n"
         "     launch-aware floor\n"
@@ -144,9 +144,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discov
             import torch  # noqa: PLC0415  slow to import, and not needed to say that there is no GPU
 
             problem = (
-                ""
-                if torch.cuda.is_available()
-                else "PyTorch is installed without CUDA, which the card is measured with"
+                "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which the GPU is measured with"
             )
         except ModuleNotFoundError:
             problem = "PyTorch is not installed: pip install 'bertserve[export]'"
@@ -169,7 +167,7 @@ def _measure(
     clock: Clock,
     report: Report,
 ) -> None:
-    rates = {size: card_rates(torch, encoder, clock.share(0.05)) for size, encoder in MODELS.items()}
+    rates = {size: gpu_rates(torch, encoder, clock.share(0.05)) for size, encoder in MODELS.items()}
     for size, (bandwidth, rate) in rates.items():
         report.add(
             f"BERT-{size}: {bandwidth / 1e9:,.0f} GB/s of a copy, {rate / 1e12:,.1f} TFLOPS on its own products"
@@ -247,7 +245,7 @@ def _write_costs(path: Path, machine: Machine, engine: str, cells: Sequence[Cell
         for c in cells
     ]
     source = {"measured": {"url": "docs/benchmarks/gpu.md", "what": f"{engine}, engine only, `make bench-gpu`"}}
-    table = {"title": f"BERT-base FP16 on one {machine.cards[0].name}", "sources": source, "points": points}
+    table = {"title": f"BERT-base FP16 on one {machine.gpus[0].name}", "sources": source, "points": points}
     path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What `make bench-gpu` measures without a server: the card, the engines on it, and PyTorch beside them."""
+"""What `make bench-gpu` measures without a server: the GPU, the engines on it, and PyTorch beside them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_TOKENS = SIZES[-1] * LENGTHS[-1]
 """Of a batch."""
 
 SERVED_TOKENS = 128
-"""Of the texts that a server is asked for, and of those that a card's matrix rate is measured with."""
+"""Of the texts that a server is asked for, and of those that a GPU's matrix rate is measured with."""
 
 _LEAST_RUNS, _MOST_RUNS, _CELL_S = 20, 300, 0.4
 _MIB = 1 << 20
@@ -69,7 +69,7 @@ class Cell(NamedTuple):
         return 1e6 * self.texts / self.p50_us
 
 
-def card_rates(torch: Any, encoder: roofline.Encoder, until: float) -> tuple[float, float]:  # noqa: ANN401  a module
+def gpu_rates(torch: Any, encoder: roofline.Encoder, until: float) -> tuple[float, float]:  # noqa: ANN401  a module
     """Bytes a second of a copy, and operations a second on a model's products in FP16."""
     block = torch.empty(256 * _MIB, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(block)
@@ -85,7 +85,7 @@ def card_rates(torch: Any, encoder: roofline.Encoder, until: float) -> tuple[flo
 
 
 def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int = 1, tokens: int = 1) -> Cell:  # noqa: ANN401
-    """Times work of PyTorch's by the card's own clock."""
+    """Times work of PyTorch's by the GPU's own clock."""
     for _ in range(5):
         work()
     torch.cuda.synchronize()
@@ -161,7 +161,7 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
         return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
 
     yield "ort-cuda", ort_cuda
-    for target, flavour in ((machine.cards[0].target, "rtx"), (tensorrt.NATIVE, "enterprise")):
+    for target, flavour in ((machine.gpus[0].target, "rtx"), (tensorrt.NATIVE, "enterprise")):
         if not machine.libraries[flavour].problem:
             yield f"tensorrt ({flavour})", lambda target=target: tensorrt_engine(target)  # type: ignore[misc]
 

@@ -1,6 +1,6 @@
-"""The least time that a BERT can take on a card, by the launch-aware roofline.
+"""The least time that a BERT can take on a GPU, by the launch-aware roofline.
 
-Each kernel takes the larger of its bytes over the card's bandwidth, its operations over its matrix rate, and what a
+Each kernel takes the larger of its bytes over the GPU's bandwidth, its operations over its matrix rate, and what a
 launch costs; the floor is their sum. The kernels are those of an encoder fused as far as is usual: one product for
 queries, keys and values, one for attention as a whole, bias and activation inside the products, and the residual
 addition with the normalisation after it. Weights are read once a batch; fp16 has two bytes a number.
@@ -76,7 +76,7 @@ def floor_us(kernels: Sequence[Kernel], operations_per_s: float, bytes_per_s: fl
 
 
 def products(encoder: Encoder, rows: int) -> list[tuple[int, int, int]]:
-    """The shapes (rows, in, out) of a layer's products, on which a card's matrix rate is measured."""
+    """The shapes (rows, in, out) of a layer's products, on which a GPU's matrix rate is measured."""
     hidden, wide = encoder.hidden, encoder.intermediate
     return [(rows, hidden, 3 * hidden), (rows, hidden, hidden), (rows, hidden, wide), (rows, wide, hidden)]
 

@@ -27,8 +27,8 @@ TIMINGS = "tensorrt.timings"
 """What TensorRT measured of its kernels on this GPU: the next build takes it from there."""
 
 _GIB = 1 << 30
-_CARD_BYTES, _CARD_FACTOR = tensorrt.WORKSPACE_BYTES, 3
-"""Of a card's memory, for a build on it: scratch memory, and weights more than once. Estimated, not measured."""
+_GPU_BYTES, _GPU_FACTOR = tensorrt.WORKSPACE_BYTES, 3
+"""Of a GPU's memory, for a build on it: scratch memory, and weights more than once. Estimated, not measured."""
 
 
 def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progress: Progress) -> Outcome:
@@ -105,21 +105,21 @@ def _own_target(graph_bytes: int) -> str:
 
     Raises:
         ExportError: There is no GPU or no TensorRT for it.
-        NoRoomError: Too little of the card is free.
+        NoRoomError: Too little of the GPU is free.
     """
     machine = discovery.look()
     if machine.problem:
         raise ExportError(f"there is no GPU to build an engine for: {machine.problem}")
-    card = machine.cards[0]
+    gpu = machine.gpus[0]
     if not machine.libraries["enterprise"].problem:
-        if card.free_bytes < (needed := _CARD_BYTES + _CARD_FACTOR * graph_bytes):
+        if (free_bytes := machine.free_bytes[0]) < (needed := _GPU_BYTES + _GPU_FACTOR * graph_bytes):
             raise NoRoomError(
-                f"building on {card.name} needs about {needed / _GIB:.1f} GiB of its memory and"
-                f" {card.free_bytes / _GIB:.1f} GiB are free"
+                f"building on {gpu.name} needs about {needed / _GIB:.1f} GiB of its memory and"
+                f" {free_bytes / _GIB:.1f} GiB are free"
             )
         return tensorrt.NATIVE
     if problem := machine.libraries["rtx"].problem:
         raise ExportError(f"there is no TensorRT here that could build an engine: {problem}")
-    if card.target not in tensorrt.TARGETS:
-        raise ExportError(f"TensorRT for RTX builds no engine for {card.name}, whose kind is {card.target}")
-    return card.target
+    if gpu.target not in tensorrt.TARGETS:
+        raise ExportError(f"TensorRT for RTX builds no engine for {gpu.name}, whose kind is {gpu.target}")
+    return gpu.target

@@ -65,6 +65,6 @@ def gpu_obstacle(artifact: Artifact) -> str | None:
     if machine.problem:
         return machine.problem
     library = machine.libraries["ort-cuda" if artifact.engine is None else artifact.engine.flavour]
-    if artifact.target != "cuda" and artifact.target != machine.cards[0].target:
-        return f"it is for {artifact.target}, and this {machine.cards[0].name} is {machine.cards[0].target}"
+    if artifact.target != "cuda" and artifact.target != machine.gpus[0].target:
+        return f"it is for {artifact.target}, and this {machine.gpus[0].name} is {machine.gpus[0].target}"
     return library.problem or None

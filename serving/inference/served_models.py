@@ -104,7 +104,7 @@ class Repository:
         precision: str = "auto",
         *,
         engine: str = "ort-cpu",
-        card: str = "",
+        target: str = "",
         allow_unproven: bool = False,
         defaults: Mapping[str, str] | None = None,
     ) -> Repository:
@@ -114,7 +114,7 @@ class Repository:
             bundles: Verified.
             precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
             engine: It decides which artifacts can be served.
-            card: Compute capability of the GPU, as `sm75`, for engines that are made for one.
+            target: The GPU's kind, as `sm75`, for engines that are made for one.
             allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
             defaults: For a task, the model that answers where a request names none.
 
@@ -124,7 +124,7 @@ class Repository:
         try:
             models = []
             for index, bundle in enumerate(bundles):
-                artifact = form_of(bundle, precision, engine, unproven=allow_unproven, card=card)
+                artifact = form_of(bundle, precision, engine, unproven=allow_unproven, target=target)
                 tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
                 models.append(
                     ServedModel(index=ModelIndex(index), bundle=bundle, artifact=artifact, tokenizer=tokenizer)

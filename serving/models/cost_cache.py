@@ -115,7 +115,7 @@ class CostCache:
 
 
 def _engine(choice: EngineChoice) -> str:
-    return f"{choice.engine} on {len(choice.cards)} {choice.cards[0].name}" if choice.cards else choice.engine
+    return f"{choice.engine} on {len(choice.gpus)} {choice.gpus[0].name}" if choice.gpus else choice.engine
 
 
 def _file_name(choice: EngineChoice, model: ModelForm) -> str:

@@ -112,17 +112,17 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
     )
 
 
-def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, card: str = "") -> Artifact:
+def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> Artifact:
     """The form that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
         BundleError: It has none.
     """
-    targets = {card} if card and engine == "tensorrt" else _TARGETS[engine]
+    targets = {target} if target and engine == "tensorrt" else _TARGETS[engine]
     runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
-        here = f"{engine} on {card}" if card and engine == "tensorrt" else engine
+        here = f"{engine} on {target}" if target and engine == "tensorrt" else engine
         raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
     fastest = _FASTEST_ON_A_GPU if engine in ON_A_GPU else _FASTEST_FIRST
     wanted = fastest if precision == "auto" else (precision,)

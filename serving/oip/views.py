@@ -207,11 +207,11 @@ def views(repository: Repository) -> dict[str, View]:
 
 
 def _parameters(engine: EngineChoice) -> dict[str, str]:
-    """What runs a model: its name, its cards, and why not what would be faster."""
-    cards = {"gpu": ", ".join(card.name for card in engine.cards)} if engine.cards else {}
+    """What runs a model: its name, its GPUs, and why not what would be faster."""
+    gpus = {"gpu": ", ".join(gpu.name for gpu in engine.gpus)} if engine.gpus else {}
     rejected = {f"not_{rejected.engine}": rejected.reason for rejected in engine.rejected}
     missing = {"gpus_missing": "; ".join(words)} if (words := (*engine.left_out, *engine.lost)) else {}
-    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **cards, **rejected, **missing}
+    return {"engine": engine.engine, "degraded": str(engine.degraded).lower(), **gpus, **rejected, **missing}
 
 
 def _config(info: TensorMetadata) -> TensorConfig:

@@ -155,13 +155,13 @@ def _memory(topic: str, proc: Path) -> Finding:
 
 def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
     topic = "GPU"
-    cards = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
+    gpus = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
     driver = re.search(r"Module\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
-    if not cards:
-        why = "the driver is there and no card" if driver else "no NVIDIA driver"
-        yield Finding(topic, "cards", f"none ({why})")
+    if not gpus:
+        why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
+        yield Finding(topic, "GPUs", f"none ({why})")
         return
-    yield Finding(topic, "cards", ", ".join(card or "unnamed" for card in cards))
+    yield Finding(topic, "GPUs", ", ".join(gpu or "unnamed" for gpu in gpus))
     yield Finding(topic, "driver", driver[1] if driver else "unknown")
     files = sorted({file.name for folder in libraries for name in _GPU_LIBRARIES for file in folder.rglob(name)})
     value = ", ".join([*_versions(_GPU_PACKAGES), *files])

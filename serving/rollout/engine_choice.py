@@ -18,18 +18,17 @@ from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.node_cache import with_proofs
-from serving.records import ON_A_GPU, EngineChoice, RejectedEngine, UsedCard
+from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from serving.engine.gpu.cuda_driver import Card
     from serving.engine.gpu.discovery import Library, Machine
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact
-    from serving.records import EngineBuild
+    from serving.records import EngineBuild, Gpu
     from serving.settings import EngineName, Settings
 
 log = logging.getLogger("bertserve")
@@ -44,7 +43,7 @@ _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 
 _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
-"""Memory on a card: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
+"""Memory on a GPU: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
 
 _NOT_LOOKED_AT = discovery.Machine(problem="no GPU was looked for")
 
@@ -55,7 +54,7 @@ class Choice:
 
     Attributes:
         repository: The models, each in the form that the engine runs.
-        cards: The GPUs in use; none on a CPU.
+        gpus: The GPUs in use; none on a CPU.
         rejected: What was tried before, the best first.
         degraded: Whether it is less than was meant.
         left_out: Why GPUs of the same kind do not take part.
@@ -63,22 +62,18 @@ class Choice:
 
     engine: EngineName
     repository: Repository
-    cards: tuple[Card, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     rejected: tuple[RejectedEngine, ...] = ()
     degraded: bool = False
     left_out: tuple[str, ...] = ()
 
     def summary(self) -> EngineChoice:
-        cards = [
-            UsedCard(card.name, card.uuid, "{}.{}".format(*card.compute_capability), card.memory_bytes)
-            for card in self.cards
-        ]
-        return EngineChoice(self.engine, self.degraded, tuple(cards), self.rejected, self.left_out)
+        return EngineChoice(self.engine, self.degraded, self.gpus, self.rejected, self.left_out)
 
     def log(self) -> None:
-        where = f" on {len(self.cards)} x {self.cards[0].name}" if self.cards else ""
+        where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where)
-        for rejected in self.rejected if self.degraded or self.cards else ():
+        for rejected in self.rejected if self.degraded or self.gpus else ():
             log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
@@ -128,24 +123,24 @@ class Chooser:
         """Whether a bundle has no TensorRT engine that runs here, but an engine graph to build one from."""
         bundle = self._read(path)
         try:
-            card = self._cards(BUILT, [bundle])[0]
-            form = self._form(bundle, BUILT, card.target)
+            gpu = self._gpus(BUILT, [bundle])[0]
+            form = self._form(bundle, BUILT, gpu.target)
         except (StartupError, BundleError):
             return bundle.has_engine_graph
-        fits = form.engine is None or not any(self._unfit(form.file, form.engine, card))
+        fits = form.engine is None or not any(self._unfit(form.file, form.engine, gpu))
         return bundle.has_engine_graph and not fits
 
     def form_of(self, path: Path, engine: EngineChoice) -> tuple[Bundle, Artifact]:
         """A version of a model, not verified yet, and the form of it that an engine can run."""
         bundle = self._read(path)
-        return bundle, self._form(bundle, engine.engine, engine.cards[0].target if engine.cards else "")
+        return bundle, self._form(bundle, engine.engine, engine.gpus[0].target if engine.gpus else "")
 
     def _read(self, path: Path) -> Bundle:
         bundle, cache = read_bundle(path), self._settings.cache_dir
         return bundle if cache is None else with_proofs(cache, bundle)
 
-    def _form(self, bundle: Bundle, engine: str, card: str) -> Artifact:
-        return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, card=card)
+    def _form(self, bundle: Bundle, engine: str, target: str) -> Artifact:
+        return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, target=target)
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can."""
@@ -155,7 +150,7 @@ class Chooser:
         if self._settings.precision not in {"auto", "fp16"}:
             return f"it would be fp16, and --precision {self._settings.precision} is asked for"
         flavours = [machine.libraries.get(flavour) for flavour in ("enterprise", "rtx")]
-        problems = [" and ".join(_library_problems(machine, "TensorRT", each, machine.cards[0])) for each in flavours]
+        problems = [" and ".join(_library_problems(machine, "TensorRT", each, machine.gpus[0])) for each in flavours]
         return problems[-1] if all(problems) else ""
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
@@ -163,8 +158,8 @@ class Chooser:
         return self._opened(BUILT, self._bundles(served))
 
     @property
-    def cards(self) -> Sequence[Card]:
-        return self._machine.cards
+    def gpus(self) -> Sequence[Gpu]:
+        return self._machine.gpus
 
     def reject(self, engine: str, reason: str) -> None:
         """Records why an engine is not taken. Clients see the reason, without this machine's paths."""
@@ -192,31 +187,32 @@ class Chooser:
         return self._opened(last, bundles)
 
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
-        cards = self._cards(engine, bundles) if engine in ON_A_GPU else ()
+        gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         repository = Repository.of(
             bundles,
             self._settings.precision,
             engine=engine,
-            card=cards[0].target if cards else "",
+            target=gpus[0].target if gpus else "",
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
-        if cards:
-            for problem in self._problems(engine, repository, cards):
+        if gpus:
+            for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
         size = sum(model.artifact.size_bytes for model in repository.models)
-        full = {card.ordinal: problem for card in cards if (problem := too_full(card, card.free_bytes, size))}
-        if full and len(full) == len(cards):
-            raise StartupError(f"the engine {engine} cannot run here: {full[cards[0].ordinal]}")
-        cards, left_out = tuple(card for card in cards if card.ordinal not in full), tuple(full.values())
+        free_bytes = self._machine.free_bytes
+        full = {gpu.ordinal: problem for gpu in gpus if (problem := too_full(gpu, free_bytes[gpu.ordinal], size))}
+        if full and len(full) == len(gpus):
+            raise StartupError(f"the engine {engine} cannot run here: {full[gpus[0].ordinal]}")
+        gpus, left_out = tuple(gpu for gpu in gpus if gpu.ordinal not in full), tuple(full.values())
         rejected = self.rejected(engine)
-        has_gpu = bool(self._machine.cards) or self._machine.broken
+        has_gpu = bool(self._machine.gpus) or self._machine.broken
         wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
-        return Choice(engine, repository, cards, rejected, degraded, left_out)
+        return Choice(engine, repository, gpus, rejected, degraded, left_out)
 
-    def _cards(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Card, ...]:
-        """The cards that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
+    def _gpus(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
+        """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
             raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
         if self._machine is _NOT_LOOKED_AT:
@@ -224,21 +220,21 @@ class Chooser:
         machine = self._machine
         if machine.problem:
             raise StartupError(f"the engine {engine} cannot run here: {machine.problem}")
-        return tuple(card for card in machine.cards if card.target == machine.cards[0].target)
+        return tuple(gpu for gpu in machine.gpus if gpu.target == machine.gpus[0].target)
 
-    def _problems(self, engine: EngineName, repository: Repository, cards: Sequence[Card]) -> Iterator[str]:
-        """Why an engine cannot run these models on these cards, as far as can be said without trying."""
+    def _problems(self, engine: EngineName, repository: Repository, gpus: Sequence[Gpu]) -> Iterator[str]:
+        """Why an engine cannot run these models on these GPUs, as far as can be said without trying."""
         if engine == "ort-cuda":
             library = self._machine.libraries.get("ort-cuda")
-            yield from _library_problems(self._machine, "ONNX Runtime", library, cards[0])
+            yield from _library_problems(self._machine, "ONNX Runtime", library, gpus[0])
         for model in repository.models if engine == "tensorrt" else ():
             if (build := model.artifact.engine) is not None:
-                yield from self._unfit(model.artifact.file, build, cards[0])
+                yield from self._unfit(model.artifact.file, build, gpus[0])
 
-    def _unfit(self, file: str, build: EngineBuild, card: Card) -> Iterator[str]:
+    def _unfit(self, file: str, build: EngineBuild, gpu: Gpu) -> Iterator[str]:
         """Why a built engine cannot run with the installed TensorRT."""
         library = self._machine.libraries.get(build.flavour)
-        yield from _library_problems(self._machine, "TensorRT", library, card)
+        yield from _library_problems(self._machine, "TensorRT", library, gpu)
         # Without the build number.
         if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
             yield (
@@ -247,17 +243,17 @@ class Chooser:
             )
 
 
-def too_full(card: Card, free_bytes: int, model_bytes: int) -> str:
-    """Why a card has too little free memory for models; empty where it has enough."""
+def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:
+    """Why a GPU has too little free memory for models; empty where it has enough."""
     wanted = model_bytes * _WORKING_FACTOR / _MIB + _WORKING_MIB
-    free, total = free_bytes // _MIB, card.memory_bytes // _MIB
+    free, total = free_bytes // _MIB, gpu.memory_bytes // _MIB
     if free >= wanted:
         return ""
     has = f"{free:,} MiB of {total:,} free"
-    return f"{card.name} number {card.ordinal} has {has}, about {wanted:,.0f} are needed"
+    return f"{gpu.name} number {gpu.ordinal} has {has}, about {wanted:,.0f} are needed"
 
 
-def _library_problems(machine: Machine, name: str, library: Library | None, card: Card) -> Iterator[str]:
+def _library_problems(machine: Machine, name: str, library: Library | None, gpu: Gpu) -> Iterator[str]:
     if library is None or library.problem:
         yield library.problem if library else f"{name} was not looked for"
         return
@@ -267,8 +263,9 @@ def _library_problems(machine: Machine, name: str, library: Library | None, card
             f"the NVIDIA driver is too old: it runs CUDA up to {newest}, {name} {library.version} needs"
             f" {library.cuda}.0; install a newer driver, or {name} for CUDA {machine.cuda[0]}"
         )
-    if card.compute_capability < (least := _LEAST_CAPABILITY.get(library.cuda, (0, 0))):
+    least = _LEAST_CAPABILITY.get(library.cuda, (0, 0))
+    if tuple(map(int, gpu.compute_capability.split("."))) < least:
         yield (
-            f"{card.name} has compute capability {'{}.{}'.format(*card.compute_capability)}, {name} for CUDA"
+            f"{gpu.name} has compute capability {gpu.compute_capability}, {name} for CUDA"
             f" {library.cuda} needs {'{}.{}'.format(*least)}"
         )

@@ -56,13 +56,13 @@ class LoadBuilder:
             engine=choice.engine,
             models=[model.spec() for model in models],
             threads=threads,
-            nice=0 if choice.cards else settings.engine_nice,
+            nice=0 if choice.gpus else settings.engine_nice,
             costs=costs.read(choice.summary(), models),
             fake_ms=settings.fake_ms,
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
-            cards=[card.ordinal for card in choice.cards],
+            gpus=[gpu.ordinal for gpu in choice.gpus],
             kernels=kernels.files(choice.engine, models),
         )
         return PreparedLoad(choice, load, costs, kernels)
@@ -70,14 +70,14 @@ class LoadBuilder:
     def watch_gpus(self, choice: Choice) -> None:
         """Starts the GPU metrics with the first choice that uses GPUs."""
         if self._gpus is None:
-            self._gpus = GpuWatch.follow([card.uuid for card in choice.cards], self._registry)
+            self._gpus = GpuWatch.follow([gpu.uuid for gpu in choice.gpus], self._registry)
 
     def check_room(self, load: Load) -> None:
         """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
         if self._gpus is None:
             return
         size = sum(Path(model.path).stat().st_size for model in load.models)
-        for card in self._chooser.cards:
-            free = self._gpus.free_bytes(card.uuid)
-            if card.ordinal in load.cards and free is not None and (problem := too_full(card, free, size)):
+        for gpu in self._chooser.gpus:
+            free = self._gpus.free_bytes(gpu.uuid)
+            if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):
                 raise EngineFailed(f"{problem} beside the engine that serves", passing=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.swap")
 
-BUILDING = "an engine is being built for this card; until it serves: "
+BUILDING = "an engine is being built for this GPU; until it serves: "
 """Before the reason why there was none."""
 
 
@@ -56,7 +56,7 @@ class Upgrade:
             slot.reject(BUILT, f"{reason}; it is tried again at the next start")
         except Exception:  # its own end of the loop: an unforeseen error costs the new engine alone
             log.exception("no TensorRT engine takes over")
-            slot.reject(BUILT, "an engine for this card could not be built; the log has the details")
+            slot.reject(BUILT, "an engine for this GPU could not be built; the log has the details")
 
     async def _until_it_serves(self) -> None:
         built: set[str] = set()

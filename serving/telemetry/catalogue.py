@@ -207,22 +207,22 @@ PROCESS: Sequence[Metric] = (
 )
 """What Prometheus's client library reads of processes."""
 
-_GPU = {"gpu_uuid": "the card"}
+_GPU = {"gpu_uuid": "the GPU"}
 
 GPU_UTILIZATION = Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU)
-GPU_MEMORY_TOTAL = Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the card.", _GPU)
+GPU_MEMORY_TOTAL = Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.", _GPU)
 GPU_MEMORY_USED = Metric("nv_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU)
-GPU_POWER = Metric("nv_gpu_power_usage", "gauge", "Power that the card draws, in watts.", _GPU)
+GPU_POWER = Metric("nv_gpu_power_usage", "gauge", "Power that the GPU draws, in watts.", _GPU)
 GPU_POWER_LIMIT = Metric(
     "nv_gpu_power_limit", "gauge", "Power that it may draw, in watts; a T4 slows down at its 70 W.", _GPU
 )
 GPU_ENERGY = Metric("nv_energy_consumption", "counter", "Energy used since the driver was loaded, in joules.", _GPU)
-GPU_TEMPERATURE = Metric("bertserve_gpu_temperature_celsius", "gauge", "Temperature of the card.", _GPU)
-GPU_CLOCK = Metric("bertserve_gpu_clock_hertz", "gauge", "Clocks of the card.", {**_GPU, "clock": "`sm`, `memory`"})
+GPU_TEMPERATURE = Metric("bertserve_gpu_temperature_celsius", "gauge", "Temperature of the GPU.", _GPU)
+GPU_CLOCK = Metric("bertserve_gpu_clock_hertz", "gauge", "Clocks of the GPU.", {**_GPU, "clock": "`sm`, `memory`"})
 GPU_THROTTLED = Metric(
     "bertserve_gpu_throttled",
     "gauge",
-    "1 for each reason for which the card is slower now than it could be; a T4 under load is at its `power_cap`.",
+    "1 for each reason for which the GPU is slower now than it could be; a T4 under load is at its `power_cap`.",
     {
         **_GPU,
         "reason": "`power_cap`, `hardware`, `software_thermal`, `hardware_thermal`, `power_brake`",

@@ -61,7 +61,7 @@ class GpuWatch:
         """Finds the GPUs by `pynvml`; its `NVMLError` says that there is no library or no such GPU."""
         self._nvml = nvml
         nvml.nvmlInit()
-        self._cards = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
+        self._gpus = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
         self._clock = clock
         self._samples: dict[str, Samples] = {}
         self._asked_at = -math.inf
@@ -105,7 +105,7 @@ class GpuWatch:
 
         def ask() -> None:
             with contextlib.suppress(KeyError, self._nvml.NVMLError):
-                answers.put(int(self._nvml.nvmlDeviceGetMemoryInfo(self._cards[uuid]).free))
+                answers.put(int(self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[uuid]).free))
 
         # A thread of its own: one that a driver in trouble holds for ever would else keep the server from ending.
         thread = threading.Thread(target=ask, daemon=True)
@@ -118,7 +118,7 @@ class GpuWatch:
 
     def ask(self) -> None:
         samples: dict[str, Samples] = {metric.name: {} for metric in catalogue.GPU}
-        for uuid, handle in self._cards.items():
+        for uuid, handle in self._gpus.items():
             for metric, ask in self._questions(handle):
                 with contextlib.suppress(self._nvml.NVMLError):  # not every GPU reports everything
                     answer = ask()

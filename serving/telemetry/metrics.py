@@ -278,10 +278,10 @@ class Metrics:
             return str(engine.pid) if engine else "none"  # no such process: nothing is shown
 
         def gpus() -> Values:
-            cards, left_out = len(repository.engine.cards), len(repository.engine.left_out)
+            gpus, left_out = len(repository.engine.gpus), len(repository.engine.left_out)
             engine = current()
-            working = engine.devices if engine and cards else 0
-            return {"working": float(working), "missing": float(cards + left_out - working)}
+            working = engine.devices if engine and gpus else 0
+            return {"working": float(working), "missing": float(gpus + left_out - working)}
 
         def rejected() -> Values:
             names = {choice.engine for choice in repository.engine.rejected}

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def machine() -> Machine:
-    """A machine with one card."""
+    """A machine with one GPU."""
     return simulated.reset()
 
 
 @pytest.fixture
 def device(machine: Machine) -> Device:
-    """That card, in use."""
-    assert machine.cards
+    """That GPU, in use."""
+    assert machine.gpus
     return Device(Driver(simulated), 0)
 
 
@@ -72,7 +72,7 @@ def test_a_machine_without_a_driver_says_so() -> None:
     [(100, "shows no GPU (CUDA error 100)"), (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (CUDA error 803)")],
 )
 def test_a_driver_that_does_not_start_says_why(status: int, words: str) -> None:
-    """No card, or a driver whose parts are of several versions."""
+    """No GPU, or a driver whose parts are of several versions."""
     simulated.reset(f'{{"init": {status}}}')
     with pytest.raises(CudaError) as error:
         Driver(simulated)
@@ -81,14 +81,14 @@ def test_a_driver_that_does_not_start_says_why(status: int, words: str) -> None:
 
 def test_what_the_driver_says_of_cards() -> None:
     """Name, identity, compute capability and memory of each that may be used, and the newest CUDA."""
-    cards = (
+    gpus = (
         '[{"name": "Tesla T4", "capability": [7, 5], "memory": 16}, {"name": "B", "capability": [8, 9], "memory": 5}]'
     )
-    simulated.reset(f'{{"driver": 12040, "cards": {cards}}}')
+    simulated.reset(f'{{"driver": 12040, "gpus": {gpus}}}')
     driver = Driver(simulated)
     assert driver.version() == (12, 4)
-    first, second = driver.cards()
-    assert (first.ordinal, first.name, first.compute_capability, first.memory_bytes) == (0, "Tesla T4", (7, 5), 16)
+    first, second = driver.gpus()
+    assert (first.ordinal, first.name, first.compute_capability, first.memory_bytes) == (0, "Tesla T4", "7.5", 16)
     assert (second.ordinal, second.uuid) == (1, "GPU-01010101-0101-0101-0101-010101010101")
 
 
@@ -145,7 +145,7 @@ def test_a_capture_that_breaks_leaves_the_stream_usable(machine: Machine, device
 
 
 def test_a_thread_without_the_card_is_refused_until_it_enters(device: Device) -> None:
-    """A card is a thread's own: what serves is not what loaded."""
+    """A GPU is a thread's own: what serves is not what loaded."""
     seen: list[object] = []
 
     def work() -> None:
@@ -177,7 +177,7 @@ def test_no_room_on_the_card_is_said_with_numbers(device: Device, caplog: pytest
         device.allocate(2 << 30)
     assert error.value.out_of_memory
     assert not error.value.sticky
-    assert "no room for 2048 MiB on the card: 1024 MiB of 1024 are free" in caplog.text
+    assert "no room for 2048 MiB on the GPU: 1024 MiB of 1024 are free" in caplog.text
 
 
 @pytest.mark.parametrize("status", [214, 700, 719])
@@ -201,7 +201,7 @@ def test_an_error_that_passes_loses_nothing(machine: Machine, device: Device) ->
 
 
 def test_graphs_stop_where_their_memory_ends(machine: Machine, device: Device) -> None:
-    """Each is counted by what the card has less afterwards; the next one must fit too."""
+    """Each is counted by what the GPU has less afterwards; the next one must fit too."""
     budget = GraphBudget(device, limit=10_000)
     machine.graph_bytes = 4000
     made = 0
@@ -214,7 +214,7 @@ def test_graphs_stop_where_their_memory_ends(machine: Machine, device: Device) -
 
 
 def test_graphs_leave_the_card_some_memory(machine: Machine, device: Device) -> None:
-    """Whatever they may take, a twentieth of the card stays free for what libraries take while they run."""
+    """Whatever they may take, a twentieth of the GPU stays free for what libraries take while they run."""
     budget = GraphBudget(device, limit=1 << 40)
     machine.graph_bytes = machine.total // 10
     while budget.allows:

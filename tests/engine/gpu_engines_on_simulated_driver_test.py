@@ -1,7 +1,7 @@
 """Both GPU engines behind a simulated driver, whose kernels are the same graphs run by ONNX Runtime on the CPU.
 
 So what is compared here is everything of ours around the kernels: padding, parts, copies, graphs and failures. What a
-real card computes is compared with the CPU by tests/gpu.
+real GPU computes is compared with the CPU by tests/gpu.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, KernelFiles, ModelIndex
-from tests.support.cards import ENGINES, LARGEST_BATCH_TOKENS, Bench, as_plan
 from tests.support.gpus import without_gpu, without_graphs
+from tests.support.simulated_gpus import ENGINES, LARGEST_BATCH_TOKENS, Bench, as_plan
 from tests.support.tasks import MAX_LENGTH, TASKS, tiny_model, write_bundle
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def specs(repository: Path) -> dict[Task, ModelSpec]:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A machine with a card."""
+    """A machine with a GPU."""
     return Bench(monkeypatch)
 
 
@@ -185,7 +185,7 @@ def test_a_model_that_is_not_batch_invariant_is_not_batched(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_failure_that_passes_costs_one_batch(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
-    """The driver refuses a call; the card still works, and the next batch is answered."""
+    """The driver refuses a call; the GPU still works, and the next batch is answered."""
     gpu = bench.load(engine, [specs["embed"]])
     bench.machine.fail["cuStreamSynchronize"] = 1
     with pytest.raises(EngineFault, match="CUDA_ERROR_INVALID_VALUE"):
@@ -210,7 +210,7 @@ def test_a_failure_that_stays_loses_the_device(
 def test_what_tensorrt_refuses_is_told_apart_by_the_card(
     bench: Bench, specs: dict[Task, ModelSpec], flavour: str
 ) -> None:
-    """The library says no: where the card still works the batch has failed, else the device is lost."""
+    """The library says no: where the GPU still works the batch has failed, else the device is lost."""
     gpu = bench.load(flavour, [specs["embed"]])
     model: Any = gpu.runner(0)
     model.models[0]._graphs.clear()
@@ -228,7 +228,7 @@ def test_a_card_that_is_too_small_says_so(
     monkeypatch: pytest.MonkeyPatch, specs: dict[Task, ModelSpec], engine: str
 ) -> None:
     """Loading ends with the driver's own error, which the worker words."""
-    bench = Bench(monkeypatch, {"cards": [{"name": "Tiny", "capability": [7, 5], "memory": 1000}]})
+    bench = Bench(monkeypatch, {"gpus": [{"name": "Tiny", "capability": [7, 5], "memory": 1000}]})
     with pytest.raises(CudaError) as error:
         bench.load(engine, [specs["embed"]])
     assert error.value.out_of_memory
@@ -269,8 +269,8 @@ def test_an_engine_for_another_card_or_version_is_refused(
 def test_an_engine_that_lies_about_its_card_is_refused_by_the_library(
     monkeypatch: pytest.MonkeyPatch, specs: dict[Task, ModelSpec]
 ) -> None:
-    """The manifest says this card, the file says another one: TensorRT's message becomes a sentence."""
-    bench = Bench(monkeypatch, {"cards": [{"name": "L4", "capability": [8, 9], "memory": 1 << 30}]})
+    """The manifest says this GPU, the file says another one: TensorRT's message becomes a sentence."""
+    bench = Bench(monkeypatch, {"gpus": [{"name": "L4", "capability": [8, 9], "memory": 1 << 30}]})
     spec = as_plan(specs["embed"], "rtx", compute_capability="8.9")
     with pytest.raises(BundleError, match="is no engine for this GPU and this version of TensorRT; build it again"):
         prepare_trt(bench, [spec])
@@ -314,7 +314,7 @@ def test_compiled_kernels_are_kept_and_read_again(
     assert again.configs[0].cache.known == kept.read_bytes()
     bench.machine.driver = 13010
     bench.load("rtx", [specs["embed"]], files)
-    assert "the cached kernels of embed are of another driver or card: compiling anew" in caplog.text
+    assert "the cached kernels of embed are of another driver or GPU: compiling anew" in caplog.text
     kept.write_bytes(b"something else")
     bench.load("rtx", [specs["embed"]], files)
     assert "the cached kernels of embed cannot be read" in caplog.text

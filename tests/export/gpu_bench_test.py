@@ -1,4 +1,4 @@
-"""What can be said of `make bench-gpu` without a card: the floor's arithmetic, and the answer where there is none."""
+"""What can be said of `make bench-gpu` without a GPU: the floor's arithmetic, and the answer where there is none."""
 
 from __future__ import annotations
 

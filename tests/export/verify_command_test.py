@@ -18,12 +18,12 @@ from safetensors.numpy import save_file
 from export.cli import inspect, verify
 from export.cli.export import main as export
 from serving.models.manifest import MANIFEST
-from tests.support.cards import environment as gpu_environment
 from tests.support.checkpoints import edit_json, write_task_checkpoint
 from tests.support.clients import get
 from tests.support.poison import add_engine, edit_manifest, keep_only_fp32, sign
 from tests.support.server import Server, environment
 from tests.support.simulated.simulated_trt import plan
+from tests.support.simulated_gpus import environment as gpu_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A node that builds its own TensorRT engine while it serves: real servers and builds, for a simulated card."""
+"""A node that builds its own TensorRT engine while it serves: real servers and builds, for a simulated GPU."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from serving.models.bundle import open_bundle
 from serving.models.node_cache import open_entry
 from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.upgrade import BUILDING
-from tests.support.cards import environment
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get, metric, post_json
 from tests.support.poison import edit_manifest, sign
 from tests.support.server import Server, is_running
+from tests.support.simulated_gpus import environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MACHINE = {"cards": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
-"""With TensorRT for RTX alone, which builds without a card: the builder is the real one."""
+MACHINE = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
+"""With TensorRT for RTX alone, which builds without a GPU: the builder is the real one."""
 BODY = b'{"inputs": ["the server", "a text of it"]}'
 ENGINE = "native.sm75.fp16.engine"
 BUILD_LIMIT_S = 60.0
@@ -146,7 +146,7 @@ def upgraded(exported: Path, cache: Path) -> Iterator[tuple[Server, Asker]]:
 
 
 def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[Server, Asker]) -> None:
-    """From degraded on the CPU to ready on the card: every request is answered, and with the same vectors."""
+    """From degraded on the CPU to ready on the GPU: every request is answered, and with the same vectors."""
     server, asker = upgraded
     assert {status for status, _ in asker.replies} == {200}
     vectors = np.array([vectors for _, vectors in asker.replies])
@@ -160,9 +160,7 @@ def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[S
     assert metric(server, "bertserve_gpus", state="working") == 1
     # Batches of both engines.
     assert get(server.http, "/v2/models/small/stats").json()["model_stats"][0]["execution_count"] >= len(asker.replies)
-    wait_for(
-        lambda: metric(server, "nv_gpu_power_limit", gpu_uuid=choice(server)["cards"][0]["uuid"]) == 70, "the card"
-    )
+    wait_for(lambda: metric(server, "nv_gpu_power_limit", gpu_uuid=choice(server)["cards"][0]["uuid"]) == 70, "the GPU")
     assert f"comparing {ENGINE} with PyTorch" in server.log
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.support.cards import environment, write_gpu_bundle
 from tests.support.clients import get, metric, post_json
 from tests.support.gpus import without_gpu
 from tests.support.server import Server, is_running, refused_start
+from tests.support.simulated_gpus import environment, write_gpu_bundle
 from tests.support.tasks import MAX_LENGTH, vocabulary
 from tests.support.waiting import wait_for
 
@@ -58,7 +58,7 @@ def embed(server: Server, inputs: str | list[str]) -> HttpReply:
 
 def machine(**said: Any) -> dict[str, str]:
     """The environment of a server with a simulated T4; `said` changes the machine."""
-    return environment({"cards": [T4], **said})
+    return environment({"gpus": [T4], **said})
 
 
 def choice(server: Server) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def test_the_engine_and_its_card_are_shown_everywhere(on_a_t4: Server) -> None:
     """In `/status`, `/info`, v2's configuration, the log and the metrics."""
     found = choice(on_a_t4)
     assert (found["engine"], found["degraded"], found["rejected"]) == ("tensorrt", False, [])
-    (card,) = found["cards"]
-    assert (card["name"], card["compute_capability"], card["memory_bytes"]) == ("Tesla T4", "7.5", 16 << 30)
+    (gpu,) = found["cards"]
+    assert (gpu["name"], gpu["compute_capability"], gpu["memory_bytes"]) == ("Tesla T4", "7.5", 16 << 30)
     assert get(on_a_t4.http, "/info").json()["engine"] == found
     config = get(on_a_t4.http, "/v2/models/embed/config").json()
     assert (config["platform"], config["backend"]) == ("tensorrt_plan", "tensorrt")
@@ -128,12 +128,12 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
             id="old driver",
         ),
         pytest.param(
-            {"cards": [{**T4, "name": "H200", "capability": [9, 0]}]}, "ort-cuda", "ready",
+            {"gpus": [{**T4, "name": "H200", "capability": [9, 0]}]}, "ort-cuda", "ready",
             {"tensorrt": "holds nothing that the engine tensorrt on sm90 runs (it is for cpu, cuda, sm75)"},
             id="another compute capability",
         ),
         pytest.param(
-            {"cards": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
+            {"gpus": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
             {"tensorrt": "Tesla T4 number 0 has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
             id="too little memory",
         ),
@@ -145,10 +145,10 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
         pytest.param(
             {"init": 100}, "ort-cpu", "ready",
             {"tensorrt": "the NVIDIA driver shows no GPU", "ort-cuda": "the NVIDIA driver shows no GPU"},
-            id="no card",
+            id="no GPU",
         ),
         pytest.param(
-            {"ort_falls_back": True, "cards": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
+            {"ort_falls_back": True, "gpus": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
             {"ort-cuda": "ONNX Runtime runs it on CPUExecutionProvider and not on the GPU"},
             id="a library that falls back in silence",
         ),
@@ -181,7 +181,7 @@ def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) -> None:
-    """Row 66: the manifest says this card, the library says no; what could not be seen before shows when it loads."""
+    """Row 66: the manifest says this GPU, the library says no; what could not be seen before shows when it loads."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
     with Server(tmp_path / "models", env=machine()) as server:
         assert choice(server)["engine"] == "ort-cuda"
@@ -223,7 +223,7 @@ def test_compiled_kernels_are_kept_for_the_next_start(models: Path, tmp_path: Pa
 
 
 class Faulty:
-    """A server on a card that can be broken.
+    """A server on a GPU that can be broken.
 
     Attributes:
         server: The server.
@@ -234,7 +234,7 @@ class Faulty:
         self._file = file
 
     def provoke(self, fault: str) -> int:
-        """Lets the card fail at the next batch, and sends one; returns its status."""
+        """Lets the GPU fail at the next batch, and sends one; returns its status."""
         self._file.write_text(fault)
         status = embed(self.server, "a text").status
         self._file.unlink(missing_ok=True)
@@ -333,28 +333,28 @@ def test_a_crash_loop_ends_the_server_where_it_is_not(models: Path) -> None:
         assert "the engine process died 3 times in 60 s" in server.log
 
 
-def test_two_cards_have_an_engine_each_and_one_queue(models: Path, expected: np.ndarray[Any, Any]) -> None:
+def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """Both work; while one's engine is being started the other answers everything, and the metric tells."""
-    with Server(models, env=machine(cards=[T4, T4])) as server:
-        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards")
+    with Server(models, env=machine(gpus=[T4, T4])) as server:
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs")
         assert np.allclose(vectors(server), expected, atol=1e-5)
         status = get(server.http, "/status").json()
         assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
-        assert [card["name"] for card in status["choice"]["cards"]] == ["Tesla T4", "Tesla T4"]
+        assert [gpu["name"] for gpu in status["choice"]["cards"]] == ["Tesla T4", "Tesla T4"]
         before = server.engine_pid()
         assert before is not None
         os.kill(before, signal.SIGKILL)
         server.wait_logged("has no engine, 1 of 2 work")
         assert np.allclose(vectors(server), expected, atol=1e-5)
         assert get(server.metrics, "/readyz").status == 200
-        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards again", 30)
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs again", 30)
 
 
 def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
-    cards = [{**T4, "memory": 200 << 20}, T4, T4]
-    with Server(models, "--engine-crash-limit", "1", env=machine(cards=cards)) as server:
-        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both cards")
+    gpus = [{**T4, "memory": 200 << 20}, T4, T4]
+    with Server(models, "--engine-crash-limit", "1", env=machine(gpus=gpus)) as server:
+        wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs")
         found = choice(server)
         assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
         (reason,) = found["left_out"]

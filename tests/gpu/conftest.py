@@ -1,4 +1,4 @@
-"""What only a card can show: `make test-gpu`. Where there is none each test is skipped, and says why."""
+"""What only a GPU can show: `make test-gpu`. Where there is none each test is skipped, and says why."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    """A machine with a card."""
+    """A machine with a GPU."""
     found = discovery.look()
     if found.problem:
-        pytest.skip(f"needs an NVIDIA card: {found.problem}")
+        pytest.skip(f"needs an NVIDIA GPU: {found.problem}")
     return found
 
 
 @pytest.fixture(scope="session")
 def device(machine: Machine) -> Device:
-    """The first card, in use by this process."""
-    return Device(cuda_driver.load(), machine.cards[0].ordinal)
+    """The first GPU, in use by this process."""
+    return Device(cuda_driver.load(), machine.gpus[0].ordinal)
 
 
 @pytest.fixture(scope="session")
 def bundle(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The demo model for this card: fp32, fp16 for ONNX Runtime, and an engine where TensorRT builds for it."""
+    """The demo model for this GPU: fp32, fp16 for ONNX Runtime, and an engine where TensorRT builds for it."""
     root = tmp_path_factory.mktemp("models")
     command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm"]
     words = ["--precision", "fp32", "--precision", "fp16"]
-    target = machine.cards[0].target
+    target = machine.gpus[0].target
     if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
         words += ["--tensorrt", target]
     done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
@@ -52,7 +52,7 @@ def bundle(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Bundle
 
 @pytest.fixture(scope="session")
 def proven(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node's cache with the proofs of what this card ran, beside PyTorch's answers on at least 256 texts."""
+    """A node's cache with the proofs of what this GPU ran, beside PyTorch's answers on at least 256 texts."""
     cache = tmp_path_factory.mktemp("cache")
     command = [sys.executable, "bertserve.py", "verify", str(bundle.path), "--cache-dir", str(cache)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)

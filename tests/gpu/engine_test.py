@@ -1,4 +1,4 @@
-"""The CUDA layer and the engines on a real card."""
+"""The CUDA layer and the engines on a real GPU."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_graph_replays_what_was_captured(device: Device) -> None:
 
 def test_a_sticky_error_is_known_as_one(machine: Machine) -> None:
     """A kernel that writes nowhere: in a process of its own, which is of no use afterwards."""
-    assert machine.cards
+    assert machine.gpus
     done = subprocess.run(
         [sys.executable, "-c", FAULT], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -86,16 +86,16 @@ def test_a_sticky_error_is_known_as_one(machine: Machine) -> None:
 
 @pytest.fixture(scope="session", params=["ort-cuda", "tensorrt"])
 def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bundle: Bundle, proven: Path) -> Backend:
-    """The demo model on each engine that this card has."""
+    """The demo model on each engine that this GPU has."""
     name: str = request.param
-    target = machine.cards[0].target
+    target = machine.gpus[0].target
     if name == "tensorrt" and all(artifact.target != target for artifact in bundle.manifest.artifacts):
         pytest.skip(f"TensorRT builds nothing for {target} here")
     repository = Repository.open(bundle.path.parents[1], "fp16", engine=name, cache=proven)
     specs = [model.spec() for model in repository.models]
     assert all(spec.batch_invariant for spec in specs)
     if name == "tensorrt":
-        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a card
+        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a GPU
 
         return TensorRtBackend(specs, device, MOST_TOKENS)
     from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
@@ -147,7 +147,7 @@ def test_a_graph_answers_as_the_work_that_it_was_made_of(backend: Backend, texts
 
 
 def test_memory_does_not_grow(backend: Backend, device: Device, texts: list[EncodedText]) -> None:
-    """Ten thousand batches of every shape leave the card's free memory where it was."""
+    """Ten thousand batches of every shape leave the GPU's free memory where it was."""
     answers(backend, texts, 7)
     free, _ = device.driver.memory()
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""A server on a real card."""
+"""A server on a real GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ READY_AGAIN_S = 60.0
 
 @pytest.fixture(scope="module")
 def server(machine: Machine, bundle: Bundle, proven: Path) -> Iterator[Server]:
-    """One that takes the best engine that this card has."""
-    assert machine.cards
+    """One that takes the best engine that this GPU has."""
+    assert machine.gpus
     options = ("--cache-dir", str(proven), "--engine-crash-limit", "1000")
     with Server(bundle.path.parents[1], *options) as running:
         yield running
@@ -45,13 +45,13 @@ def test_it_runs_on_the_card_and_says_so(server: Server, machine: Machine) -> No
     status = get(server.http, "/status").json()
     assert status["state"] == "ready"
     assert status["choice"]["engine"] in {"tensorrt", "ort-cuda"}
-    assert status["choice"]["cards"][0]["name"] == machine.cards[0].name
+    assert status["choice"]["cards"][0]["name"] == machine.gpus[0].name
     assert embed(server) == 200
 
 
 def test_the_card_tells_of_itself(server: Server, machine: Machine) -> None:
     """By NVIDIA's management library."""
-    uuid = machine.cards[0].uuid
+    uuid = machine.gpus[0].uuid
     wait_for(lambda: metric(server, "nv_gpu_memory_total_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
     assert metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0
     assert metric(server, "nv_gpu_power_usage", gpu_uuid=uuid) > 0
@@ -59,8 +59,8 @@ def test_the_card_tells_of_itself(server: Server, machine: Machine) -> None:
 
 
 def test_fifty_kills_in_a_row(server: Server, machine: Machine) -> None:
-    """Each time another process serves, and the card's memory is where it was."""
-    uuid = machine.cards[0].uuid
+    """Each time another process serves, and the GPU's memory is where it was."""
+    uuid = machine.gpus[0].uuid
     wait_for(lambda: metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
     used = metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid)
     for _ in range(KILLS):
@@ -74,7 +74,7 @@ def test_fifty_kills_in_a_row(server: Server, machine: Machine) -> None:
 
 def test_a_crash_loop_falls_back_to_the_cpu(machine: Machine, bundle: Bundle, proven: Path) -> None:
     """Where that is allowed; degraded, and answering."""
-    assert machine.cards
+    assert machine.gpus
     with Server(bundle.path.parents[1], "--cache-dir", str(proven), "--cpu-fallback", "true") as server:
         killed: set[int | None] = {None}
         for _ in range(3):
@@ -89,8 +89,8 @@ def test_a_crash_loop_falls_back_to_the_cpu(machine: Machine, bundle: Bundle, pr
 
 
 def test_a_server_without_a_card_to_see_takes_the_cpu(machine: Machine, bundle: Bundle) -> None:
-    """Row 50: the card is there and hidden from it."""
-    assert machine.cards
+    """Row 50: the GPU is there and hidden from it."""
+    assert machine.gpus
     with Server(bundle.path.parents[1], env={"CUDA_VISIBLE_DEVICES": ""}) as server:
         choice = get(server.http, "/status").json()["choice"]
         assert choice["engine"] == "ort-cpu"

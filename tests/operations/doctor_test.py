@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
-CARD = "Model: \t\t Tesla T4\nIRQ:   \t\t 36\nGPU UUID: \t GPU-8f3b\nBus Location: \t 0000:00:1e.0\n"
+INFORMATION = "Model: \t\t Tesla T4\nIRQ:   \t\t 36\nGPU UUID: \t GPU-8f3b\nBus Location: \t 0000:00:1e.0\n"
 
 
 def named(findings: object) -> dict[str, Finding]:
@@ -55,30 +55,30 @@ def test_more_threads_than_cores(tmp_path: Path) -> None:
 
 def test_no_driver(tmp_path: Path) -> None:
     """Is nothing that is wrong."""
-    (cards,) = gpus(tmp_path, [])
-    assert (cards.state, cards.value) == ("ok", "none (no NVIDIA driver)")
+    (finding,) = gpus(tmp_path, [])
+    assert (finding.state, finding.value) == ("ok", "none (no NVIDIA driver)")
 
 
 def test_a_driver_without_a_card(tmp_path: Path) -> None:
     """A container without its device."""
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     (tmp_path / "driver/nvidia/version").write_text(VERSION)
-    (cards,) = gpus(tmp_path, [])
-    assert cards.value == "none (the driver is there and no card)"
+    (finding,) = gpus(tmp_path, [])
+    assert finding.value == "none (the driver is there and no GPU)"
 
 
 def test_cards_driver_and_libraries(tmp_path: Path) -> None:
     """As the driver tells them, and what is found beside it."""
     for bus in ("0000:00:1e.0", "0000:00:1f.0"):
         (tmp_path / "driver/nvidia/gpus" / bus).mkdir(parents=True)
-        (tmp_path / "driver/nvidia/gpus" / bus / "information").write_text(CARD)
+        (tmp_path / "driver/nvidia/gpus" / bus / "information").write_text(INFORMATION)
     (tmp_path / "driver/nvidia/version").write_text(VERSION)
     folder = tmp_path / "lib" / "x86_64-linux-gnu"
     folder.mkdir(parents=True)
     for name in ("libcuda.so.1", "libnvinfer.so.10", "libother.so.1"):
         (folder / name).touch()
     found = named(gpus(tmp_path, [tmp_path / "lib"]))
-    assert found["cards"].value == "Tesla T4, Tesla T4"
+    assert found["GPUs"].value == "Tesla T4, Tesla T4"
     assert found["driver"].value == "535.104.05"
     assert "libcuda.so.1, libnvinfer.so.10" in found["libraries"].value
     assert "libother" not in found["libraries"].value

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.engine.gpu import discovery
-from serving.engine.gpu.cuda_driver import Card
 from serving.engine.gpu.discovery import Library, Machine
 from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPH
+from serving.records import Gpu
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
 from serving.telemetry import catalogue, gpus
 from serving.telemetry.gpus import THROTTLES, GpuWatch
-from tests.support.cards import write_gpu_bundle
 from tests.support.gpus import without_gpu
 from tests.support.poison import edit_manifest, sign
 from tests.support.simulated import pynvml as simulated
+from tests.support.simulated_gpus import write_gpu_bundle
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for
 
@@ -53,7 +53,7 @@ def test_the_simulated_management_library_takes_what_the_real_one_takes() -> Non
 
 
 def test_every_metric_of_a_card_is_asked_for() -> None:
-    """And what a card cannot tell has no sample."""
+    """And what a GPU cannot tell has no sample."""
     watch = GpuWatch(simulated, [UUID])
     watch.ask()
     samples = {metric.name: watch.reader(metric)() for metric in catalogue.GPU}
@@ -112,25 +112,24 @@ def test_a_driver_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPa
     held.set()
     monkeypatch.undo()
     assert watch.free_bytes(UUID) == 13 << 30
-    assert watch.free_bytes("another card") is None
+    assert watch.free_bytes("another GPU") is None
 
 
-CARD = Card(0, "Tesla T4", UUID, (7, 5), 16 << 30, 15 << 30)
+T4 = Gpu(0, "Tesla T4", UUID, "7.5", 16 << 30)
 
 
 def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision: str = "auto") -> Chooser:
     """What chooses on a T4 with TensorRT for RTX of that version, for that CUDA; it has looked at the machine."""
     missing = Library(problem="not installed")
     libraries = {"rtx": Library(version, cuda), "enterprise": missing, "ort-cuda": missing}
-    chooser = Chooser(
-        Settings(models=models, precision=precision), lambda: Machine((CARD,), (13, 0), libraries=libraries)
-    )
+    found = Machine((T4,), (13, 0), libraries=libraries, free_bytes=(15 << 30,))
+    chooser = Chooser(Settings(models=models, precision=precision), lambda: found)
     chooser.first()
     return chooser
 
 
 def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
-    """None for this card, or one of another version; and only of a bundle that brings what it is built of."""
+    """None for this GPU, or one of another version; and only of a bundle that brings what it is built of."""
     bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
     assert not on_a_t4(tmp_path / "models").must_build(bundle)
     assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
@@ -176,7 +175,7 @@ def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:
 def test_looking_for_cards_where_there_are_none() -> None:
     """The very process that a server asks, on this machine."""
     found = discovery.look()
-    assert found.cards == ()
+    assert found.gpus == ()
     assert not found.broken
     assert "no NVIDIA driver is in use here" in found.problem
 

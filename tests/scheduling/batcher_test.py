@@ -24,9 +24,7 @@ IDLE = [0, 0, 0]
 
 def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
     """A queue that holds texts of these lengths."""
-    items = [
-        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths
-    ]
+    items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths]
     queue = WorkQueue()
     queue.push(items)
     return queue, items
@@ -66,7 +64,7 @@ def test_nothing_starts_beside_a_busy_wide_lane(model: int) -> None:
 
 @pytest.mark.parametrize(("load", "lane"), [([10, 0, 0], 2), ([0, 10, 0], 2), ([0, 0, 10], 1), ([10, 0, 10], None)])
 def test_cards_work_beside_the_first_one_under_its_other_name(load: list[int], lane: int | None) -> None:
-    """Where lanes are cards, a lone text on the wide lane keeps the first narrow one busy and no other."""
+    """Where lanes are GPUs, a lone text on the wide lane keeps the first narrow one busy and no other."""
     policy = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[True, True], apart=True)
     queue, _ = queued(10, 10)
     found = chosen(queue, load, policy)

@@ -120,7 +120,7 @@ def test_batches_grow_as_far_as_they_pay() -> None:
     [(128, 5, 128, 8), (128, 3, 128, 4), (128, 9, 128, 16), (20, 1, 128, 1), (20, 6, 128, 8), (16, 2, 16, 2)],
 )
 def test_a_padded_batch_costs_what_it_is_padded_to(tokens: int, batch: int, as_tokens: int, as_batch: int) -> None:
-    """On a card: the next captured size, whether that was measured or not, and the next length."""
+    """On a GPU: the next captured size, whether that was measured or not, and the next length."""
     points = [(16, 1, 900), (16, 2, 950), (128, 1, 1760), (128, 2, 2500), (128, 4, 4170), (128, 8, 8360)]
     padded, plain = CostTable(points, padded_to=(1, 2, 4, 8, 16, 32)), CostTable(points)
     assert padded.batch_us(tokens, batch) == plain.batch_us(as_tokens, as_batch)

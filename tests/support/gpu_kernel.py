@@ -1,4 +1,4 @@
-"""A kernel that stands in for a model: the driver compiles it for whatever card there is."""
+"""A kernel that stands in for a model: the driver compiles it for whatever GPU there is."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ADD_ONE = b"""
     ret;
 }
 \0"""
-"""A kernel that stands in for a model: the driver compiles it for whatever card there is."""
+"""A kernel that stands in for a model: the driver compiles it for whatever GPU there is."""
 
 
 def kernel(device: Device) -> Any:
     """What queues the kernel over 32 numbers at an address."""
-    from cuda.bindings import driver  # noqa: PLC0415  only where there is a card
+    from cuda.bindings import driver  # noqa: PLC0415  only where there is a GPU
 
     _, module = driver.cuModuleLoadData(ADD_ONE)
     status, function = driver.cuModuleGetFunction(module, b"add_one")

@@ -1,4 +1,4 @@
-"""Engines on a simulated card, in this process; and how a server finds one."""
+"""Engines on a simulated GPU, in this process; and how a server finds one."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ LARGEST_BATCH_TOKENS = 512
 
 
 def environment(described: dict[str, Any] | None = None) -> dict[str, str]:
-    """Variables with which a process finds a simulated card, and the libraries for it."""
+    """Variables with which a process finds a simulated GPU, and the libraries for it."""
     places = os.pathsep.join(filter(None, [str(SIMULATED), os.environ.get("PYTHONPATH", "")]))
     return {"PYTHONPATH": places, "SIMULATED_GPU": json.dumps(described or {})}
 
 
 class Bench:
-    """A simulated machine with a card that engines are loaded on.
+    """A simulated machine with a GPU that engines are loaded on.
 
     Attributes:
         machine: The machine.
-        device: The card, in use.
+        device: The GPU, in use.
         ort: What stands for ONNX Runtime.
         libraries: What stands for each flavour of TensorRT.
     """

@@ -60,14 +60,14 @@ class Device:
     def __init__(self, driver: Driver, ordinal: int) -> None:
         """Takes a GPU for the calling thread; raises CudaError where it cannot be used."""
         self.driver = driver
-        self.card = driver.card(ordinal)
+        self.gpu = driver.gpu(ordinal)
         driver.use(ordinal)
         self.stream = driver.stream()
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:
         """Makes the GPU the calling thread's own too."""
-        self.driver.use(self.card.ordinal)
+        self.driver.use(self.gpu.ordinal)
 
     def allocate(self, size: int) -> int:
         """The address of `size` bytes on the GPU; where there is no room, the log has the sizes."""
@@ -76,9 +76,7 @@ class Device:
         except CudaError as error:
             if error.out_of_memory:
                 free, total = self.driver.memory()
-                log.warning(
-                    "no room for %d MiB on the card: %d MiB of %d are free", size >> 20, free >> 20, total >> 20
-                )
+                log.warning("no room for %d MiB on the GPU: %d MiB of %d are free", size >> 20, free >> 20, total >> 20)
             raise
 
     def scratch(self, size: int) -> int:

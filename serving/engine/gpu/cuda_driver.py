@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from serving.records import Gpu
 
 Native = Any
 """A module or an object of the bindings, which have no types."""
@@ -58,29 +58,6 @@ class CudaError(Exception):
         return self.code == OUT_OF_MEMORY
 
 
-class Card(msgspec.Struct, frozen=True):
-    """A GPU that this process may use.
-
-    Attributes:
-        ordinal: Its index in CUDA's order.
-        uuid: As NVML has it: `GPU-` and 32 digits in groups.
-        compute_capability: Major and minor.
-        free_bytes: What nobody had taken when `discovery` looked.
-    """
-
-    ordinal: int
-    name: str
-    uuid: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    free_bytes: int = 0
-
-    @property
-    def target(self) -> str:
-        """What artifacts for it are for, as `sm75`."""
-        return "sm{}{}".format(*self.compute_capability)
-
-
 class Driver:
     """The calls that the layer above is made of; each raises `CudaError`."""
 
@@ -99,10 +76,10 @@ class Driver:
         number = int(self._call("cuDriverGetVersion"))
         return number // 1000, number % 1000 // 10
 
-    def cards(self) -> list[Card]:
-        return [self.card(ordinal) for ordinal in range(int(self._call("cuDeviceGetCount")))]
+    def gpus(self) -> list[Gpu]:
+        return [self.gpu(ordinal) for ordinal in range(int(self._call("cuDeviceGetCount")))]
 
-    def card(self, ordinal: int) -> Card:
+    def gpu(self, ordinal: int) -> Gpu:
         device = self._call("cuDeviceGet", ordinal)
         attributes = self._cuda.CUdevice_attribute
         major, minor = (
@@ -113,7 +90,7 @@ class Driver:
         uuid = bytes(self._call("cuDeviceGetUuid", device).bytes).hex()
         parts = (uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:])
         memory = int(self._call("cuDeviceTotalMem", device))
-        return Card(ordinal, name, f"GPU-{'-'.join(parts)}", (major, minor), memory)
+        return Gpu(ordinal, name, f"GPU-{'-'.join(parts)}", f"{major}.{minor}", memory)
 
     # A GPU in use: the primary context, which libraries that use CUDA's runtime share.
 
@@ -144,12 +121,12 @@ class Driver:
         """The address of `size` bytes of this machine's memory that the GPU reads and writes by itself."""
         return int(self._call("cuMemAllocHost", size))
 
-    def copy_in(self, card: int, host: int, size: int, stream: int) -> None:
+    def copy_in(self, device: int, host: int, size: int, stream: int) -> None:
         """Queues a copy to the GPU; the host's bytes must be pinned and stay as they are until it is done."""
-        self._call("cuMemcpyHtoDAsync", card, host, size, stream)
+        self._call("cuMemcpyHtoDAsync", device, host, size, stream)
 
-    def copy_out(self, host: int, card: int, size: int, stream: int) -> None:
-        self._call("cuMemcpyDtoHAsync", host, card, size, stream)
+    def copy_out(self, host: int, device: int, size: int, stream: int) -> None:
+        self._call("cuMemcpyDtoHAsync", host, device, size, stream)
 
     # Streams.
 

@@ -1,7 +1,7 @@
 """What GPUs this machine has and what could run on them, examined by a process of its own.
 
 A driver that hangs or a library that crashes then costs that process alone, and the server never starts CUDA, which
-would take memory of each card. `python -m serving.engine.gpu.discovery` is that process: it answers one JSON object.
+would take memory of each GPU. `python -m serving.engine.gpu.discovery` is that process: it answers one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
-from serving.engine.gpu.cuda_driver import Card  # noqa: TC001  read when an answer is decoded
+from serving.records import Gpu  # noqa: TC001  read when an answer is decoded
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
@@ -48,18 +48,20 @@ class Machine(msgspec.Struct, frozen=True):
     """What this machine has.
 
     Attributes:
-        cards: In CUDA's order.
+        gpus: In CUDA's order.
         cuda: The newest CUDA that the driver runs; (0, 0) without one.
         problem: Why no GPU can be used; empty where one can.
         broken: Whether a driver is there, or was meant to be, that does not work.
         libraries: By `Runtime`.
+        free_bytes: Of each GPU the memory that nobody had taken.
     """
 
-    cards: tuple[Card, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     cuda: tuple[int, int] = (0, 0)
     problem: str = ""
     broken: bool = False
     libraries: dict[str, Library] = {}
+    free_bytes: tuple[int, ...] = ()
 
 
 def look(limit_s: float = LIMIT_S) -> Machine:
@@ -84,19 +86,20 @@ def look(limit_s: float = LIMIT_S) -> Machine:
 def examine() -> Machine:
     try:
         driver = cuda_driver.load()
-        cards = driver.cards()
-        for index, card in enumerate(cards):
-            driver.use(card.ordinal)
-            cards[index] = msgspec.structs.replace(card, free_bytes=driver.memory()[0])
+        gpus, free_bytes = driver.gpus(), []
+        for gpu in gpus:
+            driver.use(gpu.ordinal)
+            free_bytes.append(driver.memory()[0])
         cuda = driver.version()
     except cuda_driver.CudaError as error:
         return Machine(problem=cuda_driver.explained(error), broken=error.code not in cuda_driver.NOTHING_HERE)
-    if not cards:
+    if not gpus:
         return Machine(cuda=cuda, problem="the NVIDIA driver shows no GPU; is the container given one?")
     return Machine(
-        tuple(cards),
+        tuple(gpus),
         cuda,
         libraries={"ort-cuda": _onnx_runtime(), "rtx": _tensorrt("rtx"), "enterprise": _tensorrt("enterprise")},
+        free_bytes=tuple(free_bytes),
     )
 
 

@@ -173,7 +173,7 @@ class GpuModel:
             budget.spend(free)
             made += 1
         log.info(
-            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the card",
+            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the GPU",
             *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
         )
 

@@ -68,7 +68,7 @@ def _session(data: bytes, device: Device) -> ort.InferenceSession:
     options.log_severity_level = LOG_ERRORS_ONLY
     options.enable_mem_pattern = False
     provider = {
-        "device_id": str(device.card.ordinal),
+        "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),
         "enable_cuda_graph": "1",
         # Of fp32 it would keep 10 bits: a text's answer would no longer be the same in any company.
@@ -106,7 +106,7 @@ class _OrtProgram:
 
     def _binding(self, shape: Shape) -> ort.IOBinding:
         binding = self._session.io_binding()
-        ordinal = self._device.card.ordinal
+        ordinal = self._device.gpu.ordinal
         for name, buffer in self._buffers.inputs.items():
             binding.bind_input(name, "cuda", ordinal, np.int32, shape.input(name), buffer.address)
         for spec in self._spec.outputs:

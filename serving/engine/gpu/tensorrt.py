@@ -138,12 +138,11 @@ class _Opened:
     def _check_fits(self, build: EngineBuild) -> None:
         """Refuses an engine for another GPU or version before the library sees it, which says it less clearly."""
         path = self.spec.path
-        card = self._device.card
-        capability = "{}.{}".format(*card.compute_capability)
-        if capability != build.compute_capability:
+        gpu = self._device.gpu
+        if gpu.compute_capability != build.compute_capability:
             raise BundleError(
-                f"{path}: the engine is for compute capability {build.compute_capability}, this {card.name} has"
-                f" {capability}; build one here with `bertserve export --tensorrt native`"
+                f"{path}: the engine is for compute capability {build.compute_capability}, this {gpu.name} has"
+                f" {gpu.compute_capability}; build one here with `bertserve export --tensorrt native`"
             )
         version = str(self._library.module.__version__)
         if version.split(".")[:_VERSION_PARTS] != build.version.split(".")[:_VERSION_PARTS]:
@@ -184,7 +183,7 @@ class _Opened:
             log.warning("the cached kernels of %s cannot be read: %s", self.spec.name, error)
             return
         if not cache.deserialize(kernels):
-            log.info("the cached kernels of %s are of another driver or card: compiling anew", self.spec.name)
+            log.info("the cached kernels of %s are of another driver or GPU: compiling anew", self.spec.name)
 
 
 class _TrtProgram:

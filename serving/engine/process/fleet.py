@@ -46,7 +46,7 @@ async def start_engine(
     For several GPUs `verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
     dies `crash_limit` times within the window is given up.
     """
-    if len(load.cards) > 1:
+    if len(load.gpus) > 1:
         if verified is not None:
             await verified()
         return await RemoteFleet.start(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s)
@@ -60,18 +60,18 @@ class RemoteFleet:
     ready: Ready
 
     def __init__(self, load: Load, hang_s: float, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
-        self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.cards)]
+        self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.gpus)]
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._first_reason = ""
         self._passing = True
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._members = [_Member(self, gpu) for gpu in load.cards]
+        self._members = [_Member(self, gpu) for gpu in load.gpus]
         self._tasks = []
         for index, member in enumerate(self._members):
             supervisor = Supervisor(
-                on_card(load, index), member, crash_limit=crash_limit, crash_window_s=crash_window_s, hang_s=hang_s
+                for_one_gpu(load, index), member, crash_limit=crash_limit, crash_window_s=crash_window_s, hang_s=hang_s
             )
             self._tasks.append(asyncio.create_task(member.keep(supervisor)))
 
@@ -215,14 +215,14 @@ class _Member:
         self.fleet.member_failed(self, passing=crashed or passing)
 
 
-def on_card(load: Load, index: int) -> Load:
+def for_one_gpu(load: Load, index: int) -> Load:
     """What one of the processes loads; the first alone writes the kernels it compiles, which fit each GPU.
 
     A GPU has one lane: where a fleet's costs are given, those of the narrow lanes only repeat the wide one's.
     """
     costs = [[point for point in points if point.kind == "wide"] for points in load.costs]
     kernels = [msgspec.structs.replace(files, write=files.write if index == 0 else "") for files in load.kernels]
-    return msgspec.structs.replace(load, cards=[load.cards[index]], kernels=kernels, costs=costs)
+    return msgspec.structs.replace(load, gpus=[load.gpus[index]], kernels=kernels, costs=costs)
 
 
 def _narrow(point: CostPoint) -> CostPoint:

@@ -65,7 +65,7 @@ class Load(msgspec.Struct, frozen=True):
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
-        cards: GPUs, by their indices among those that a process may use; none for a CPU.
+        gpus: GPUs, by their indices among those that a process may use; none for a CPU.
         kernels: For each model the files of its compiled kernels; empty for none.
         bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
@@ -79,7 +79,7 @@ class Load(msgspec.Struct, frozen=True):
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
     log_format: Literal["text", "json"] = "text"
-    cards: list[int] = []
+    gpus: list[int] = []
     kernels: list[KernelFiles] = []
     bundles: list[tuple[str, str]] = []
 

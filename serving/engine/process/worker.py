@@ -147,7 +147,7 @@ def _backend(load: Load) -> tuple[Backend, str]:
 def _gpu(load: Load) -> tuple[Backend, str]:
     """An engine on a GPU; what cannot be had of the GPU refuses the models."""
     try:
-        device = Device(cuda_driver.load(), load.cards[0] if load.cards else 0)
+        device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
         if load.engine == "tensorrt":
             from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415
 

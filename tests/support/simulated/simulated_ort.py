@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider on a simulated card: the CPU provider does the work when the stream comes to it.
+"""ONNX Runtime's CUDA provider on a simulated GPU: the CPU provider does the work when the stream comes to it.
 
 Everything of ONNX Runtime is the real thing but for the provider's name: sessions, bindings to addresses and run
 options. A graph is written down by its annotation, so that an annotation that is used for two shapes shows.
@@ -22,7 +22,7 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
     """
 
     class Binding:
-        """An IOBinding: what is said to be on the card is in this machine's memory."""
+        """An IOBinding: what is said to be on the GPU is in this machine's memory."""
 
         def __init__(self, session: Any) -> None:
             self.real = session.io_binding()

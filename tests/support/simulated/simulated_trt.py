@@ -1,4 +1,4 @@
-"""TensorRT on a simulated card: an engine's file holds an ONNX graph, which the CPU computes when the stream says so.
+"""TensorRT on a simulated GPU: an engine's file holds an ONNX graph, which the CPU computes when the stream says so.
 
 The rules of the real classes are held: a context has its profile, its scratch memory, every address and shapes inside
 the profile before it runs; an engine of another compute capability, or with leave to run host code, does not open.
@@ -86,7 +86,7 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             said_size = struct.unpack_from("<I", data, _HEAD.size)[0]
             at = _HEAD.size + 4
             said = json.loads(data[at : at + said_size])
-            if said["capability"] != list(driver.MACHINE.cards[0]["capability"]):
+            if said["capability"] != list(driver.MACHINE.gpus[0]["capability"]):
                 self.log.log(1, "The engine plan file is generated on an incompatible device")
                 return None
             return Engine(self.log, said["lengths"], ort.InferenceSession(data[at + said_size :]))

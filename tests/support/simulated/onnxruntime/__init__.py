@@ -1,4 +1,4 @@
-"""Stands in front of ONNX Runtime: the real one, with a CUDA provider on the simulated card beside its own."""
+"""Stands in front of ONNX Runtime: the real one, with a CUDA provider on the simulated GPU beside its own."""
 
 from __future__ import annotations
 

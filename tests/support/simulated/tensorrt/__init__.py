@@ -1,4 +1,4 @@
-"""Stands in front of NVIDIA's module: TensorRT on the simulated card."""
+"""Stands in front of NVIDIA's module: TensorRT on the simulated GPU."""
 
 import json
 import os

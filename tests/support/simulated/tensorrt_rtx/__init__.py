@@ -1,4 +1,4 @@
-"""Stands in front of NVIDIA's module: TensorRT on the simulated card; what builds engines is the real one."""
+"""Stands in front of NVIDIA's module: TensorRT on the simulated GPU; what builds engines is the real one."""
 
 import sys
 

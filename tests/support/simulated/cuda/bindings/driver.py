@@ -1,11 +1,11 @@
-"""A CUDA driver without a card, behind the very functions of NVIDIA's Python bindings that the server calls.
+"""A CUDA driver without a GPU, behind the very functions of NVIDIA's Python bindings that the server calls.
 
-A card's memory is this machine's, at real addresses; what a stream is given is done when somebody waits for it, and
+A GPU's memory is this machine's, at real addresses; what a stream is given is done when somebody waits for it, and
 not before; a capture writes down instead of doing; an error that is sticky stays. So a missing wait, an address that
-moved under a graph or a thread without a context shows as it would on a card. A test compares the signatures here
+moved under a graph or a thread without a context shows as it would on a GPU. A test compares the signatures here
 with those of the real bindings.
 
-`SIMULATED_GPU` in the environment describes the machine, as JSON: `cards` (`name`, `capability`, `memory`), `driver`
+`SIMULATED_GPU` in the environment describes the machine, as JSON: `gpus` (`name`, `capability`, `memory`), `driver`
 (CUDA's version, as 13000), `init` (what cuInit answers), `fault` (a file: while it is there its content is done to
 the next wait: a number is an error, `hang` never comes back), `missing` (modules of TensorRT that are not installed).
 """
@@ -62,7 +62,7 @@ class CUstreamCaptureMode(IntEnum):
 
 
 class CUuuid(NamedTuple):
-    """A card's name among all."""
+    """A GPU's name among all."""
 
     bytes: bytes
 
@@ -84,7 +84,7 @@ class Stream:
 
 
 class Machine:
-    """The machine: cards, memory, streams and graphs.
+    """The machine: GPUs, memory, streams and graphs.
 
     Attributes:
         said: Its description.
@@ -95,7 +95,7 @@ class Machine:
     def __init__(self, described: str = "") -> None:
         self.said: dict[str, Any] = json.loads(described or "{}")
         said = self.said
-        self.cards = said.get("cards", [{"name": "Simulated T4", "capability": [7, 5], "memory": 1 << 30}])
+        self.gpus = said.get("gpus", [{"name": "Simulated T4", "capability": [7, 5], "memory": 1 << 30}])
         self.driver = said.get("driver", 13000)
         self.init = said.get("init", 0)
         self.fault = Path(said["fault"]) if "fault" in said else None
@@ -112,13 +112,13 @@ class Machine:
 
     @property
     def used(self) -> int:
-        """Bytes taken on the card."""
+        """Bytes taken on the GPU."""
         return sum(ctypes.sizeof(buffer) for buffer in self.memory.values()) + self.graph_bytes * len(self.graphs)
 
     @property
     def total(self) -> int:
-        """Bytes that the card has that the thread uses."""
-        return int(self.cards[getattr(self.thread, "current", 1) - 1]["memory"])
+        """Bytes that the GPU has that the thread uses."""
+        return int(self.gpus[getattr(self.thread, "current", 1) - 1]["memory"])
 
     def begin(self, name: str, *, context: bool = True) -> CUresult:
         """What a function answers before it does anything."""
@@ -181,25 +181,25 @@ def cuDriverGetVersion() -> tuple[CUresult, int]:
 
 
 def cuDeviceGetCount() -> tuple[CUresult, int]:
-    """How many cards there are."""
-    return OK, len(MACHINE.cards)
+    """How many GPUs there are."""
+    return OK, len(MACHINE.gpus)
 
 
 def cuDeviceGet(ordinal: int) -> tuple[CUresult, Handle | None]:
     """One of them."""
-    if ordinal >= len(MACHINE.cards):
+    if ordinal >= len(MACHINE.gpus):
         return CUresult.CUDA_ERROR_NO_DEVICE, None
     return OK, Handle(ordinal)
 
 
 def cuDeviceGetAttribute(attrib: CUdevice_attribute, dev: Handle) -> tuple[CUresult, int]:
     """Major or minor of the compute capability."""
-    return OK, MACHINE.cards[dev]["capability"][attrib - 75]
+    return OK, MACHINE.gpus[dev]["capability"][attrib - 75]
 
 
 def cuDeviceGetName(length: int, dev: Handle) -> tuple[CUresult, bytes]:
     """The name, with zeros up to the length."""
-    return OK, MACHINE.cards[dev]["name"].encode().ljust(length, b"\0")
+    return OK, MACHINE.gpus[dev]["name"].encode().ljust(length, b"\0")
 
 
 def cuDeviceGetUuid(dev: Handle) -> tuple[CUresult, CUuuid]:
@@ -209,7 +209,7 @@ def cuDeviceGetUuid(dev: Handle) -> tuple[CUresult, CUuuid]:
 
 def cuDeviceTotalMem(dev: Handle) -> tuple[CUresult, int]:
     """All that it has."""
-    return OK, MACHINE.cards[dev]["memory"]
+    return OK, MACHINE.gpus[dev]["memory"]
 
 
 def cuDevicePrimaryCtxRetain(dev: Handle) -> tuple[CUresult, Handle | None]:
@@ -240,7 +240,7 @@ def cuMemGetInfo() -> tuple[CUresult, int | None, int | None]:
 
 
 def cuMemAlloc(bytesize: int) -> tuple[CUresult, Handle | None]:
-    """Memory on the card, until it is full."""
+    """Memory on the GPU, until it is full."""
     status = MACHINE.begin("cuMemAlloc")
     if status is OK and MACHINE.used + bytesize > MACHINE.total:
         status = CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -262,12 +262,12 @@ def cuMemAllocHost(bytesize: int) -> tuple[CUresult, int | None]:
 
 
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> tuple[CUresult]:
-    """Queues a copy to the card."""
+    """Queues a copy to the GPU."""
     return _copy("cuMemcpyHtoDAsync", dstDevice, srcHost, ByteCount, hStream, MACHINE.memory, MACHINE.pinned)
 
 
 def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> tuple[CUresult]:
-    """Queues a copy from the card."""
+    """Queues a copy from the GPU."""
     return _copy("cuMemcpyDtoHAsync", dstHost, srcDevice, ByteCount, hStream, MACHINE.pinned, MACHINE.memory)
 
 
