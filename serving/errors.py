@@ -72,6 +72,10 @@ class ModelNotNamed(InvalidRequest, reason="model_not_named", http=400):
     """Several models could answer, none of them is the default, and the request names none."""
 
 
+class ForeignTokenIds(InvalidRequest, reason="foreign_token_ids", http=400):
+    """Token ids that are most likely of another tokenizer than the model's."""
+
+
 class RouteNotFound(InvalidRequest, reason="not_found", http=404, grpc="UNIMPLEMENTED"):
     """No such path."""
 

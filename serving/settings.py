@@ -167,6 +167,11 @@ class Settings(BaseModel):
     )
     max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
     max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")
+    accept_bare_ids: bool = Field(
+        False,
+        description="Let `/v1/embeddings` take token ids without the model's special tokens, which are added. They "
+        "must be the model's own.",
+    )
     max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
     default: str = Field(
         "",

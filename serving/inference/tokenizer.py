@@ -38,12 +38,14 @@ class TextTokenizer:
         max_characters: Characters of the longest text that is tokenised at all.
         mask_id: None where the model has no mask token.
         mask_token: The mask token as it stands in a text.
+        frame: The special tokens of an empty text: those around any single one.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._wordpieces = wordpiece_cache_for(tokenizer)
         self._vocab_size = vocab_size
+        self.frame: list[int] = tokenizer.encode("").ids
         self.max_length = max_length
         self.max_characters = CHARACTERS_PER_TOKEN * max_length
         self.mask_id = mask_id
@@ -59,7 +61,7 @@ class TextTokenizer:
         file = f"bundle {bundle}: {TOKENIZER}"
         try:
             tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
-            frame = tokenizer.encode("").ids
+            opened = cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:
@@ -73,10 +75,10 @@ class TextTokenizer:
         # Ids need not be consecutive: fewer tokens than rows may still lead beyond the last one.
         if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
             raise BundleError(f"{file} has the token id {largest}, the model's are smaller")
-        for role, ids in (("cls", frame[:1]), ("sep", frame[-1:])):
+        for role, ids in (("cls", opened.frame[:1]), ("sep", opened.frame[-1:])):
             if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
-        return cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
+        return opened
 
     def size_bytes(self, inputs: Sequence[TextInput]) -> int:
         """Size of the inputs; raises `InvalidRequest` for a text of more than `max_characters`."""
@@ -165,6 +167,14 @@ class TextTokenizer:
             raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
         if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             raise InvalidRequest(f"a token id lies outside 0..{self._vocab_size - 1}")
+
+    def is_framed(self, ids: Sequence[int]) -> bool:
+        """Whether ids begin and end with special tokens as those of a text do; not where the model has none."""
+        return bool(self.frame) and [*ids[:1], *ids[-1:]] == [self.frame[0], self.frame[-1]]
+
+    def framed(self, ids: list[int]) -> list[int]:
+        """The ids with the special tokens around them, unless they have them."""
+        return ids if not ids or not self.frame or self.is_framed(ids) else [*self.frame[:-1], *ids, *self.frame[-1:]]
 
     def _windows(
         self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: Truncate

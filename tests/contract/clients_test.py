@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,9 +13,10 @@ import tritonclient.grpc
 import tritonclient.http
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.clients import Tei
-from tests.support.expected import fake_answers, words
+from tests.support.clients import Tei, post_json
+from tests.support.expected import fake_answers, token_ids, words
 from tests.support.models import HIDDEN_SIZE, NAME
+from tests.support.server import FAKE, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from numpy.typing import NDArray
-
-    from tests.support.server import Server
 
 TEXTS = ["What is a T4?", "Eine Grafikkarte für Rechenzentren.", ""]
 
@@ -65,6 +65,39 @@ def test_openai_dimensions(openai_client: openai.OpenAI) -> None:
 def test_openai_foreign_model_name(openai_client: openai.OpenAI) -> None:
     """With one model served, another server's model name is taken and the true one answered."""
     assert openai_client.embeddings.create(model="text-embedding-3-small", input="text").model == NAME
+
+
+def test_openai_takes_the_models_own_token_ids(openai_client: openai.OpenAI, models: Path) -> None:
+    """Ids with their special tokens are the text's own; several texts are several lists."""
+    ids = [token_ids(models, text) for text in TEXTS]
+    for sent in (ids, ids[0]):
+        reply = openai_client.embeddings.create(model=NAME, input=sent)
+        answered = np.array([row.embedding for row in reply.data])
+        np.testing.assert_allclose(answered, fake_answers(models, TEXTS)[: len(answered)], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    # What tiktoken's cl100k_base makes of the first text, and a part of the model's own ids.
+    [[3923, 374, 264, 350, 19, 30], [101, 2054, 2003], [2054, 2003, 102], [[101, 2054, 102], [2054]]],
+)
+def test_openai_refuses_token_ids_of_another_tokenizer(openai_client: openai.OpenAI, ids: list[int]) -> None:
+    """They would be embedded as other words; the message says what to do instead."""
+    with pytest.raises(openai.BadRequestError, match="Send strings") as refused:
+        openai_client.embeddings.create(model=NAME, input=ids)
+    assert refused.value.code == "foreign_token_ids"
+    assert "check_embedding_ctx_length=False" in refused.value.message
+
+
+def test_openai_token_ids_without_special_tokens(models: Path) -> None:
+    """Where the server is told that they are the model's, they get the special tokens; a text's ids are as they are."""
+    ids = token_ids(models, TEXTS[0])
+    with Server(models, *FAKE, "--accept-bare-ids", "true") as server:
+        body = json.dumps({"model": NAME, "input": [ids, ids[1:-1]]}).encode()
+        rows = json.loads(post_json(server.http, "/v1/embeddings", body).body)["data"]
+        assert post_json(server.http, "/v1/embeddings", b'{"input": [[]]}').status == 422
+    for row in rows:
+        np.testing.assert_allclose(row["embedding"], fake_answers(models, TEXTS[:1])[0], atol=1e-6)
 
 
 def test_openai_errors(openai_client: openai.OpenAI) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from serving.errors import ForeignTokenIds
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList
 from serving.http.apis.tei import text_inputs
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
@@ -51,17 +52,39 @@ async def model(api: Api, http: HttpRequest) -> HttpReply:
 async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = http.json(_EMBEDDINGS)
+    name = api.repository.named_or_only(message.model, "embed")
+    inputs = [text if isinstance(text, str) else _own_ids(api, name, text) for text in text_inputs(message.input)]
     outcome = await api.pipeline.infer(
         api.request(
             http,
-            text_inputs(message.input),
+            inputs,
             EmbedOptions(normalize=True, dimensions=message.dimensions),
             max_inputs=api.settings.max_openai_batch_size,
-            model=api.repository.named_or_only(message.model, "embed"),
+            model=name,
         )
     )
     body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=outcome_head(outcome))
+
+
+def _own_ids(api: Api, name: str | None, ids: list[int]) -> list[int]:
+    """Token ids as the model reads them.
+
+    Clients of OpenAI's own server send its tokenizer's ids, which would be embedded as other words than were meant.
+
+    Raises:
+        ForeignTokenIds: They may be such.
+    """
+    tokenizer = api.repository.find(name, task="embed").tokenizer
+    if api.settings.accept_bare_ids:
+        return tokenizer.framed(ids)
+    if ids and not tokenizer.is_framed(ids):
+        raise ForeignTokenIds(
+            "`input` holds token ids that do not stand between the special tokens of this model; they may be of"
+            " another tokenizer. Send strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False));"
+            " the server takes ids without special tokens with --accept-bare-ids true"
+        )
+    return ids
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -11,7 +11,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts to embed, as OpenAI's clients ask.
 
     Attributes:
-        input: A text, a list of texts, or token ids of this model's own vocabulary.
+        input: A text, a list of texts, or token ids of this model's own tokenizer with its special
+            tokens around them.
         model: Name of a model; with one model for this, any name is taken and the true one returned.
         encoding_format: `base64` is little-endian float32.
         dimensions: Keep only the first so many components.
