@@ -160,6 +160,8 @@ class _Export:
             model = task_model.load(checkpoint)
         with progress.stage("exporting the graph"):
             task_model.write(model, self._raw)
+            if checkpoint.family.shared_layers:
+                optimize.share_equal(self._raw)
         texts, encoded = _texts(checkpoint)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
         with progress.stage(f"PyTorch's answers to {len(whole)} texts"):
@@ -194,6 +196,8 @@ class _Export:
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
                 half.convert(self._fused, path)
+                if self._checkpoint.family.shared_layers:
+                    optimize.share_equal(path)
             else:
                 shutil.copyfile(self._fused, path)
         return self._verified(path, name, yardstick)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.checkpoint import other_kinds, pooling, vocabulary, weights
 from export.checkpoint.families import FAMILIES
+from export.checkpoint.families.family import ACTIVATIONS
 from export.checkpoint.folder import Folder
 from export.checkpoint.labels import REGRESSION, Asked, Labels, read_labels, task_of_head
 from export.errors import ExportError
@@ -80,7 +81,24 @@ class Checkpoint:
     @property
     def embedding_size(self) -> int:
         """Components of a word's vector before the layers."""
-        return int(self.config.get("embedding_size", self.hidden_size)) if self.family.projection else self.hidden_size
+        return (
+            self.hidden_size if self.family.projection == "no" else self.config.get("embedding_size", self.hidden_size)
+        )
+
+    @property
+    def known_segments(self) -> int:
+        """How many segments tokens may be of; 0 where they have none."""
+        return int(self.config.get("type_vocab_size", self.family.usual_segments))
+
+    @property
+    def segments(self) -> bool:
+        """Whether the graph takes the segment of each token."""
+        return self.family.segments and self.known_segments > 1
+
+    @property
+    def activation(self) -> str:
+        """The layers' activation, by Transformers' name."""
+        return str(self.config.get(self.family.activation, self.family.usual_activation))
 
     @property
     def candidates(self) -> int:
@@ -118,6 +136,10 @@ def open_checkpoint(
     config, family = _config(sentence.encoder)
     asked = asked or _task(config, family, sentence)
     task: Task = "classify" if asked == REGRESSION else asked
+    if task in family.tasks_without:
+        raise ExportError(
+            f"checkpoint {source.path}: Transformers has no {family.stem} with a head for the task {task}"
+        )
     if task == "embed":
         _check_width(source, config[family.sizes["hidden_size"]], sentence)
         for assumed in sentence.notices:
@@ -203,7 +225,7 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
     if not config:
         raise ExportError(f"checkpoint {folder.path}: config.json is missing")
     family = _family(folder, config)
-    optional = [key for key in ("embedding_size", "num_labels", "type_vocab_size") if key in config]
+    optional = [key for key in ("embedding_size", "num_labels", "type_vocab_size") if config.get(key)]
     for key in [*family.sizes.values(), *optional]:
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -216,6 +238,12 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
                 f"checkpoint {folder.path}: {key} {config[key]!r} in config.json cannot be exported; "
                 f"supported: {only!r}"
             )
+    activation = config.get(family.activation, family.usual_activation)
+    if activation not in ACTIVATIONS:
+        raise ExportError(
+            f"checkpoint {folder.path}: {family.activation} {activation!r} in config.json cannot be exported; "
+            f"supported: {', '.join(ACTIVATIONS)}"
+        )
     if config[family.sizes["hidden_size"]] % config[family.sizes["heads"]]:
         raise ExportError(
             f"checkpoint {folder.path}: {family.sizes['hidden_size']} in config.json must be a multiple of "

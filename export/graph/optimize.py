@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import onnx
+from onnx import numpy_helper
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
+from export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
 from export.errors import ExportError
 from export.progress import quiet
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
@@ -31,41 +35,64 @@ class Shape:
         layers: Transformer layers.
         heads: Attention heads of a layer.
         hidden_size: Components of a token's vector.
-        embedding_fusion: Whether the embedding becomes one operator.
-        pre_normalised: Whether a layer normalises its input instead of its output.
+        layer: Fused operators of a layer beside its activation's.
+        products: A layer's products with a matrix.
+        activation: The operator that a layer's activation becomes; None for one that stays as it is.
+        embedding: Fused operators of the embedding.
         projected: Whether the embeddings are projected to the layers' width.
+        head_products: Products of a head with a matrix, beside its last one.
         predicts_words: Whether the graph ends in a head over the vocabulary.
+        shared_layers: Whether layers share their weights.
     """
 
     layers: int
     heads: int
     hidden_size: int
-    embedding_fusion: bool = True
-    pre_normalised: bool = False
+    layer: Mapping[str, int] = field(default_factory=lambda: BERT_LAYER)
+    products: int = 6
+    activation: str | None = "BiasGelu"
+    embedding: Mapping[str, int] = field(default_factory=lambda: BERT_EMBEDDING)
     projected: bool = False
+    head_products: int = 0
     predicts_words: bool = False
+    shared_layers: bool = False
+
+    @property
+    def embedding_fusion(self) -> bool:
+        """Whether the embedding becomes one operator."""
+        return "EmbedLayerNormalization" in self.embedding
+
+    @property
+    def attention_fusion(self) -> bool:
+        """Whether a layer's attention becomes one operator."""
+        return "Attention" in self.layer
 
     def fused(self) -> dict[str, int]:
         """How many of each operator the fusions must leave."""
-        return {
-            "EmbedLayerNormalization": int(self.embedding_fusion),
-            "Attention": self.layers,
-            "SkipLayerNormalization": 2 * self.layers,
+        counts = Counter(self.embedding)
+        counts.update({operator: count * self.layers for operator, count in self.layer.items()})
+        if self.activation is not None:
             # The head over the vocabulary has an activation of its own.
-            "BiasGelu": self.layers + self.predicts_words,
-        }
+            counts[self.activation] = self.layers + self.predicts_words
+        return counts
 
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     """The shape of a checkpoint's graph."""
+    family = checkpoint.family
     return Shape(
         layers=checkpoint.layers,
         heads=checkpoint.heads,
         hidden_size=checkpoint.hidden_size,
-        embedding_fusion=checkpoint.family.embedding_fusion,
-        pre_normalised=checkpoint.family.pre_normalised,
-        projected=checkpoint.embedding_size != checkpoint.hidden_size,
+        layer=family.layer,
+        products=family.products,
+        activation=None if family.gated else ACTIVATIONS[checkpoint.activation],
+        # Without positions and segments nothing is added that its normalisation could take in.
+        embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
+        projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
+        head_products=0 if checkpoint.task in {"embed", "embed_tokens", "fill_mask"} else family.head_products,
         predicts_words=checkpoint.task == "fill_mask",
+        shared_layers=family.shared_layers,
     )
 
 
@@ -85,16 +112,18 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     # The optimizer's objects refer to one another, and hold the model until they are looked for.
     gc.collect()
     _restore(fused, raw)
+    if shape.shared_layers:
+        share_equal(fused)
     check_counts(operators(fused), shape.fused(), "the fusion")
 
 
 def _optimize(raw: Path, fused: Path, shape: Shape) -> None:
     model = _light(raw)
-    if shape.pre_normalised:
-        _put_branches_first(model.graph)
+    _put_branches_first(model.graph)
     options = FusionOptions("bert")
     # Where the sum of the embeddings is used beside its normalisation, the fused operator would be one more copy.
     options.enable_embed_layer_norm = shape.embedding_fusion
+    options.enable_attention = shape.attention_fusion
     optimized = optimize_model(
         model,
         model_type="bert",
@@ -146,23 +175,41 @@ def _aside(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def _put_branches_first(graph: onnx.GraphProto) -> None:
-    """Turns residual additions so that what was computed stands before what it is added to.
+    """Turns residual additions so that what was computed last stands before what it is added to.
 
-    The fusion of attention follows the first addition that it meets from a residual one. Where a layer
-    normalises its input, that is the sum of the embeddings in the first layer, and the fusion loses its way.
+    The fusion of attention follows the first addition that it meets from a residual one. Where that is the layer's
+    own input (the sum or the projection of the embeddings, in the first layer), the fusion loses its way.
     """
-    producers = {name: node for node in graph.node for name in node.output}
+    producers = {name: (at, node) for at, node in enumerate(graph.node) for name in node.output}
 
     def is_branch(name: str) -> bool:
-        node = producers.get(name)
-        parents = [] if node is None else [producers.get(parent) for parent in node.input]
-        return (
-            node is not None and node.op_type == "Add" and any(p is not None and p.op_type == "MatMul" for p in parents)
-        )
+        parents = [producers.get(parent, (0, None))[1] for parent in producers[name][1].input]
+        return producers[name][1].op_type == "Add" and any(p is not None and p.op_type == "MatMul" for p in parents)
 
     for node in graph.node:
-        if node.op_type == "Add" and not is_branch(node.input[0]) and is_branch(node.input[1]):
-            node.input[0], node.input[1] = node.input[1], node.input[0]
+        if node.op_type == "Add" and all(name in producers for name in node.input):
+            first, second = node.input
+            if is_branch(second) and producers[first][0] < producers[second][0]:
+                node.input[0], node.input[1] = second, first
+
+
+def share_equal(path: Path) -> None:
+    """Keeps one of the initialisers that are equal: layers that share weights are traced with a copy for each."""
+    model = onnx.load(path)
+    kept: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    names = {}
+    for tensor in model.graph.initializer:
+        content = hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest()
+        names[tensor.name] = kept.setdefault((tensor.data_type, tuple(tensor.dims), content), tensor.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    copies = [tensor for tensor in model.graph.initializer if names[tensor.name] == tensor.name]
+    shared = onnx.GraphProto(name=model.graph.name)
+    shared.node.extend(model.graph.node)
+    shared.input.extend(model.graph.input)
+    shared.output.extend(model.graph.output)
+    shared.initializer.extend(copies)
+    onnx.save(onnx.helper.make_model(shared, opset_imports=model.opset_import, ir_version=model.ir_version), path)
 
 
 def operators(path: Path) -> dict[str, int]:

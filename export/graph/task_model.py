@@ -11,6 +11,7 @@ import transformers
 
 from export.errors import ExportError
 from export.graph import tensors
+from export.graph.fold import fold
 from export.progress import quiet
 from export.recipe import MAX_ONNX_BYTES
 from serving.models.manifest import graph_inputs, graph_outputs
@@ -43,6 +44,7 @@ class TaskModel(torch.nn.Module):
         self.model = model
         self.inputs = inputs(checkpoint)
         self.outputs = outputs(checkpoint)
+        self.folded = checkpoint.family.folded
         self._task = checkpoint.task
         self._family = checkpoint.family
         self._pooling = checkpoint.sentence.pooling
@@ -105,7 +107,7 @@ class TaskModel(torch.nn.Module):
 
 def inputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     """The inputs of a checkpoint's graph."""
-    return graph_inputs(checkpoint.task, segments=checkpoint.family.segments)
+    return graph_inputs(checkpoint.task, segments=checkpoint.segments)
 
 
 def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
@@ -164,8 +166,9 @@ def load(checkpoint: Checkpoint) -> TaskModel:
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
     family, config = checkpoint.family, checkpoint.config
     settings = {key: config[key] for key in family.sizes.values()}
-    known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id"]
+    known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id", *family.settings]
     settings |= {key: config[key] for key in known if key in config}
+    settings[family.activation] = checkpoint.activation
     if family.epsilon:
         settings["layer_norm_eps"] = config.get("layer_norm_eps", 1e-12)
     if checkpoint.task in {"classify", "rerank", "tag"}:
@@ -225,6 +228,8 @@ def write(model: TaskModel, path: Path) -> None:
             # The fusions match what the exporter that traces writes.
             dynamo=False,
         )
+    if model.folded:
+        fold(path)
 
 
 def _axes(spec: TensorSpec) -> dict[int, str]:

@@ -41,7 +41,7 @@ def read(
     """
     where = f"checkpoint {weights.folder.path}"
     names = {_canonical(name, family.prefix): name for name in expected}
-    tensors = dict(_stored(weights, family.prefix, names.keys()))
+    tensors = dict(_stored(weights, family, names.keys()))
     if tied:
         _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
     if missing := sorted(names.keys() - tensors.keys()):
@@ -72,15 +72,20 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
         tensors[name] = tensors[source]
 
 
-def _stored(weights: Weights, prefix: str, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the files under the names that Transformers has now, but for those of heads that are not used."""
     names = frozenset(needed)
     for file in weights.files:
         try:
             with safe_open(file, framework="pt") as handle:
                 for stored in handle.keys():  # noqa: SIM118  not a mapping
-                    name = _canonical(stored, prefix)
-                    if name in names or not name.startswith((*HEADS, *_CONSTANTS)):
-                        yield name, _float32(weights, stored, handle.get_tensor(stored))
+                    found = _names(stored, family)
+                    if names.isdisjoint(found) and found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored)):
+                        continue
+                    whole = _float32(weights, stored, handle.get_tensor(stored))
+                    # Each of its own in memory, since a part would keep the whole.
+                    parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
+                    yield from zip(found, parts, strict=True)
         except SafetensorError as error:
             raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error
 
@@ -91,6 +96,15 @@ def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:
             f"checkpoint {weights.folder.path}: {name} holds {tensor.dtype}; only weights in floating point are read"
         )
     return tensor.to(torch.float32)
+
+
+def _names(stored: str, family: Family) -> list[str]:
+    name = _canonical(stored, family.prefix)
+    for old, new in family.renamed.items():
+        name = name.replace(old, new)
+    return next(
+        ([name.replace(old, part) for part in parts] for old, parts in family.split.items() if old in name), [name]
+    )
 
 
 def _canonical(name: str, prefix: str) -> str:

@@ -69,7 +69,11 @@ class Int8:
             quantize.quantize(fused, path, shape, self._cuts_of(fused), static=way == "static")
         else:
             cuts = self._cuts_of(raw) if way == "static" else None
-            openvino.quantize(raw, path, layers=shape.layers, cuts=cuts)
+            openvino.quantize(
+                raw, path, layers=1 if shape.shared_layers else shape.layers, cuts=cuts, products=shape.products
+            )
+            if shape.shared_layers:
+                optimize.share_equal(path)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
         """What the manifest says of an artifact."""

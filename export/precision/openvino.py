@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from export.precision.equalise import Cut
 
-_MATRICES_OF_A_LAYER = 6
 _LEVELS = 255
 _LARGE_TABLE = 1 << 20
 """Numbers of a table of which every compiled graph would otherwise hold a copy in float32: a vocabulary's."""
@@ -50,7 +49,7 @@ def require_library() -> None:
         raise ExportError("an artifact for OpenVINO is proven with its library: pip install bertserve[openvino]")
 
 
-def quantize(raw: Path, quantized: Path, *, layers: int, cuts: Mapping[str, Cut] | None) -> None:
+def quantize(raw: Path, quantized: Path, *, layers: int, cuts: Mapping[str, Cut] | None, products: int = 6) -> None:
     """Quantises a fp32 graph.
 
     Args:
@@ -59,18 +58,19 @@ def quantize(raw: Path, quantized: Path, *, layers: int, cuts: Mapping[str, Cut]
         quantized: Where to write; one file, without external data.
         layers: Transformer layers of the model.
         cuts: How the activations of each product are cut, by their names; None leaves that to the running engine.
+        products: A layer's products with a matrix.
 
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
     model = onnx.load(raw)
-    products = 0 if cuts is None else _cut_products(model.graph, cuts)
+    found = 0 if cuts is None else _cut_products(model.graph, cuts)
     axes = _weights(model.graph)
-    products += sum(axis == _COLUMNS for axis in axes.values())
-    if products < _MATRICES_OF_A_LAYER * layers:
+    found += sum(axis == _COLUMNS for axis in axes.values())
+    if found < products * layers:
         raise ExportError(
-            f"the quantisation of the graph is incomplete: {products} products with a weight, "
-            f"{_MATRICES_OF_A_LAYER * layers} expected; the installed torch and transformers do not fit together"
+            f"the quantisation of the graph is incomplete: {found} products with a weight, "
+            f"{products * layers} expected; the installed torch and transformers do not fit together"
         )
     for name, axis in axes.items():
         # Beside activations with a range only the tables are left: the last matrices stay exact.

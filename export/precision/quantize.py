@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from export.graph.nodes import replace
-from export.graph.optimize import check_counts, operators
+from export.graph.optimize import check_counts, operators, share_equal
 from export.precision.equalise import eight_bits
 from export.precision.products import Constants, find
 from export.progress import quiet
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from export.graph.optimize import Shape
     from export.precision.equalise import Cut
 
-_MATRICES_BESIDE_ATTENTION = 3
 _MATRICES_OF_WORDS = 2
 _TABLES = ["EmbedLayerNormalization", "Gather"]
 _PARTS = 3
@@ -60,12 +59,15 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
         )
     products.unlink()
     expected = {
-        "QAttention": shape.layers,
-        "MatMulIntegerToFloat": _MATRICES_BESIDE_ATTENTION * shape.layers
+        "QAttention": shape.layers * shape.attention_fusion,
+        "MatMulIntegerToFloat": (shape.products - _PARTS * shape.attention_fusion) * shape.layers
         + shape.projected
+        + shape.head_products
         + _MATRICES_OF_WORDS * shape.predicts_words,
         "QEmbedLayerNormalization": int(shape.embedding_fusion),
     }
+    if shape.shared_layers:
+        share_equal(quantized)
     check_counts(operators(quantized), expected, "the quantisation")
 
 

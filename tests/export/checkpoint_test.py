@@ -220,12 +220,12 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (no_frame, "does not put its cls and sep tokens around a text"),
     (add_dense, "modules.json has a Dense module.*supported: Transformer, Pooling, Normalize"),
     (lead_outside, r"'../elsewhere' leads outside"),
-    (lambda folder: edit_json(folder / "config.json", model_type="albert"), "'albert'.*supported: bert, distilbert"),
+    (lambda folder: edit_json(folder / "config.json", model_type="funnel"), "'funnel'.*supported: bert, distilbert"),
     (
         lambda folder: edit_json(folder / "config.json", architectures=["BertForMultipleChoice"]),
         "BertForMultipleChoice cannot be exported; supported: BertModel",
     ),
-    (lambda folder: edit_json(folder / "config.json", hidden_act="relu"), "hidden_act 'relu'.*supported: 'gelu'"),
+    (lambda folder: edit_json(folder / "config.json", hidden_act="mish"), "hidden_act 'mish'.*supported: gelu, "),
     (
         lambda folder: edit_json(folder / "config.json", position_embedding_type="relative_key"),
         "position_embedding_type 'relative_key'.*supported: 'absolute'",

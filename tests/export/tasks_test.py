@@ -11,12 +11,13 @@ import torch
 import transformers
 
 from export.build import judge_of
+from export.checkpoint.families import FAMILIES
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import optimize, task_model
-from export.precision import int8, quantize
-from export.proof import parity, reference
+from export.precision import emulation, half, int8, openvino, quantize
+from export.proof import decisions, parity, reference
 from export.proof.engine import open_engine
 from export.texts import corpus
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.models.manifest import Task
+    from serving.models.manifest import Target, Task
     from serving.records import EncodedText, Row
 
 TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
@@ -71,25 +72,39 @@ def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: 
     return [best.indices.numpy(), best.values.numpy(), logits.logsumexp(-1).numpy()]
 
 
-def answers_together(checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText]) -> list[Row]:
+def answers_together(
+    checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
+) -> list[Row]:
     """What the engine answers to all texts in one batch."""
     judge = judge_of(checkpoint)
-    engine = open_engine(task_model.spec_of(checkpoint, path), "cpu", 1)
+    engine = open_engine(task_model.spec_of(checkpoint, path), target, 1)
     plan = [(list(range(len(texts))), [])]
     return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))
 
 
-EVERY = [(model_type, task, False) for model_type in STEMS for task in HEADS]
-EVERY += [("electra", "embed", True), ("electra", "fill_mask", True)]
-SHORT = {"classify", "fill_mask"}
+EVERY = [
+    (model_type, task, False)
+    for model_type in STEMS
+    for task in HEADS
+    if task not in FAMILIES[model_type].tasks_without
+]
+EVERY += [("electra", "embed", True), ("electra", "fill_mask", True), ("albert", "fill_mask", True)]
+ALIKE = {"camembert", "data2vec-text", "ernie"}
+"""Families with the graph of another one, but for the names."""
+
+
+def is_long(model_type: str, task: str) -> bool:
+    if task == "fill_mask":
+        return model_type not in {"bert", "distilbert", "roberta", "electra", "albert", "deberta-v2", "modernbert"}
+    return model_type in ALIKE or (model_type != "bert" and task != "classify")
 
 
 @pytest.mark.parametrize(
     ("model_type", "task", "projected"),
-    [pytest.param(*case, marks=[] if case[0] == "bert" or case[1] in SHORT else pytest.mark.long) for case in EVERY],
+    [pytest.param(*case, marks=pytest.mark.long if is_long(*case[:2]) else []) for case in EVERY],
 )
 def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str, task: str, *, projected: bool) -> None:
-    """A padded batch on the serving engine is each text alone in Transformers; fusions and INT8 are complete."""
+    """A padded batch on the serving engine is each text alone in Transformers; fusions, INT8 and fp16 are complete."""
     folder = write_task_checkpoint(tmp_path / "small", model_type, task, projected=projected)
     # The files of a checkpoint say what it was made for, which never is this.
     checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
@@ -104,7 +119,54 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
             np.testing.assert_allclose(found, right, atol=2e-5)
     cuts = int8.cuts_of(path, task_model.spec_of(checkpoint, path), texts, lambda _done, _total: None)
     quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
-    assert optimize.operators(tmp_path / "int8.onnx")["QAttention"] == 2
+    half.convert(path, tmp_path / "fp16.onnx")
+    emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
+    judge, exact = judge_of(checkpoint), answers_together(checkpoint, path, texts)
+    # Weights that were never trained mind 8 bits more than those that were.
+    for name, least in (("int8", 0.9), ("twin", 0.9999)):
+        for row, right in zip(answers_together(checkpoint, tmp_path / f"{name}.onnx", texts), exact, strict=True):
+            assert decisions.cosine(judge.numbers(row), judge.numbers(right)) > least
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        pytest.param(*case[:2], marks=[] if case[:2] == ("deberta-v2", "embed") else pytest.mark.long)
+        for case in EVERY
+        if not case[2]
+    ],
+)
+def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task: Task) -> None:
+    """The graph before the fusions, with fixed ranges, as OpenVINO takes it."""
+    pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
+    folder = write_task_checkpoint(tmp_path / "small", model_type, task)
+    checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
+    raw, shape, texts = tmp_path / "raw.onnx", optimize.shape_of(checkpoint), encoded(checkpoint)
+    task_model.write(task_model.load(checkpoint), raw)
+    cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, lambda _done, _total: None)
+    products = {"layers": 1 if shape.shared_layers else shape.layers, "products": shape.products}
+    openvino.quantize(raw, tmp_path / "int8.onnx", cuts=cuts, **products)
+    judge, exact = judge_of(checkpoint), answers_together(checkpoint, raw, texts)
+    for row, right in zip(answers_together(checkpoint, tmp_path / "int8.onnx", texts, "openvino"), exact, strict=True):
+        assert decisions.cosine(judge.numbers(row), judge.numbers(right)) > 0.97
+
+
+def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
+    """Asking for it says so, before any weight is read."""
+    folder = write_task_checkpoint(tmp_path / "small", "gte", "embed")
+    with pytest.raises(ExportError, match="Transformers has no Gte with a head for the task answer"):
+        opened(folder, "answer")
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh"])
+def test_other_activations_are_computed_as_they_are(tmp_path: Path, activation: str) -> None:
+    """BERT with another activation than its own answers as Transformers does, fused where there is an operator."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
+    edit_json(folder / "config.json", hidden_act=activation)
+    checkpoint = opened(folder)
+    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
+    for (found,), text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
+        np.testing.assert_allclose(found, expected(folder, "classify", "bert", text, -1)[0], atol=2e-5)
 
 
 def test_pytorchs_own_answers_are_those_of_transformers(tmp_path: Path) -> None:
@@ -236,11 +298,16 @@ REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
     ("bert", "classify", {"id2label": ["a"]}, "number its labels"),
     ("bert", "tag", {"id2label": {"0": "a", "1": "a"}}, "a name of its own"),
     ("bert", "classify", {"problem_type": "ranking"}, "problem_type 'ranking' with 3 outputs"),
-    ("distilbert", "embed", {"activation": "relu"}, "activation 'relu'"),
+    ("distilbert", "embed", {"activation": "mish"}, "activation 'mish'"),
     ("roberta", "embed", {"pad_token_id": 0}, "pads with id 1, config.json with pad_token_id 0"),
     ("electra", "embed", {"architectures": ["ElectraForCausalLM"]}, "ElectraForCausalLM cannot be exported"),
-    ("megatron-bert", "embed", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
-    ("bert", "embed", {"model_type": "modernbert"}, "'modernbert' cannot be exported; supported: bert, distilbert"),
+    ("megatron-bert", "embed", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu'"),
+    ("bert", "embed", {"model_type": "funnel"}, "'funnel' cannot be exported; supported: bert, distilbert"),
+    ("ernie", "embed", {"use_task_id": True}, "use_task_id True in config.json cannot be exported; supported: False"),
+    ("albert", "embed", {"num_hidden_groups": 2}, "num_hidden_groups 2 in config.json cannot be exported"),
+    ("albert", "embed", {"embedding_size": None}, "embedding_size in config.json must be a positive integer"),
+    ("mpnet", "embed", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16"),
+    ("deberta-v2", "embed", {"legacy": False}, "legacy False in config.json cannot be exported"),
 ]
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.models.bert import BertConfig, BertModel
 
+from export.checkpoint.families import FAMILIES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -81,6 +83,33 @@ STEMS = {
     "roberta": "Roberta",
     "electra": "Electra",
     "megatron-bert": "MegatronBert",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "data2vec-text": "Data2VecText",
+    "mpnet": "MPNet",
+    "albert": "Albert",
+    "ernie": "Ernie",
+    "deberta-v2": "DebertaV2",
+    "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert",
+    "gte": "Gte",
+}
+OWN_SIZES = {"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}}
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    # As deberta-v3-base has them, smaller.
+    "deberta-v2": {
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    # A window that is shorter than the texts, in the second layer.
+    "modernbert": {"local_attention": 8, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3},
+    "gte": {"pad_token_id": 0, "type_vocab_size": 2},
 }
 HEADS = {
     "embed": "Model",
@@ -102,21 +131,19 @@ def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected
         folder: Where; made if need be.
         model_type: A key of `STEMS`.
         task: A key of `HEADS`.
-        projected: ELECTRA only: embeddings narrower than the layers.
+        projected: ELECTRA and ALBERT only: embeddings narrower than the layers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    bytes_level = model_type == "roberta"
-    tokenizer = byte_tokenizer() if bytes_level else Tokenizer.from_str(json.dumps(_tokenizer()))
+    offset = FAMILIES[model_type].offset_positions
+    tokenizer = byte_tokenizer() if offset else Tokenizer.from_str(json.dumps(_tokenizer()))
     named = dict(enumerate(LABELS.get(task, ("a", "b"))))
-    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66 if bytes_level else 64}
-    if model_type == "distilbert":
-        sizes |= {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
-    else:
-        sizes |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    if model_type == "roberta":
-        sizes |= {"type_vocab_size": 1, "pad_token_id": 1}
-    if model_type == "electra":
-        sizes |= {"embedding_size": 16 if projected else 32}
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66 if offset else 64}
+    usual = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    sizes |= OWN_SIZES.get(model_type, usual) | OWN_SETTINGS.get(model_type, {})
+    if offset:
+        sizes |= {"pad_token_id": 1} | ({} if model_type == "mpnet" else {"type_vocab_size": 1})
+    if model_type in {"electra", "albert"}:
+        sizes |= {**usual, "embedding_size": 16 if projected else 32}
     kind = getattr(transformers, STEMS[model_type] + HEADS[task])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

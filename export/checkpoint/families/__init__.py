@@ -1,13 +1,45 @@
 """The families of checkpoints that can be exported, a module for each.
 
-To add one, write its module beside the others, list it in `FAMILIES`, and give `tests/support/checkpoints.py` its stem:
+To add one, write its module beside the others, list it in `_ALL`, and give `tests/support/checkpoints.py` its stem:
 every test of every task then runs for it too.
 """
 
-from export.checkpoint.families import bert, distilbert, electra, megatron_bert, roberta
+from export.checkpoint.families import (
+    albert,
+    bert,
+    camembert,
+    data2vec_text,
+    deberta_v2,
+    distilbert,
+    electra,
+    ernie,
+    gte,
+    megatron_bert,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+    xlm_roberta,
+)
+from export.checkpoint.families.family import Family
 
-FAMILIES = {
-    family.model_type: family
-    for family in (bert.FAMILY, distilbert.FAMILY, roberta.FAMILY, electra.FAMILY, megatron_bert.FAMILY)
-}
+_ALL = (
+    bert,
+    distilbert,
+    roberta,
+    xlm_roberta,
+    camembert,
+    electra,
+    mpnet,
+    albert,
+    deberta_v2,
+    modernbert,
+    nomic_bert,
+    gte,
+    megatron_bert,
+    data2vec_text,
+    ernie,
+)
+
+FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _ALL}
 """By the model_type of config.json."""

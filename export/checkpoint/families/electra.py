@@ -16,5 +16,5 @@ FAMILY = Family(
     # Its pre-training tells replaced tokens from real ones, which is none of our tasks.
     pretraining="embed",
     pooling_layer=False,
-    projection=True,
+    projection="narrower",
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,8 +21,16 @@ BERT_SIZES = {
     "vocab_size": "vocab_size",
 }
 
+ACTIVATIONS = {"gelu": "BiasGelu", "gelu_new": "FastGelu", "gelu_pytorch_tanh": "FastGelu", "relu": None, "silu": None}
+"""The activations that are exported, by Transformers' names, and the operator that each becomes with its bias."""
+
+BERT_EMBEDDING = {"EmbedLayerNormalization": 1}
+"""The fused operators of the embedding."""
+
+BERT_LAYER = {"Attention": 1, "SkipLayerNormalization": 2}
+"""The fused operators of a layer beside its activation's."""
+
 BERT_FIXED = {
-    "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
@@ -59,20 +67,35 @@ class Family:
         stem: What its classes in Transformers begin with.
         prefix: What the names of the encoder's tensors begin with where a head stands beside it.
         heads: What the names of its heads' tensors begin with; a head that the task does not use is left out.
+        ignored: What names of tensors begin with that checkpoints may hold without a use for them.
+        renamed: Parts of the names of stored tensors, and what Transformers calls them since.
+        split: Parts of the names of stored tensors that hold several of Transformers', and which, in their order.
         tied: Tensors of the head over the vocabulary that checkpoints may not store, and which they are the same as.
         word_logits: That head: from a model of Transformers and hidden states to a logit for each word.
         sizes: Our names of the settings that give the encoder its shape, to its own.
+        settings: Further settings that are handed to Transformers as they stand.
+        activation: The name of the setting that names the layers' activation.
+        usual_activation: What it is where config.json does not say.
         fixed: Settings and the only value of each that the fused graph computes; all are the defaults.
         pretraining: The task of its class `ForPreTraining`; None where it has no such class.
         epsilon: Whether config.json may set the epsilon of the layer normalisations.
-        segments: Whether the graph takes the segment of each token.
+        segments: Whether the graph takes the segment of each token, if config.json names any.
+        usual_segments: How many there are where config.json does not say.
         first_segment: Whether the model has to be told that every token is of the first segment: without being told it
             gathers the segments by position.
         pooling_layer: Whether its encoder is made with a pooler, which no task of ours uses, unless told otherwise.
         offset_positions: Whether positions are counted from the padding id on, as RoBERTa does.
-        projection: Whether embeddings may be narrower than the layers, and projected to their width.
-        pre_normalised: Whether a layer normalises its input instead of its output.
-        embedding_fusion: Whether ONNX Runtime fuses the embedding into one operator.
+        projection: Whether embeddings may be narrower than the layers: `no`, `narrower` for projected to the layers'
+            width where they are, `always` for projected whatever their width.
+        layer: The fused operators of a layer beside its activation's. Without `Attention` among them, attention stays
+            in ONNX's own operators.
+        tasks_without: Those that Transformers has no class for.
+        gated: Whether the activation is multiplied with a product beside it, so that it has no bias of its own.
+        folded: Whether constants are computed at the export that would be anew for every text.
+        products: A layer's products with a matrix.
+        head_products: Those of a head that is not over the vocabulary, beside its last one.
+        shared_layers: Whether layers are the same weights over and over, which the files hold once.
+        embedding: The fused operators of the embedding.
     """
 
     model_type: str
@@ -83,15 +106,28 @@ class Family:
     word_logits: Callable[[Any, Any], Any]
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
+    settings: tuple[str, ...] = ()
+    activation: str = "hidden_act"
+    usual_activation: str = "gelu"
     pretraining: Task | None = None
     epsilon: bool = True
     segments: bool = True
+    usual_segments: int = 2
     first_segment: bool = False
     pooling_layer: bool = True
     offset_positions: bool = False
-    projection: bool = False
-    pre_normalised: bool = False
-    embedding_fusion: bool = True
+    projection: Literal["no", "narrower", "always"] = "no"
+    embedding: Mapping[str, int] = field(default_factory=lambda: BERT_EMBEDDING)
+    layer: Mapping[str, int] = field(default_factory=lambda: BERT_LAYER)
+    products: int = 6
+    head_products: int = 0
+    ignored: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tasks_without: frozenset[Task] = frozenset()
+    gated: bool = False
+    folded: bool = False
+    shared_layers: bool = False
 
     def class_name(self, task: Task) -> str:
         """The class of Transformers that answers a task."""
@@ -99,5 +135,6 @@ class Family:
 
     def tasks(self) -> dict[str, Task]:
         """The classes of this family that a checkpoint may name, and the task of each."""
-        tasks = {self.stem + suffix: task for suffix, task in _SAVED_TASKS.items()}
+        has = ((suffix, task) for suffix, task in _SAVED_TASKS.items() if task not in self.tasks_without)
+        tasks = {self.stem + suffix: task for suffix, task in has}
         return tasks if self.pretraining is None else tasks | {f"{self.stem}ForPreTraining": self.pretraining}

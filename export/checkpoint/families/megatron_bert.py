@@ -10,7 +10,6 @@ FAMILY = replace(
     bert.FAMILY,
     model_type="megatron-bert",
     stem="MegatronBert",
-    pre_normalised=True,
     # The first layer adds to the sum of the embeddings, which the fused operator would not give.
-    embedding_fusion=False,
+    embedding={},
 )

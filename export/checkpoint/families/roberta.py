@@ -16,5 +16,5 @@ FAMILY = Family(
     segments=False,
     first_segment=True,
     offset_positions=True,
-    embedding_fusion=False,
+    embedding={},
 )

@@ -1,0 +1,9 @@
+"""CamemBERT: RoBERTa's graph over French words (arXiv 1911.03894)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from export.checkpoint.families import roberta
+
+FAMILY = replace(roberta.FAMILY, model_type="camembert", stem="Camembert")

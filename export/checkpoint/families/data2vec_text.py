@@ -1,0 +1,9 @@
+"""data2vec's model of text: RoBERTa's graph (arXiv 2202.03555)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from export.checkpoint.families import roberta
+
+FAMILY = replace(roberta.FAMILY, model_type="data2vec-text", stem="Data2VecText", prefix="data2vec_text.")

@@ -1,0 +1,22 @@
+"""MPNet: no segments, RoBERTa's positions, and a bias by distance on every layer's scores (arXiv 2004.09297)."""
+
+from __future__ import annotations
+
+from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+
+FAMILY = Family(
+    model_type="mpnet",
+    stem="MPNet",
+    prefix="mpnet.",
+    heads=("pooler.", "classifier.", "qa_outputs.", "lm_head."),
+    tied={"lm_head.decoder.weight": WORD_EMBEDDING, "lm_head.decoder.bias": "lm_head.bias"},
+    word_logits=lambda model, hidden: model.lm_head(hidden),
+    sizes=BERT_SIZES,
+    # Transformers counts with 32 kinds of distance, whatever the setting says.
+    fixed={**BERT_FIXED, "relative_attention_num_buckets": 32},
+    segments=False,
+    offset_positions=True,
+    embedding={"SkipLayerNormalization": 1},
+    # The fused attention of ONNX Runtime's optimizer has no place for the bias.
+    layer={"SkipLayerNormalization": 2},
+)
