@@ -40,7 +40,8 @@ PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy bui
 
 # Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Python keeps what it compiled, whatever the environment says: tests start servers by the hundred.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long"

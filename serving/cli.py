@@ -7,6 +7,7 @@ are imported only afterwards, so that a wrong setting is answered within a secon
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
 
     from serving.logs import LogWriter
 
+_GC_THRESHOLDS = (20_000, 50, 100)
+
 
 def main(argv: list[str]) -> int:
     """Serves until a signal ends it; returns 0, or 1 or 2 after one line on standard error."""
     # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Likewise before pydantic is: it would search every installed package for plugins.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    # What a start makes is kept, and requests leave no cycles: collect seldom.
+    gc.set_threshold(*_GC_THRESHOLDS)
     # Until the server listens to signals itself. A container's first process has no default: it would never hear it.
     signal.signal(signal.SIGTERM, _leave)
     started: list[LogWriter] = []

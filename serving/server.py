@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
-_GC_ALLOCATIONS = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -266,10 +264,9 @@ def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[Non
 
 
 def _freeze_garbage(_: EngineLife) -> None:
-    """Objects of a warm server live for ever, and requests leave no cycles: collect seldom, and only new objects."""
+    """Objects of a warm server live for ever: the collector looks at new ones alone."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GC_ALLOCATIONS, 50, 100)
 
 
 async def serve(server: Server) -> int:

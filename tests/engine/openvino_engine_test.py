@@ -24,7 +24,7 @@ from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex
-from tests.support.expected import cosines
+from tests.support.expected import alone, cosines
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Backend
     from serving.engine.cpu.openvino import OpenVinoBackend
     from serving.records import ModelSpec
 
@@ -43,30 +42,16 @@ engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `o
 FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
 UNSEEN = {"one-more-input", "unknown-operator"}
 """Misfits that no output needs: OpenVINO leaves such parts of a graph out."""
-TEXTS = [
-    "a",
-    "What is a T4?",
-    "the server answers",
-    "padding must not change an answer, whatever stands beside it in the batch",
-    "A rather longer text than its neighbours. " * 12,
-]
 
 
 @pytest.fixture(scope="module")
-def encoded(models: Path) -> Sequence[EncodedText]:
-    """The texts' ids, a pair among them."""
-    return Repository.open(models, "fp32").models[0].tokenizer.encode([*TEXTS, ("a", "pair")], truncate=True)
-
-
-@pytest.fixture(scope="module")
-def specs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
+def specs(models: Path, encoded: Sequence[EncodedText], tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
     """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find("demo"), None, [].append)
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     fp32 = Repository.open(models, "fp32").models[0].spec()
-    texts = checkpoint.encode(TEXTS)
-    cuts = int8.cuts_of(folder / "raw.onnx", fp32, texts, lambda _done, _total: None)
+    cuts = int8.cuts_of(folder / "raw.onnx", fp32, encoded, lambda _done, _total: None)
     found = [msgspec.structs.replace(fp32, copied=False)]  # its own graphs for short lengths are nothing new
     for name, way in (("dynamic", None), ("static", cuts)):
         path = folder / f"{name}.onnx"
@@ -87,12 +72,6 @@ def backend(specs: list[ModelSpec]) -> OpenVinoBackend:
 def expected(specs: list[ModelSpec], encoded: Sequence[EncodedText]) -> NDArray[np.float32]:
     """The answers of ONNX Runtime in fp32."""
     return alone(OrtCpuBackend(specs[:1], threads=2), FP32, encoded)
-
-
-def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> NDArray[np.float32]:
-    """Each text's answer without company."""
-    runner = backend.runner(lane)
-    return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
 
 
 def tokens(*lengths: int) -> list[EncodedText]:

@@ -14,7 +14,7 @@ from serving.engine.cpu.ort import OrtCpuBackend
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
 from serving.records import Batch, ModelIndex
-from tests.support.expected import cosines
+from tests.support.expected import alone, cosines
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
 
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from serving.records import EncodedText
 
 FP32, INT8 = ModelIndex(0), ModelIndex(1)
-TEXTS = [
-    "a",
-    "What is a T4?",
-    "the server answers",
-    "padding must not change an answer, whatever stands beside it in the batch",
-    "A rather longer text than its neighbours. " * 12,
-]
-
-
-@pytest.fixture(scope="module")
-def encoded(models: Path) -> Sequence[EncodedText]:
-    """The texts' ids, a pair among them."""
-    return Repository.open(models, "fp32").models[0].tokenizer.encode([*TEXTS, ("a", "pair")], truncate=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +34,6 @@ def backend(models: Path) -> OrtCpuBackend:
     assert fp32.batch_invariant
     assert int8.copied
     return OrtCpuBackend([msgspec.structs.replace(fp32, copied=False), int8], threads=2)
-
-
-def alone(backend: OrtCpuBackend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> np.ndarray:
-    """Each text's answer without company."""
-    runner = backend.runner(lane)
-    return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
 
 
 def test_a_small_model_gets_a_narrow_lane_for_each_core(backend: OrtCpuBackend) -> None:

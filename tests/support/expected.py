@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from serving.engine.fake import fake_vector
-from serving.records import EncodedText
+from serving.records import Batch, EncodedText
 from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from serving.engine.base import Backend
+    from serving.records import ModelIndex
 
 _SPECIAL = 2
 
@@ -51,6 +54,12 @@ def fake_answers(models: Path, texts: Sequence[str]) -> NDArray[np.floating]:
     """The normalised answers of a server that runs the fake engine, [texts, hidden]."""
     rows = [fake_vector(EncodedText(array("i", token_ids(models, text))), HIDDEN_SIZE) for text in texts]
     return unit(np.stack(rows))
+
+
+def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> NDArray[np.float32]:
+    """Each text's answer without company."""
+    runner = backend.runner(lane)
+    return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
 
 
 def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.floating]:
