@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from serving.grpc.h2 import Event, Headers, Limits, Stream
     from serving.settings import Settings
 
-_CREDIT_PER_S = 100
-
 _GREETING_S = 1.0
 """How long a new connection is waited for that has not begun when the server ends."""
 
@@ -148,9 +146,7 @@ class GrpcConnection(asyncio.Protocol):
                 if not event.stream.closed:
                     event.stream.context.received(event.data, ended=event.ended)
             elif isinstance(event, RequestReceived):
-                handler = event.stream.context = self._application.open(self, event.stream, event.headers)
-                if handler is not None and event.ended:
-                    handler.received(b"", ended=True)
+                self._open(event)
             elif isinstance(event, StreamReset):
                 handler, event.stream.context = event.stream.context, None
                 if handler is not None:
@@ -159,6 +155,14 @@ class GrpcConnection(asyncio.Protocol):
                 event.stream.context.sent()
         if self._ending:
             self._take_leave()
+
+    def _open(self, event: RequestReceived) -> None:
+        stream = event.stream
+        if stream.closed:
+            return
+        handler = stream.context = self._application.open(self, stream, event.headers)
+        if handler is not None and event.ended:
+            handler.received(b"", ended=True)
 
     # What the port and the handlers of streams call.
 
@@ -173,7 +177,7 @@ class GrpcConnection(asyncio.Protocol):
     def tick(self, seconds: float) -> None:
         """Renews the credit and ends what has taken too long; called every so many seconds."""
         h2, settings = self.h2, self._application.settings
-        h2.renew_credit(round(_CREDIT_PER_S * seconds))
+        self._handle(h2.renew(seconds))
         self._count_pause(seconds)
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0

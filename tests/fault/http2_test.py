@@ -474,19 +474,24 @@ def flood(connection: RawHttp2, data: bytes, times: int) -> int:
         frame(http2.PING, 0, 0, b"12345678"),
         http2.setting(http2.INITIAL_WINDOW_SIZE, WINDOW),
         frame(http2.GOAWAY, 0, 0, b"\0" * 8),
+        frame(http2.WINDOW_UPDATE, 0, 0, b"\0\0\0\1"),
+        frame(http2.PRIORITY, 0, 1, b"\0\0\0\0\x10"),
+        frame(http2.SETTINGS, http2.ACK, 0),
+        frame(0xFA, 0, 0, b"grease"),
     ],
-    ids=["ping", "settings", "goaway"],
+    ids=["ping", "settings", "goaway", "window", "priority", "acknowledgement", "unknown"],
 )
 def test_row_12_flood(fake_server: Server, connection: RawHttp2, data: bytes) -> None:
     """Frames that ask for work and bring none end the connection."""
-    assert flood(connection, data, 10_000) == http2.ENHANCE_YOUR_CALM
+    assert flood(connection, data, 200_000) == http2.ENHANCE_YOUR_CALM
     assert serves(fake_server)
 
 
-def test_row_12_empty_data_flood(connection: RawHttp2) -> None:
-    """Data frames without data are no progress."""
-    connection.send(headers(connection, 1))
-    assert flood(connection, frame(DATA, 0, 1), 10_000) == http2.ENHANCE_YOUR_CALM
+@pytest.mark.parametrize("data", [b"", b"\0"], ids=["empty", "single bytes"])
+def test_row_12_data_flood(connection: RawHttp2, data: bytes) -> None:
+    """Data frames with next to no data are no progress."""
+    connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 60_000)))
+    assert flood(connection, frame(DATA, 0, 1, data), 50_000) == http2.ENHANCE_YOUR_CALM
 
 
 def test_row_12_pings_beside_calls(connection: RawHttp2) -> None:

@@ -2,8 +2,7 @@
 
 What a peer can make the connection hold or do is bounded by `Limits`: header blocks and what they decode to; streams
 at a time; bytes of requests, because a stream may send 64 KiB and more only against a grant; replies, by the peer's
-windows; work in one turn of the caller's loop; and frames that cost work and bring none (pings, settings, resets,
-empty data), by a credit. A peer that overdraws it gets ENHANCE_YOUR_CALM. Time is the caller's.
+windows; work in one turn of the caller's loop; and work that nothing comes of, by a credit. Time is the caller's.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from serving.grpc.h2.frames import (
     StreamFault,
 )
 from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
+from serving.grpc.h2.limits import REPLY_CREDIT, REQUEST_WORK, RESET_WORK
 from serving.grpc.h2.streams import ConnectionFailed, DataReceived, DataSent, RequestReceived, Stream, StreamReset
 
 if TYPE_CHECKING:
@@ -37,10 +37,18 @@ if TYPE_CHECKING:
 _CONTINUATION_COST = 256
 """What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
 
-_REQUEST_WORK = 4
-
 _LATE_STREAMS = 64
 """Streams that ended before their peer did, of which late frames are expected."""
+
+_SKIPPED_NUMBERS = 64
+"""Ranges of stream numbers that were passed over, and which are no closed streams therefore."""
+
+_TOO_MUCH = "too_many_pings or other work that brings nothing"
+
+_SMALL_DATA_BYTES = 512
+"""A larger frame of a body is worth what it costs. A smaller one is work for the caller too, unless it is the last."""
+
+_SMALL_DATA_WORK = 3
 
 _DRAINING_PING = b"draining"
 
@@ -68,12 +76,14 @@ class H2Connection:
         self._events: list[Event] = []
         self._headers = HeaderDecoder(limits)
         self.forget_headers = self._headers.forget
+        self._known_blocks = self._headers.known
         self._sending = SendingWindow(self._out)
         self._receiving = ReceivingWindow(self._out, limits.granted_bytes)
         self.expect = self._receiving.expect
         self.consume = self._receiving.consume
         self._streams: dict[int, Stream] = {}
         self._late: deque[int] = deque(maxlen=_LATE_STREAMS)
+        self._skipped: deque[range] = deque(maxlen=_SKIPPED_NUMBERS)
         self._last = 0
         self._final: int | None = None
         self._draining = self._resize_table = False
@@ -104,13 +114,18 @@ class H2Connection:
             return events
         if self._rest:
             data = self._rest + data
-        self._work = self._limits.turn_work
-        self.pending = False
+        self._work = work = self._limits.turn_work
         try:
+            if self.pending:
+                self.pending = False
+                self._go_on(self._sending.drain())
             if self.begun or self._take_preface(data):
                 self._take_frames(data, 0 if self.begun else len(frames.PREFACE))
         except ConnectionFault as fault:
             self._fail(fault)
+        self._credit -= work - self._work
+        if self._credit < 0 and not self.finished:
+            self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
         return events
 
     def data_to_send(self) -> bytes:
@@ -132,12 +147,15 @@ class H2Connection:
     def resume(self) -> list[Event]:
         events = self._events = []
         self._sending.paused = False
-        self._sent(self._sending.resume())
+        self._go_on(self._sending.drain())
         return events
 
-    def renew_credit(self, frames_count: int) -> None:
-        """Lets the peer send so many frames more that bring no work, up to `Limits.credit`."""
-        self._credit = min(self._limits.credit, self._credit + frames_count)
+    def renew(self, seconds: float) -> list[Event]:
+        """Gives back credit for so many seconds, and sends what small windows hold back."""
+        events = self._events = []
+        self._credit = min(self._limits.credit, self._credit + round(self._limits.credit_per_s * seconds))
+        self._go_on(self._sending.drain_small(self.streams))
+        return events
 
     @property
     def partial(self) -> bool:
@@ -166,6 +184,7 @@ class H2Connection:
         if headers is not None:
             self._send_block(0, stream.number, headers)
         if size := len(data):
+            self._credit += REPLY_CREDIT
             sending = self._sending
             # Where a part of a stream is held back already, one of its windows is closed.
             if size <= FRAME_BYTES and size <= stream.window and size <= sending.size and not sending.paused:
@@ -272,8 +291,11 @@ class H2Connection:
             if number not in self._late:
                 self._check_opened(number)
                 raise StreamFault(ErrorCode.STREAM_CLOSED)
-            self._spend()
             return
+        if size > _SMALL_DATA_BYTES:
+            self._credit += 1 + (size >> 8)
+        elif not flags & END_STREAM:
+            self._work -= _SMALL_DATA_WORK
         stream.receivable -= size
         if stream.receivable < 0:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR)
@@ -281,11 +303,9 @@ class H2Connection:
             payload = frames.unpadded(payload, frames.PADDED)
         stream.delivered += len(payload)
         if flags & END_STREAM:
-            if stream.content_length is not None:
-                self._check_length(stream)
             stream.ended = True
-        elif not payload:
-            self._spend()
+        if stream.content_length is not None:
+            self._check_length(stream)
         self._events.append(DataReceived(stream, payload, stream.ended))
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
@@ -309,58 +329,65 @@ class H2Connection:
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
-        if number in self._streams or number in self._late:
+        if number <= self._last or not number & 1:
             self._on_trailers(flags, number, block)
             return
-        if number <= self._last or not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream's number that is not a new one of the client's")
+        if number - self._last > 2:  # noqa: PLR2004  one is passed over
+            self._skipped.append(range(self._last + 1, number))
         self._last = number
-        decoder = self._headers
-        headers = decoder.request(block)
-        if decoder.decoded_fields:
-            self._count_decoded()
+        headers, work = self._known_blocks.get(block), REQUEST_WORK
         if headers is None:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
+            headers = self._headers.request(block)
+            work += self._count_decoded()
+            if headers is None:
+                raise StreamFault(ErrorCode.PROTOCOL_ERROR)
         if self._final is not None or len(self._streams) >= self._limits.streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
-        self._work -= _REQUEST_WORK
-        stream = Stream(number, headers.content_length, self._sending.stream_size, bool(flags & END_STREAM))
-        if stream.ended:
+        self._work -= REQUEST_WORK
+        stream = Stream(number, headers.content_length, self._sending.stream_size, bool(flags & END_STREAM), work)
+        if headers.content_length is not None:
             self._check_length(stream)
         self._streams[number] = stream
         self._events.append(RequestReceived(stream, headers, stream.ended))
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
         stream = self._streams.get(number)
+        if stream is None and number not in self._late:
+            closed = number & 1 and not any(number in skipped for skipped in self._skipped)
+            code = ErrorCode.STREAM_CLOSED if closed else ErrorCode.PROTOCOL_ERROR
+            raise ConnectionFault(code, "a stream's number that is not a new one of the client's")
         well_formed = self._headers.trailers(block)
         self._count_decoded()
         if stream is None:
-            self._spend()
-        elif stream.ended:
+            return
+        if stream.ended:
             raise StreamFault(ErrorCode.STREAM_CLOSED)
-        elif not well_formed or not flags & END_STREAM:
+        if not well_formed or not flags & END_STREAM:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
-        else:
+        stream.ended = True
+        if stream.content_length is not None:
             self._check_length(stream)
-            stream.ended = True
-            self._events.append(DataReceived(stream, b"", ended=True))
+        self._events.append(DataReceived(stream, b"", ended=True))
 
-    def _count_decoded(self) -> None:
-        self._work -= self._headers.decoded_fields
-        self._headers.decoded_fields = 0
+    def _count_decoded(self) -> int:
+        work, self._headers.work = self._headers.work, 0
+        self._work -= work
+        return work
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
+        """Checks the frame, which says nothing any more (section 5.3.2)."""
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
-        if len(payload) != frames.PRIORITY_BYTES:  # and says nothing any more (section 5.3.2)
+        # A stream that is not open cannot be reset.
+        if len(payload) != frames.PRIORITY_BYTES and number in self._streams:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
         code = frames.read_number(payload)
         self._check_opened(number)
-        self._spend()
         stream = self._streams.get(number)
         if stream is not None:
+            self._work -= RESET_WORK
             self._close(stream)
             self._events.append(StreamReset(stream, code))
 
@@ -372,14 +399,14 @@ class H2Connection:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
             return
         values = frames.read_settings(payload)
-        window = values.get(Setting.INITIAL_WINDOW_SIZE)
+        self._work -= len(payload) // frames.SETTING_BYTES
         if values.get(Setting.HEADER_TABLE_SIZE, DEFAULT_TABLE_BYTES) < DEFAULT_TABLE_BYTES:
             self._resize_table = True
+        window = values.get(Setting.INITIAL_WINDOW_SIZE)
         if window is not None:
-            self._sent(self._sending.resize_streams(window, self.streams))
+            self._work -= len(self._streams)
+            self._go_on(self._sending.resize_streams(window, self.streams))
         self._out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        if self.greeted:
-            self._spend()
         self.greeted = True
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
@@ -390,28 +417,29 @@ class H2Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
-        self._spend()
         if not flags & frames.ACK:
             # Behind what the caller answers to the frames before it: clients take a ping's answer for that of all.
             self._pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif self._draining and payload == _DRAINING_PING:
             self.finish_shutdown()
 
-    def _on_goaway(self, _: int, number: int, __: bytes) -> None:
+    def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
         """The peer will close when its requests are answered."""
         if number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
-        self._spend()
+        if len(payload) < frames.GOAWAY_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a GOAWAY that is cut off")
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         size = frames.read_number(payload) & LARGEST
+        self._work -= 1
         if not number:
-            self._sent(self._sending.grow(size))
+            self._go_on(self._sending.grow(size))
             return
         self._check_opened(number)
         stream = self._streams.get(number)
-        if stream is not None and self._sending.grow_stream(stream, size):
-            self._sent([stream])
+        if stream is not None:
+            self._go_on(self._sending.grow_stream(stream, size))
 
     # Streams.
 
@@ -420,21 +448,24 @@ class H2Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
-        if stream.content_length not in {None, stream.delivered}:
+        """Refuses a body that is longer than was said, or ends too early (section 8.1.1)."""
+        missing = (stream.content_length or 0) - stream.delivered
+        if missing < 0 or (missing and stream.ended):
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
 
-    def _spend(self) -> None:
-        self._credit -= 1
-        if self._credit < 0:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings or other frames without work")
-
-    def _sent(self, streams: list[Stream]) -> None:
-        """Goes on with streams of which nothing is held back any more."""
+    def _go_on(self, streams: list[Stream]) -> None:
+        """Goes on with streams of which nothing is held back any more, and counts what was sent."""
+        sending = self._sending
+        self._work -= sending.drained_frames
+        self._credit += sending.drained_bytes >> 8
+        sending.drained_frames = sending.drained_bytes = 0
         for stream in streams:
             if stream.trailers is not None:
                 self._end(stream, stream.trailers)
             else:
                 self._events.append(DataSent(stream))
+        if sending.ready:
+            self.pending = True
 
     def _send_block(self, flags: int, number: int, block: bytes) -> None:
         if self._resize_table:
@@ -450,8 +481,8 @@ class H2Connection:
         if not stream.ended:
             self._late.append(stream.number)
             self._out.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
-        if self._credit < self._limits.credit:
-            self._credit += 1
+        if stream.context is not None:
+            self._credit += stream.work
         stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
         self._close(stream)
 
@@ -463,7 +494,6 @@ class H2Connection:
         else:
             self.reset(stream, code)
             self._events.append(StreamReset(stream, code))
-        self._spend()
 
     def _close(self, stream: Stream) -> None:
         del self._streams[stream.number]

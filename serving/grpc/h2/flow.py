@@ -27,72 +27,132 @@ LOW_WINDOW = _CONNECTION_WINDOW // 2
 """At which the connection's window is opened again."""
 
 
+_SMALL_BYTES = 512
+"""Less than that is not worth a frame, if more is to come."""
+
+_DRAINED_BYTES = 1 << 20
+"""Of what was held back goes out in one turn at most."""
+
+
 class SendingWindow:
     """What the peer accepts; data beyond that is held back.
+
+    A stream whose own window is open waits in a queue for the connection's. One whose own window is closed is in no
+    queue: its own WINDOW_UPDATE finds it. So an update costs what it lets out, however many streams wait.
+
+    A peer that opens windows byte by byte does not get a frame for each: less than `_SMALL_BYTES` goes out only where
+    it ends the data, where the peer's first window is no larger, or with `drain_small`.
 
     Attributes:
         size: Bytes of all streams.
         stream_size: Bytes of a new stream.
         paused: Whether nothing goes out, because the transport's buffer is full.
+        drained_frames: Frames of data that was held back, since this was last set to 0.
+        drained_bytes: Their bytes.
     """
 
     def __init__(self, out: list[bytes | memoryview]) -> None:
         self.size = self.stream_size = DEFAULT_WINDOW
         self.paused = False
+        self.drained_frames = self.drained_bytes = 0
         self._out = out
-        self._held: dict[int, Stream] = {}
+        self._queue: dict[int, Stream] = {}
+        self._least = _SMALL_BYTES
+
+    @property
+    def ready(self) -> bool:
+        """Whether data could go out now; `drain` left it for another turn."""
+        stream = next(iter(self._queue.values()), None)
+        return stream is not None and self.size >= self._needed(stream) and not self.paused
 
     def hold(self, stream: Stream, data: bytes) -> None:
         """Sends data as far as windows reach, and holds the rest back."""
         stream.unsent = memoryview(bytes(stream.unsent) + data if stream.unsent else data)
-        self._held[stream.number] = stream
-        self._send_held(stream)
+        if self._enqueue(stream):
+            self.drain(LARGEST)
 
     def forget(self, stream: Stream) -> None:
         stream.unsent = None
-        del self._held[stream.number]
+        self._queue.pop(stream.number, None)
 
-    def resume(self) -> list[Stream]:
-        """Sends what is held back, as far as windows reach; the streams of which nothing is any more."""
-        return [stream for stream in list(self._held.values()) if self.size > 0 and self._send_held(stream)]
+    def drain(self, most: int = _DRAINED_BYTES) -> list[Stream]:
+        """Sends what is held back, as far as windows and so many bytes reach, a frame of each stream in turn.
+
+        Returns the streams of which nothing is held back any more.
+        """
+        queue, done = self._queue, []
+        stop = self.drained_bytes + most
+        while queue and not self.paused and self.drained_bytes < stop:
+            stream = next(iter(queue.values()))
+            needed = self._needed(stream)
+            if self.size < needed <= stream.window:
+                break
+            del queue[stream.number]
+            if stream.window >= needed and self._write(stream):
+                done.append(stream)
+            elif stream.window >= self._needed(stream):
+                queue[stream.number] = stream
+        return done
+
+    def drain_small(self, streams: list[Stream]) -> list[Stream]:
+        """Sends what windows allow however little that is, as `drain`; for once in a while."""
+        return [
+            stream
+            for stream in streams
+            if stream.unsent is not None
+            and 0 < min(stream.window, self.size) < self._least
+            and not self.paused
+            and self._write(stream)
+        ]
 
     def grow(self, size: int) -> list[Stream]:
-        """Grows the window of all streams, as `resume`."""
-        was_closed = self.size <= 0
+        """Grows the window of all streams, as `drain`."""
         self.size += size
         if not size or self.size > LARGEST:
             raise ConnectionFault(_window_code(size), "a WINDOW_UPDATE out of range")
-        return self.resume() if was_closed else []
+        return self.drain()
 
-    def grow_stream(self, stream: Stream, size: int) -> bool:
-        """Grows the window of one stream; whether all that was held back is out now."""
+    def grow_stream(self, stream: Stream, size: int) -> list[Stream]:
+        """Grows the window of one stream, as `drain`."""
         stream.window += size
         if not size or stream.window > LARGEST:
             raise StreamFault(_window_code(size))
-        return stream.unsent is not None and self._send_held(stream)
+        return self.drain() if self._enqueue(stream) else []
 
     def resize_streams(self, size: int, streams: list[Stream]) -> list[Stream]:
-        """Changes the size of every stream's window, as `resume`."""
+        """Changes the size of every stream's window, as `drain`."""
         change = size - self.stream_size
         self.stream_size = size
+        self._least = max(1, min(_SMALL_BYTES, size // 4))
         for stream in streams:
             stream.window += change
-        if size > LARGEST or any(stream.window > LARGEST for stream in streams):
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of range")
-        return self.resume() if change > 0 else []
+            if stream.window > LARGEST:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE opens a window too far")
+            self._enqueue(stream)
+        return self.drain()
 
-    def _send_held(self, stream: Stream) -> bool:
-        unsent = stream.unsent or memoryview(b"")
-        while not self.paused and (size := min(len(unsent), FRAME_BYTES, stream.window, self.size)) > 0:
-            self._out += (frame_header(DATA, 0, stream.number, size), unsent[:size])
-            unsent = unsent[size:]
-            self.size -= size
-            stream.window -= size
-        if unsent:
-            stream.unsent = unsent
+    def _needed(self, stream: Stream) -> int:
+        """The least that is worth a frame."""
+        return min(self._least, len(stream.unsent or b""))
+
+    def _enqueue(self, stream: Stream) -> bool:
+        """Lets a stream wait for the connection's window if its own is open; whether nothing else waits for that."""
+        if stream.unsent is None or stream.window < self._needed(stream):
             return False
-        self.forget(stream)
-        return True
+        self._queue.setdefault(stream.number, stream)
+        return len(self._queue) == 1
+
+    def _write(self, stream: Stream) -> bool:
+        """Sends a frame; whether nothing is held back any more."""
+        unsent = stream.unsent or memoryview(b"")
+        size = min(len(unsent), FRAME_BYTES, stream.window, self.size)
+        self._out += (frame_header(DATA, 0, stream.number, size), unsent[:size])
+        self.size -= size
+        stream.window -= size
+        self.drained_frames += 1
+        self.drained_bytes += size
+        stream.unsent = unsent[size:] if size < len(unsent) else None
+        return stream.unsent is None
 
 
 class ReceivingWindow:

@@ -20,6 +20,10 @@ LARGEST = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 PING_BYTES = 8
 PRIORITY_BYTES = 5
+GOAWAY_BYTES = 8
+"""And words, if any."""
+
+SETTING_BYTES = 6
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -63,6 +67,13 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 0x6
 
 
+_ALLOWED: dict[int, tuple[range, ErrorCode]] = {
+    Setting.ENABLE_PUSH: (range(2), ErrorCode.PROTOCOL_ERROR),
+    Setting.INITIAL_WINDOW_SIZE: (range(LARGEST + 1), ErrorCode.FLOW_CONTROL_ERROR),
+    Setting.MAX_FRAME_SIZE: (range(FRAME_BYTES, 1 << 24), ErrorCode.PROTOCOL_ERROR),
+}
+
+
 class StreamFault(Exception):
     """The peer broke a rule on one stream, which is reset; the connection lives on."""
 
@@ -100,14 +111,14 @@ def settings(values: dict[Setting, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """The values of SETTINGS; of a setting that comes twice, the last."""
+    """The values of SETTINGS; of a setting that comes twice, the last, though each of them has to be allowed."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
-    values = dict(_SETTING.iter_unpack(payload))
-    if values.get(Setting.ENABLE_PUSH, 0) > 1:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
-    if not FRAME_BYTES <= values.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES) < 1 << 24:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+    values = {}
+    for setting, value in _SETTING.iter_unpack(payload):
+        if setting in _ALLOWED and value not in _ALLOWED[setting][0]:
+            raise ConnectionFault(_ALLOWED[setting][1], f"{Setting(setting).name} out of range")
+        values[setting] = value
     return values
 
 

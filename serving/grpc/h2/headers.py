@@ -1,6 +1,6 @@
 """Header blocks (HPACK, RFC 7541): decoded within limits and behind a cache, written as literals.
 
-The tables and Huffman's code are the `hpack` library's. The loop over a block is ours, because limits have to count
+The tables are the `hpack` library's. The loop over a block is ours, because limits have to count
 while a block is decoded: a field beyond them is decoded for what it does to the dynamic table, and not kept.
 
 A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as long
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from hpack import HPACKDecodingError, HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from serving.grpc.h2.frames import ConnectionFault, ErrorCode
+from serving.grpc.h2.huffman import decode_huffman
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +39,13 @@ _CACHED_BLOCKS = 32
 _CACHED_BLOCK_BYTES = 2048
 _MAX_TABLE_RESIZES = 8
 _MAX_INTEGER_SHIFT = 28
+_MAX_LENGTH_DIGITS = 18
+
+_FIELD_WORK = 2
+_HUFFMAN_BYTES_OF_WORK = 16
+
+_TABLE_STRING_BYTES = DEFAULT_TABLE_BYTES * 30 // 8
+"""A longer string is no entry of the table, however well it was compressed: Huffman's code has up to 30 bits a byte."""
 
 _ONE_BYTE_LENGTH = 127
 _STATUS = b"\x08"  # a literal without indexing, named by the static table's entry 8
@@ -46,8 +53,8 @@ _STATUS = b"\x08"  # a literal without indexing, named by the static table's ent
 _REQUIRED = {b":method", b":scheme", b":path"}
 _PSEUDO = _REQUIRED | {b":authority"}
 _CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
-_NAME = re.compile(rb":?[!-9;-@[-~]+")  # no capitals
-_BAD_VALUE = re.compile(rb"[\0\r\n]")
+_NAMES = re.compile(rb"(?::?[!-9;-@[-~]+\n)*")  # no capitals
+_BAD_VALUES = re.compile(rb"[\0\r]|[ \t]\n|\n[ \t]")  # RFC 9113, 8.2.1
 
 
 class Headers(msgspec.Struct, eq=False):
@@ -55,7 +62,7 @@ class Headers(msgspec.Struct, eq=False):
 
     Attributes:
         fields: In their order; cut off where a limit was exceeded.
-        size: Of the whole list, as RFC 9113 counts it.
+        size: Of the whole list, as RFC 9113 counts it; beyond the limit, a field that was skipped counts as encoded.
         count: Of the whole list.
         content_length: What the field of that name says.
         memo: For the caller: whatever it made of the fields. When the same block comes again on the same connection,
@@ -73,62 +80,72 @@ class HeaderDecoder:
     """The decoder of one connection.
 
     Attributes:
-        decoded_fields: How many fields were decoded since this was last set to 0; those from the cache do not count.
+        known: What blocks mean that may come again.
+        work: What decoding took since this was last set to 0 (`Limits`).
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.decoded_fields = 0
+        self.known: dict[bytes, Headers] = {}
+        self.work = 0
         self._limits = limits
         self._table = HeaderTable()
-        self._cache: dict[bytes, Headers | None] = {}
 
     def request(self, block: bytes) -> Headers | None:
         """The fields of a request; None where they are malformed (RFC 9113, 8.2 and 8.3)."""
-        try:
-            return self._cache[block]
-        except KeyError:
-            pass
+        headers = self.known.get(block)
+        if headers is not None:
+            return headers
         headers, table_changed = self._decode(block)
-        result = headers if self._exceeds_limits(headers) or _well_formed(headers) else None
-        if table_changed or len(self._cache) >= _CACHED_BLOCKS:
-            self._cache.clear()
+        if not self._exceeds_limits(headers) and not _well_formed_request(headers):
+            return None
         if not table_changed and len(block) <= _CACHED_BLOCK_BYTES:
-            self._cache[block] = result
-        return result
+            if len(self.known) >= _CACHED_BLOCKS:
+                self.known.clear()
+            self.known[block] = headers
+        return headers
 
     def trailers(self, block: bytes) -> bool:
         """Whether a block is well-formed as trailers; their fields are thrown away."""
-        headers, table_changed = self._decode(block)
-        if table_changed:
-            self._cache.clear()
-        return not any(name.startswith(b":") for name, _ in headers.fields)
+        headers, _ = self._decode(block)
+        fields = headers.fields
+        return (
+            not self._exceeds_limits(headers)
+            and not any(name.startswith(b":") for name, _ in fields)
+            and _well_formed(fields)
+        )
 
     def forget(self) -> None:
-        self._cache.clear()
+        self.known.clear()
 
     def _exceeds_limits(self, headers: Headers) -> bool:
         return headers.size > self._limits.header_bytes or headers.count > self._limits.header_fields
 
     def _decode(self, block: bytes) -> tuple[Headers, bool]:
-        """The fields of a block, and whether it changed the dynamic table."""
+        """The fields of a block, and whether it changed the dynamic table, and with it what blocks mean."""
         try:
-            return self._decode_fields(block)
+            headers, table_changed = self._decode_fields(block)
         except (HPACKError, IndexError):
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+        if table_changed:
+            self.known.clear()
+        return headers, table_changed
 
     def _decode_fields(self, block: bytes) -> tuple[Headers, bool]:
         table, limits = self._table, self._limits
+        most_bytes, most_fields = limits.header_bytes, limits.header_fields
         fields: list[tuple[bytes, bytes]] = []
         at = size = count = resizes = 0
         table_changed = False
         while at < len(block):
             first = block[at]
+            count += 1
             if first & 0x80:
                 index, at = _integer(block, at, 0x7F)
-                field = table.get_by_index(index)
+                name, value = table.get_by_index(index)
             elif first & 0xE0 == 0x20:  # noqa: PLR2004  001: a new size of the table
-                table.maxsize, at = _integer(block, at, 0x1F)
+                count -= 1
                 resizes += 1
+                table.maxsize, at = _integer(block, at, 0x1F)
                 if count or resizes > _MAX_TABLE_RESIZES or table.maxsize > DEFAULT_TABLE_BYTES:
                     raise HPACKDecodingError("a change of the table's size that is not allowed")
                 table_changed = True
@@ -136,23 +153,38 @@ class HeaderDecoder:
             else:
                 indexed = first & 0x40
                 index, at = _integer(block, at, 0x3F if indexed else 0x0F)
+                # Beyond the limit only what the table keeps is decoded.
+                room = most_bytes - size if count <= most_fields else 0
+                if indexed:
+                    room = max(room, _TABLE_STRING_BYTES)
                 if index:
                     name = table.get_by_index(index)[0]
                 else:
-                    name, at = _string(block, at)
-                value, at = _string(block, at)
-                field = (name, value)
+                    name, at = self._string(block, at, room)
+                value, at = self._string(block, at, room)
                 if indexed:
                     table.add(name, value)
                     table_changed = True
-            count += 1
-            size += FIELD_OVERHEAD + len(field[0]) + len(field[1])
-            if size > limits.decoded_header_bytes:
+            size += FIELD_OVERHEAD + len(name) + len(value)
+            if size > limits.decoded_header_bytes or count > limits.decoded_header_fields:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
-            if size <= limits.header_bytes and count <= limits.header_fields:
-                fields.append(field)
-        self.decoded_fields += count
+            if size <= most_bytes and count <= most_fields:
+                fields.append((name, value))
+        self.work += _FIELD_WORK * count
         return Headers(fields, size, count), table_changed
+
+    def _string(self, block: bytes, at: int, room: int) -> tuple[bytes, int]:
+        """A string, and where it ends (RFC 7541, 5.2); as it came, if that takes more than the room there is."""
+        huffman = block[at] & 0x80
+        size, at = _integer(block, at, 0x7F)
+        end = at + size
+        if end > len(block):
+            raise HPACKDecodingError("a string beyond its block")
+        value = block[at:end]
+        if not huffman or size > room:
+            return value, end
+        self.work += size // _HUFFMAN_BYTES_OF_WORK
+        return decode_huffman(value), end
 
 
 def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
@@ -173,25 +205,15 @@ def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
             raise HPACKDecodingError("an integer beyond 32 bits")
 
 
-def _string(data: bytes, at: int) -> tuple[bytes, int]:
-    """A string, and where it ends (RFC 7541, 5.2)."""
-    huffman = data[at] & 0x80
-    size, at = _integer(data, at, 0x7F)
-    end = at + size
-    if end > len(data):
-        raise HPACKDecodingError("a string beyond its block")
-    value = data[at:end]
-    return bytes(decode_huffman(value)) if huffman else value, end
-
-
-def _well_formed(headers: Headers) -> bool:
-    """Checks the fields of a request (RFC 9113, 8.2 and 8.3), and reads how long its body is said to be."""
+def _well_formed_request(headers: Headers) -> bool:
+    """Checks the fields of a request (RFC 9113, 8.3), and reads how long its body is said to be."""
     fields = headers.fields
     values = dict(fields)
     pseudo = [name for name, _ in fields if name.startswith(b":")]
-    length = values.get(b"content-length")
-    if length is not None:
-        if not length.isdigit():
+    if b"content-length" in values:
+        lengths = {value for name, value in fields if name == b"content-length"}
+        length = lengths.pop()
+        if lengths or not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
             return False
         headers.content_length = int(length)
     return (
@@ -200,10 +222,21 @@ def _well_formed(headers: Headers) -> bool:
         and values.keys() >= _REQUIRED
         and values[b":path"] != b""
         and all(name.startswith(b":") for name, _ in fields[: len(pseudo)])
-        and _CONNECTION_FIELDS.isdisjoint(values)
-        and values.get(b"te", b"trailers") == b"trailers"
-        and all(_NAME.fullmatch(name) for name, _ in fields)
-        and not any(_BAD_VALUE.search(value) for _, value in fields)
+        and _well_formed(fields)
+    )
+
+
+def _well_formed(fields: list[tuple[bytes, bytes]]) -> bool:
+    """Checks names and values (RFC 9113, 8.2), all of them at once."""
+    names = [name for name, _ in fields]
+    name_lines = b"\n".join([*names, b""])
+    value_lines = b"\n".join([b"", *[value for _, value in fields], b""])
+    return (
+        _CONNECTION_FIELDS.isdisjoint(names)
+        and (b"te" not in names or all(value == b"trailers" for name, value in fields if name == b"te"))
+        and _NAMES.fullmatch(name_lines) is not None
+        and not _BAD_VALUES.search(value_lines)
+        and name_lines.count(b"\n") + value_lines.count(b"\n") == 2 * len(fields) + 1
     )
 
 

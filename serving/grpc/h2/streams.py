@@ -19,8 +19,10 @@ class Stream(msgspec.Struct, eq=False):
     Attributes:
         content_length: How long the peer said that the body would be.
         window: Bytes that the peer accepts.
-        context: For the caller: whatever handles this stream; dropped when the reply has ended.
         ended: Whether the peer has sent all it will send.
+        work: What its request has cost, which its answer gives back.
+        context: For the caller: whatever handles this stream; dropped when the reply has ended. An answer to a stream
+            that nothing handles gives no credit back.
         closed: Whether it is over: answered to the end, or reset.
         delivered: Bytes of the body so far.
         receivable: Bytes that the peer may still send.
@@ -34,6 +36,7 @@ class Stream(msgspec.Struct, eq=False):
     content_length: int | None
     window: int
     ended: bool
+    work: int
     closed: bool = False
     context: Any = None
     delivered: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,11 @@ from tests.grpc.h2.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from _typeshed import TraceFunction
+
     from serving.grpc.h2 import Event, Stream
     from tests.grpc.h2.wire import Frame
 
@@ -144,6 +150,15 @@ def test_a_body_of_another_length_than_was_said(length: str, kind: type[Event]) 
     assert type(server.say(frame(DATA, END_STREAM, 1, b"lo"))[-1]) is kind
 
 
+def test_a_body_longer_than_was_said_is_refused_where_it_is() -> None:
+    """Not at its end, which may never come."""
+    server = Server()
+    server.open(request(Encoder(), 1, 0, ("content-length", "4")))
+    (event,) = server.say(frame(DATA, 0, 1, b"hello"))
+    assert isinstance(event, StreamReset)
+    assert server.said()[-1].number == ErrorCode.PROTOCOL_ERROR
+
+
 def test_no_body_where_one_was_said() -> None:
     """The request is never seen."""
     server = Server()
@@ -173,6 +188,9 @@ def test_no_body_where_one_was_said() -> None:
         (setting(wire.INITIAL_WINDOW_SIZE, 2**31), ErrorCode.FLOW_CONTROL_ERROR),
         (setting(2, 2), ErrorCode.PROTOCOL_ERROR),
         (setting(5, 100), ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, b"\0\2\0\0\0\2\0\2\0\0\0\0"), ErrorCode.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, b"\0\4\x80\0\0\0\0\4\0\0\0\1"), ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(GOAWAY, 0, 0, b"\0" * 4), ErrorCode.FRAME_SIZE_ERROR),
         (frame(wire.PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\x02"), ErrorCode.PROTOCOL_ERROR),
         (frame(wire.PRIORITY, 0, 0, b"12345"), ErrorCode.PROTOCOL_ERROR),
         (frame(GOAWAY, 0, 1, b"\0" * 8), ErrorCode.PROTOCOL_ERROR),
@@ -223,6 +241,31 @@ def test_what_ends_a_stream(data: bytes, code: ErrorCode) -> None:
     assert server.open(request(encoder, 3)).number == 3
 
 
+def test_headers_of_a_closed_stream() -> None:
+    """STREAM_CLOSED if the stream was open once (RFC 9113, 5.1), PROTOCOL_ERROR if it was passed over (5.1.1)."""
+    for number, code in ((7, ErrorCode.STREAM_CLOSED), (5, ErrorCode.PROTOCOL_ERROR), (1, ErrorCode.STREAM_CLOSED)):
+        server, encoder = Server(), Encoder()
+        for opened in (1, 3, 7, 9):
+            server.h2.send(server.open(request(encoder, opened)), OK, b"", END)
+        server.said()
+        server.say(request(encoder, number))
+        assert server.goaway() == code
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_priority_of_a_wrong_size_spoils_no_other_call(number: int) -> None:
+    """A stream that is not open cannot be reset: neither one that is over nor one that is to come."""
+    server, encoder = Server(), Encoder()
+    server.h2.send(server.open(request(encoder, 1)), OK, b"", END)
+    server.said()
+    server.say(frame(wire.PRIORITY, 0, number, b"1234"))
+    stream = server.open(request(encoder, 3, 0))
+    (event,) = server.say(frame(DATA, END_STREAM, 3, b"hello"))
+    assert isinstance(event, DataReceived)
+    server.h2.send(stream, OK, event.data, END)
+    assert [said.kind for said in server.said()] == [HEADERS, DATA, HEADERS]
+
+
 def test_a_first_frame_that_is_not_settings() -> None:
     """The preface is followed by SETTINGS or by the end."""
     server = Server(start=wire.PREFACE)
@@ -264,7 +307,7 @@ def test_any_frames(parts: list[bytes]) -> None:
     st.binary(max_size=10).map(lambda piece: piece * 15_000),
 )
 def test_data_within_both_windows(initial: int, updates: list[tuple[int, int]], data: bytes) -> None:
-    """Never more than both allow; once they are wide, all of it, and then the trailers."""
+    """Never more than both allow, and with time as much; once they are wide, all of it, and then the trailers."""
     server = Server()
     server.say(setting(wire.INITIAL_WINDOW_SIZE, initial))
     stream = server.open(request(Encoder(), 1))
@@ -273,15 +316,117 @@ def test_data_within_both_windows(initial: int, updates: list[tuple[int, int]], 
     windows, frames = [WINDOW, initial], server.said()
     wide = 1 << 20
     for number, more in [*updates, (0, wide), (1, wide)]:
-        sent = b"".join(said.payload for said in frames if said.kind == DATA)
-        assert sent == data[: min(windows)]
-        assert stream.closed == (sent == data)
+        assert data.startswith(body(frames))
+        assert len(body(frames)) <= min(windows)
+        server.h2.renew(1)
+        frames += server.said()
+        assert body(frames) == data[: min(windows)]
+        assert stream.closed == (body(frames) == data)
         windows[number] += more
         server.say(window_update(number, more))
         frames += server.said()
     assert [said.kind for said in frames if said.kind != DATA] == [HEADERS, HEADERS]
     assert all(len(said.payload) <= 16_384 for said in frames)
     assert stream.closed
+
+
+def body(frames: list[Frame]) -> bytes:
+    return b"".join(said.payload for said in frames if said.kind == DATA)
+
+
+def test_windows_opened_byte_by_byte_do_not_make_frames_of_a_byte() -> None:
+    """Small grants are put together; what is left of them goes out with time, and what ends the data at once."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1))
+    server.h2.send(stream, OK, b"x" * (WINDOW + 2100), END)
+    server.say(window_update(0, 1 << 20))
+    server.said()
+    server.say(window_update(1, 1) * 2000)
+    assert [len(said.payload) for said in server.said()] == [512, 512, 512]
+    assert server.h2.renew(1) == []
+    assert [len(said.payload) for said in server.said()] == [2000 - 3 * 512]
+    server.say(window_update(1, 1) * 99)
+    assert server.said() == []
+    server.say(window_update(1, 1))
+    assert [(said.kind, len(said.payload)) for said in server.said()] == [(DATA, 100), (HEADERS, len(END))]
+
+
+@pytest.mark.parametrize("initial", [0, 1, 100, 3000])
+def test_a_peer_with_small_windows_is_never_kept_waiting(initial: int) -> None:
+    """It gives back each part when it has come: no step waits for the next second."""
+    server = Server()
+    server.say(setting(wire.INITIAL_WINDOW_SIZE, initial))
+    stream = server.open(request(Encoder(), 1))
+    server.said()
+    server.h2.send(stream, OK, b"x" * 10_000, END)
+    taken = body(server.said())
+    if not initial:
+        server.say(window_update(1, 10))
+        taken += body(server.said())
+    while not stream.closed:
+        before = len(taken)
+        server.say(window_update(1, max(1, initial // 4)))
+        taken += body(server.said())
+        assert len(taken) > before
+    assert len(taken) == 10_000
+
+
+def lines_of(call: Callable[[], object]) -> int:
+    """How many lines of the package a call runs: work that no clock and no other process disturbs."""
+    lines, tracing = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        nonlocal lines
+        lines += event == "line"
+        return trace if "/grpc/h2/" in frame.f_code.co_filename else None
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(tracing)
+    return lines
+
+
+def blocked(streams: int, *, by_connection: bool) -> H2Connection:
+    """A connection with replies that wait for a window: the connection's, or their own."""
+    server, encoder = Server(), Encoder()
+    server.say(setting(wire.INITIAL_WINDOW_SIZE, (1 << 20) if by_connection else 0))
+    for number in range(1, 2 * streams, 2):
+        server.h2.send(server.open(request(encoder, number)), OK, b"x" * 100_000, END)
+    server.said()
+    return server.h2
+
+
+@pytest.mark.parametrize("by_connection", [True, False], ids=["of the connection", "of a stream"])
+@pytest.mark.parametrize("size", [1, 600, 40_000])
+def test_a_window_costs_what_it_lets_out(size: int, *, by_connection: bool) -> None:
+    """However many streams wait for it, or for another."""
+    update = window_update(0 if by_connection else 1, size)
+    few, many = (blocked(streams, by_connection=by_connection) for streams in (3, 250))
+    assert lines_of(lambda: many.receive(update)) == lines_of(lambda: few.receive(update))
+    assert many.data_to_send() == few.data_to_send()
+
+
+def test_streams_take_turns() -> None:
+    """A reply that is large leaves room for others in a window that they share."""
+    h2 = blocked(4, by_connection=True)
+    h2.receive(window_update(0, 8 * 16_384))
+    assert [said.stream for said in wire.split(h2.data_to_send())] == [1, 3, 5, 7, 1, 3, 5, 7]
+
+
+def test_a_wide_window_lets_out_so_much_in_a_turn() -> None:
+    """The rest follows in the next, and all of it in the end."""
+    h2 = blocked(250, by_connection=True)
+    h2.receive(window_update(0, 1 << 30))
+    assert h2.pending
+    sent = [len(h2.data_to_send())]
+    while h2.pending:
+        h2.receive(b"")
+        sent.append(len(h2.data_to_send()))
+    assert max(sent) < 1.1 * (1 << 20)
+    assert sum(sent) > 250 * 100_000 - WINDOW
+    assert h2.streams == []
 
 
 def test_data_that_was_held_back_is_reported() -> None:
@@ -355,43 +500,126 @@ def test_a_window_opens_again_with_what_is_consumed() -> None:
     "data",
     [
         frame(PING, 0, 0, b"12345678"),
+        frame(PING, wire.ACK, 0, b"12345678"),
+        frame(SETTINGS),
+        frame(SETTINGS, wire.ACK),
         setting(wire.INITIAL_WINDOW_SIZE, WINDOW),
         frame(GOAWAY, 0, 0, b"\0" * 8),
-        frame(DATA, 0, 1),
+        frame(wire.PRIORITY, 0, 1, b"12345"),
+        frame(wire.PRIORITY, 0, 1001, b"1234"),
+        frame(0x20, 0, 0, b"unknown"),
+        window_update(0, 1),
+        window_update(101, 1),
+        window_update(99, 1),
+        frame(DATA, 0, 101),
+        frame(DATA, 0, 101, b"x"),
+        frame(DATA, PADDED, 101, b"\0"),
         frame(DATA, 0, 99),
+        frame(RST_STREAM, 0, 99, b"\0\0\0\x08"),
     ],
-    ids=["ping", "settings", "goaway", "empty data", "late data"],
+    ids=lambda data: f"{data[3]}-{data[4]}-{int.from_bytes(data[5:9], 'big')}-{len(data) - 9}",
 )
 def test_floods(data: bytes) -> None:
-    """Frames that ask for work and bring none end the connection."""
-    server, encoder = Server(Limits(credit=20)), Encoder()
-    server.h2.reset(server.open(request(encoder, 99, 0)), ErrorCode.CANCEL)
-    server.say(request(encoder, 101, 0))
-    data = data if data[8] != 1 else frame(DATA, 0, 101)
-    server.say(data * 20)
-    assert not server.h2.finished
-    server.said()
-    server.say(data)
-    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+    """Frames that ask for work and bring none end the connection; those that come slowly are served."""
+    for seconds, goes_on in ((0.1, True), (0.001, False)):
+        server, encoder = Server(Limits(credit=1000, credit_per_s=10_000)), Encoder()
+        server.h2.reset(server.open(request(encoder, 99, 0)), ErrorCode.CANCEL)
+        server.open(request(encoder, 101, 0))
+        server.said()
+        for _ in range(100):
+            server.say(data * 100)
+            server.h2.renew(seconds)
+        if goes_on:
+            assert not server.h2.finished
+        else:
+            assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_settings_are_counted() -> None:
+    """A frame of 2,730 of them is as much work as so many frames."""
+    server = Server(Limits(credit=10_000))
+    for _ in range(4):
+        assert not server.h2.finished
+        server.say(frame(SETTINGS, 0, 0, b"\0\x09\0\0\0\1" * 2730))
+    assert server.h2.finished
+
+
+def unary(encoder: Encoder, number: int, *fields: tuple[str, str]) -> bytes:
+    """A small request with a body."""
+    return request(encoder, number, 0, *fields) + frame(DATA, END_STREAM, number, b"x" * 60)
+
+
+def reset(number: int) -> bytes:
+    return frame(RST_STREAM, 0, number, ErrorCode.CANCEL.to_bytes(4, "big"))
 
 
 def test_rapid_reset() -> None:
     """Requests that are given up as soon as they are made end the connection."""
-    server, encoder = Server(Limits(credit=20)), Encoder()
-    for number in range(1, 43, 2):
-        server.say(request(encoder, number) + frame(RST_STREAM, 0, number, b"\0\0\0\x08"))
+    server, encoder = Server(), Encoder()
+    for number in range(1, 20_001, 2):
+        if not number % 1001:
+            server.h2.renew(0.1)  # 5,000 a second
+        server.say(unary(encoder, number) + reset(number))
     assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_replies_and_time_renew_the_credit() -> None:
-    """A ping beside each request is no flood; nor are pings that come slowly."""
-    server, encoder = Server(Limits(credit=20)), Encoder()
-    for number in range(1, 201, 2):
-        server.say(frame(PING, 0, 0, b"12345678"))
-        server.h2.send(server.open(request(encoder, number)), None, b"", OK)
-    for _ in range(100):
-        server.say(frame(PING, 0, 0, b"12345678"))
-        server.h2.renew_credit(1)
+def test_cancels_at_a_sane_rate() -> None:
+    """400 a second for a minute, and 250 at a time, leave the neighbours on the connection alone."""
+    server, encoder = Server(), Encoder()
+    neighbour = server.open(request(encoder, 1, 0))
+    for second in range(60):
+        for number in range(3 + 800 * second, 803 + 800 * second, 2):
+            server.say(unary(encoder, number))
+            server.say(reset(number))
+        server.h2.renew(1)
+    server.say(*[unary(encoder, number) for number in range(48_005, 48_505, 2)])
+    server.say(*[reset(number) for number in range(48_005, 48_505, 2)])
+    assert server.h2.streams == [neighbour]
+
+
+def test_an_answer_pays_for_a_cancel() -> None:
+    """A peer that asks twice, and gives up the slower, may do so at any rate."""
+    server, encoder = Server(), Encoder()
+    for number in range(1, 40_001, 4):
+        stream = server.open(unary(encoder, number))
+        stream.context = "a handler"
+        server.say(unary(encoder, number + 2))
+        server.h2.send(stream, OK, b"answer", END)
+        server.say(reset(number + 2))
+    assert not server.h2.finished
+
+
+def test_a_refused_request_gives_no_credit_back() -> None:
+    """Many fields are decoded before they are refused: who sends nothing else is sent away, whatever is answered."""
+    for refused in (True, False):
+        server, encoder = Server(), Encoder()
+        for number in range(1, 4001, 2):
+            fields = [(f"x-{number}-{index}", "") for index in range(60)]
+            events = server.say(unary(encoder, number, *fields))
+            if server.h2.finished:
+                break
+            assert isinstance(events[0], RequestReceived)
+            events[0].stream.context = None if refused else "a handler"
+            server.h2.send(events[0].stream, OK, b"answer" if not refused else b"", END)
+        assert server.h2.finished == refused
+
+
+@pytest.mark.parametrize("size", [300, 5000, 100_000])
+def test_a_busy_peer_never_runs_out_of_credit(size: int) -> None:
+    """No second passes: answers alone pay for pings, windows, new header fields, and bodies of any size."""
+    server, encoder = Server(), Encoder()
+    ping = frame(PING, 0, 0, b"12345678")
+    server.say(setting(wire.INITIAL_WINDOW_SIZE, 1 << 20))
+    for number in range(1, 6001, 2):
+        trace = (("traceparent", f"00-{number:032x}-00f067aa0ba902b7-01"), ("x-number", str(number)))
+        stream = server.open(request(encoder, number, 0, *trace) + ping)
+        stream.context = "a handler"
+        server.h2.expect(stream, size)
+        server.say(*[frame(DATA, 0, number, b"x" * min(16_384, size - at)) for at in range(0, size, 16_384)])
+        server.say(frame(DATA, END_STREAM, number))
+        server.h2.send(stream, OK, b"y" * size, END)
+        server.say(*[window_update(number, 1024) + window_update(0, 1024)] * (size // 1024), window_update(0, 1024))
+        assert stream.closed
     assert not server.h2.finished
 
 
@@ -451,7 +679,7 @@ def test_a_turn_has_so_much_work(data: bytes, least: int) -> None:
 
 def test_headers_that_are_decoded_are_work() -> None:
     """The frame behind a large header block waits; behind the same block again, which is not decoded, it does not."""
-    h2, encoder = H2Connection(Limits(turn_work=20)), Encoder()
+    h2, encoder = H2Connection(Limits(turn_work=60)), Encoder()
     fields = [(f"x-{number}", "") for number in range(30)]
     turns(h2, START + request(encoder, 1, END_STREAM, *fields))
     block = encoder.encode([*wire.REQUEST, *fields])

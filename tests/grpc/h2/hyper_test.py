@@ -140,7 +140,7 @@ def test_requests_and_replies_of_any_size(
     lengths: list[int], chunks: list[int], client_settings: dict[h2.settings.SettingCodes, int], work: int
 ) -> None:
     """Flow control both ways, any cutting, any settings, any budget of work: each body comes back whole."""
-    client = Client(Echo(Limits(turn_work=work)), chunks, client_settings)
+    client = Client(Echo(Limits(turn_work=work, credit=1 << 30)), chunks, client_settings)
     bodies = {2 * index + 1: bytes([index]) * length for index, length in enumerate(lengths)}
     for stream, body in bodies.items():
         client.request(stream, body)
