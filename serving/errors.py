@@ -60,6 +60,10 @@ class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
     """The bytes could not be parsed."""
 
 
+class VersionNotSpoken(MalformedRequest, http=505):
+    """A request in a version of HTTP that is not read, or not on this port."""
+
+
 class EmptyInput(InvalidRequest, reason="empty_input"):
     """A list of inputs without an element."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError
@@ -51,6 +51,7 @@ class Api:
         record_error: Called with each error that a client gets.
         keys: API keys; None where none is needed.
         observer: Traces requests; None where nothing reads the traces.
+        inflating: Held while a body is decompressed that grows large, so that one at a time does.
     """
 
     pipeline: Pipeline
@@ -64,6 +65,7 @@ class Api:
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
+    inflating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(
         self,
@@ -136,7 +138,7 @@ class Api:
         error: BertserveError | None = None
         try:
             if request.body and b"content-encoding" in request.headers:
-                await request.inflate(self.settings.body_limit_bytes)
+                await request.inflate(self.settings.body_limit_bytes, self.inflating)
             reply = await endpoint(self, request)
         except BertserveError as refusal:
             error = refusal.bare()

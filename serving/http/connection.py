@@ -1,9 +1,11 @@
 """HTTP/1.1 on one connection: httptools parses, this bounds, times and answers.
 
-Bounded: header bytes and lines (431), body bytes (413), the time in which each must arrive (408), and the
-time in which a reply must be taken. A request that arrives in one piece, as nearly all do, sets no timer.
-Requests sent ahead are answered one after another. A connection that ends cancels its exchange, so that
-nothing computes for a client that has gone.
+Bounded: header bytes and lines (431), body bytes (413), the time in which each must arrive (408), the time in which a
+reply must be taken, and the bytes that all connections hold (503). A request that arrives in one piece, as nearly all
+do, sets no timer and needs no room. What is received at once is parsed in pieces, so much in a turn of the event loop,
+and the rest behind what others have sent. Requests sent ahead are answered one after another; while some wait, nothing
+is read and no timer runs. A connection that ends cancels its exchange, so that nothing computes for a client that has
+gone.
 
 There is no ASGI before a hot route: a request is one task and one write. uvicorn's protocol, with its cycle, event
 and messages for each request, was measured to cost a third of what the server spends on a short text. All other
@@ -13,6 +15,7 @@ routes are answered by the application, whose ASGI server this is.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,11 +27,21 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from serving.errors import BertserveError, BodyTooLarge, HeadersTooLarge, MalformedRequest, SlowRequest
+from serving.errors import (
+    BertserveError,
+    BodyTooLarge,
+    BuffersFull,
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowRequest,
+    Unsupported,
+    VersionNotSpoken,
+)
 from serving.http.asgi import body_too_large, call_app, header_lines
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
 from serving.http.routes import HotRoute
+from serving.net.buffers import FREE_BYTES
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
 
@@ -50,6 +63,18 @@ _LINGER_S = 5.0
 _QUICK_LINGER_S = 1.0
 """The same for a client that has fallen silent: it has nothing left to send."""
 
+_PIECE_BYTES = 2048
+"""So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
+
+_TURN_BYTES = 32_768
+"""So much is parsed in a turn of the event loop. Of a body whose length is known, what one read has brought is."""
+
+_ROOM_BYTES = 65_536
+"""A body takes room for so much at a time."""
+
+_HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
+"""RFC 3986, section 3.2, without user information."""
+
 _REMEMBERED = 256
 """Paths with parts that vary, models' names mostly."""
 
@@ -65,6 +90,7 @@ class Limits:
     header_count: int
     header_s: float
     body_bytes: int
+    free_bytes: int
     body_s: float
     lifetime_s: Callable[[], float]
 
@@ -76,6 +102,7 @@ class Limits:
             header_count=settings.header_limit_count,
             header_s=settings.header_timeout_s,
             body_bytes=settings.body_limit_bytes,
+            free_bytes=min(FREE_BYTES, settings.body_limit_bytes),
             body_s=settings.body_timeout_s,
             lifetime_s=partial(lifetime_s, settings),
         )
@@ -172,18 +199,19 @@ class HttpConnection(asyncio.Protocol):
         self._reading = _Reading.HEAD
         self._timed = _Reading.NOTHING
         self._timer: asyncio.TimerHandle | None = None
-        self._url = b""
+        self._rest = memoryview(b"")
+        self._paused = False
+        self._ending = False
+        self._share = port.budget.share()
+        self._rest_room = 0
+        self._reply_room = 0
         self._path = ""
         self._query = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._header_lines = 0
-        self._header_bytes = 0
-        self._head_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._framing_bytes = 0
+        self._host = b""  # the last one that was valid
+        self._keep_alive = True
+        self._head_bytes = self._held = 0
+        self._forget_request()
         self._violation: BertserveError | None = None
-        self._refused = False
         self._last_reply = b""
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
@@ -198,6 +226,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Starts the clock of the first request's headers."""
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(FREE_BYTES)
         self._port.connections.add(self)
         self._set_timer(_Reading.HEAD)
 
@@ -212,12 +241,64 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.cancel()
             self._exchange = None  # it keeps its cancellation, whose traceback leads back here
         del self._parser  # it calls the methods of this object
+        self._ending = True
+        self._rest = memoryview(b"")
         self._forget_request()
+        self._share.close()
 
     def data_received(self, data: bytes) -> None:
-        """Parses, counts and times."""
-        if self._refused:
+        """Parses, counts and times: what is short at once, else in pieces."""
+        if self._ending:
             return
+        if len(data) > _PIECE_BYTES or self._paused:
+            self._rest = memoryview(bytes(self._rest) + data)
+            if not self._paused:
+                self._parse_turn()
+        else:
+            self._parse(data)
+
+    def _parse_turn(self) -> None:
+        """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
+        at = 0
+        while at < min(len(self._rest), _TURN_BYTES) and not (self._ahead or self._ending):
+            missing = self._length - self._body_bytes if self._reading is _Reading.BODY else 0
+            piece = self._rest[at : at + max(_PIECE_BYTES, missing)]
+            at += len(piece)
+            self._parse(piece)
+        self._rest = self._rest[at:]
+        if self._ending:
+            self._rest = memoryview(b"")
+        elif self._ahead:
+            self._keep_rest()
+        elif self._rest or at >= _TURN_BYTES:
+            self._paused = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+        elif self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+            if self._reading is not self._timed:
+                self._set_timer(self._reading)
+
+    def _keep_rest(self) -> None:
+        """Requests wait, so that this may wait long: it needs room."""
+        size = len(self._rest)
+        self._rest = memoryview(bytes(self._rest))
+        if size <= FREE_BYTES:
+            return
+        if self._share.take(size):
+            self._rest_room = size
+        else:
+            self._refuse(BuffersFull())
+
+    def _read_on(self) -> None:
+        if self._ending or self._ahead:
+            return
+        self._share.give(self._rest_room)
+        self._rest_room = 0
+        self._parse_turn()
+
+    def _parse(self, data: bytes | memoryview) -> None:
         if self._reading is _Reading.BODY:
             self._framing_bytes += len(data)
         else:
@@ -225,7 +306,8 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here: the request has been taken as the HTTP/1.1 that it is
+            self._ending = True  # no other protocol is spoken here: the request is taken as the HTTP/1.1 that it is
+            return
         except httptools.HttpParserError:
             self._refuse(self._violation or MalformedRequest("the bytes received are not an HTTP/1.1 request"))
             return
@@ -233,19 +315,39 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(BodyTooLarge("the framing of the body's chunks takes too many bytes; send larger chunks"))
         elif self._reading is _Reading.HEAD and self._head_bytes > self._limits.header_bytes:
             self._refuse(self._headers_too_large())
+        elif self._ahead:
+            self._paused = True
+            self._transport.pause_reading()
+            self._set_timer(_Reading.NOTHING)
         elif self._reading is not self._timed:
             self._set_timer(self._reading)
 
     def pause_writing(self) -> None:
-        """The client does not read its reply: it gets as long as a client gets to send a body."""
+        """The client does not read its reply: it must take some in each time that a client gets to send a body."""
         self._writable.clear()
-        self._unread = self._loop.call_later(self._limits.body_s, self._transport.abort)
+        self._expect_progress()
 
     def resume_writing(self) -> None:
         """It reads again."""
         self._writable.set()
         if self._unread is not None:
             self._unread.cancel()
+        self._reply_taken()
+
+    def _expect_progress(self) -> None:
+        size = self._transport.get_write_buffer_size()
+        self._unread = self._loop.call_later(self._limits.body_s, self._check_progress, size)
+
+    def _check_progress(self, before: int) -> None:
+        if before - self._transport.get_write_buffer_size() < FREE_BYTES:
+            self._transport.abort()
+        else:
+            self._expect_progress()
+
+    def _reply_taken(self) -> None:
+        if self._writable.is_set():
+            self._share.give(self._reply_room)
+            self._reply_room = 0
 
     # What the parser calls.
 
@@ -253,7 +355,7 @@ class HttpConnection(asyncio.Protocol):
         """A request starts."""
         self._reading = _Reading.HEAD
         self._idle_since = None
-        self._forget_request()
+        self._head_bytes = max(1, self._head_bytes)  # in one piece with the end of the request before
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
@@ -271,56 +373,70 @@ class HttpConnection(asyncio.Protocol):
         if self._header_bytes > self._limits.header_bytes:
             raise self._violated(self._headers_too_large())
         if self._reading is _Reading.HEAD:
-            self._headers.setdefault(name.lower(), value)
+            name = name.lower()
+            if name not in self._headers:
+                self._headers[name] = value
+            elif name in {b"host", b"transfer-encoding"}:
+                raise self._violated(MalformedRequest(f"more than one header {name.decode().title()}"))
 
     def on_headers_complete(self) -> None:
         """Checks what the headers announce: a key before a byte of the body is kept."""
         headers = self._headers
+        self._keep_alive = self._parser.should_keep_alive()
+        version = "1.1"
+        if not self._keep_alive or b"connection" in headers:  # else it is 1.1, whose connections are kept unasked
+            version = self._parser.get_http_version()
         self._parse_target()
+        if version != "1.1" or b"transfer-encoding" in headers or headers.get(b"host") != self._host:
+            self._check_head(version)
         self._check_key()
-        if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
+        self._length = int(headers.get(b"content-length", b"0"))
+        if self._length > self._limits.body_bytes:
             raise self._violated(body_too_large(self._limits.body_bytes))
         self._head_bytes = 0
         self._reading = _Reading.BODY
-        if headers.get(b"expect", b"").lower() == b"100-continue" and self._exchange is None:
-            self._transport.write(_CONTINUE)
+        if b"expect" in headers and version == "1.1":
+            self._maybe_continue()
 
     def on_body(self, body: bytes) -> None:
-        """Counts what a chunked body really brings."""
+        """Counts what a body really brings."""
         self._body_bytes += len(body)
         self._framing_bytes -= len(body)
-        if self._body_bytes > self._limits.body_bytes:
-            raise self._violated(body_too_large(self._limits.body_bytes))
+        if self._body_bytes > self._room:
+            self._make_room()
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         """The request is whole: answer it, after those before it."""
         self._reading = _Reading.NOTHING
         self._head_bytes = 0
+        if self._timer is not None:
+            self._set_timer(_Reading.NOTHING)
         parser, headers, body = self._parser, self._headers, self._body
-        self._body = []
         upgrade = parser.should_upgrade()
         if upgrade and announces_body(headers):
             # The parser takes what follows for the other protocol, so the body cannot be had.
             raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
+        if self._held:
+            self._share.give(self._held - self._body_bytes)
+            self._held = self._body_bytes
         identity = request_id(headers.get(b"x-request-id"))
         content = body[0] if len(body) == 1 else b"".join(body)
         request = HttpRequest(
             *(parser.get_method().decode(), self._path, headers, content, identity),
-            *(time.perf_counter(), self._query),
+            *(time.perf_counter(), self._query, self._share, self._held),
         )
-        self._ahead.append((request, parser.should_keep_alive() and not upgrade))
+        self._forget_request()
+        self._ahead.append((request, self._keep_alive and not upgrade))
         if self._exchange is None:
             self._answer_next()
-        else:
-            self._transport.pause_reading()
 
     # What this class does with it.
 
     def end_when_idle(self) -> None:
         """Closes the connection now, or once the request that has begun is answered."""
         begun = self._reading is _Reading.BODY or (self._reading is _Reading.HEAD and self._head_bytes > 0)
-        if self._exchange is None and not begun and not self._refused:
+        if self._exchange is None and not begun and not self._ending:
             self._hang_up(_QUICK_LINGER_S)
 
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
@@ -330,8 +446,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _answer_next(self) -> None:
         request, keep_alive = self._ahead.popleft()
-        if not self._ahead:
-            self._transport.resume_reading()
+        if self._paused and not self._ahead:
+            self._loop.call_soon(self._read_on)
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
@@ -345,13 +461,27 @@ class HttpConnection(asyncio.Protocol):
             reply = await api.answer(route.direct, route.path, request)
             if cross_origin:
                 reply.head += port.cors_head(request.headers)
+        if request.held:
+            self._share.give(request.held)
+        size = len(reply.body)
+        if size > FREE_BYTES and not self._share.take_made(size):
+            reply, size = api.refuse(BuffersFull(), request), 0
         if not self._writable.is_set():
             await self._writable.wait()
-        keep_alive = keep_alive and not api.lifecycle.closing and self._loop.time() < self._last_at
+        if keep_alive and (api.lifecycle.closing or self._loop.time() >= self._last_at):
+            self._ending = True  # what has been read is still answered
+            keep_alive = bool(self._ahead)
         self._transport.write(self._reply_bytes(request, reply, keep_alive=keep_alive))
         self._exchange = None
+        self._answered(size, keep_alive=keep_alive)
+
+    def _answered(self, size: int, *, keep_alive: bool) -> None:
+        """What follows a reply with a body of this size."""
+        if size > FREE_BYTES:
+            self._reply_room = size
+            self._loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
         if not keep_alive:
-            self._transport.close()
+            self._leave()
         elif self._ahead:
             self._answer_next()
         elif self._last_reply:
@@ -387,28 +517,82 @@ class HttpConnection(asyncio.Protocol):
         self._violation = error
         return error
 
+    def _check_head(self, version: str) -> None:
+        """Version, framing and host, by RFC 9112, sections 2.3, 3.2 and 6.1.
+
+        HTTP/1.0 needs no host: probes of load balancers send none.
+        """
+        headers = self._headers
+        if version not in {"1.0", "1.1"}:
+            raise self._violated(
+                MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
+                if version == "0.9"
+                else VersionNotSpoken(f"HTTP/{version} is not spoken here as text; send HTTP/1.1")
+            )
+        if (coding := headers.get(b"transfer-encoding")) is not None:
+            codings = [word.strip().lower() for word in coding.split(b",")]
+            if version == "1.0" or codings.count(b"chunked") != 1 or codings[-1] != b"chunked":
+                raise self._violated(MalformedRequest("Transfer-Encoding must be `chunked`, and only in HTTP/1.1"))
+            if len(codings) > 1:
+                raise self._violated(Unsupported("no Transfer-Encoding but `chunked` is read; use Content-Encoding"))
+        host = headers.get(b"host")
+        if host is None:
+            if version == "1.1":
+                raise self._violated(MalformedRequest("the header Host is missing"))
+        elif _HOST.fullmatch(host):
+            self._host = host
+        else:
+            raise self._violated(MalformedRequest("the header Host is not a host with an optional port"))
+
+    def _maybe_continue(self) -> None:
+        if self._headers[b"expect"].lower() == b"100-continue" and self._exchange is None:
+            self._transport.write(_CONTINUE)
+
+    def _make_room(self) -> None:
+        """A body has outgrown its room: takes more, within the body's limit and the budget."""
+        if self._body_bytes > self._limits.body_bytes:
+            raise self._violated(body_too_large(self._limits.body_bytes))
+        room = min(self._limits.body_bytes, -(-self._body_bytes // _ROOM_BYTES) * _ROOM_BYTES)
+        if not self._share.take(room - self._held):
+            raise self._violated(BuffersFull())
+        self._room = self._held = room
+
     def _forget_request(self) -> None:
+        """Before and behind each request."""
         self._url = b""
-        self._headers = {}
-        self._body = []
-        self._header_lines = self._header_bytes = self._body_bytes = self._framing_bytes = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._header_lines = self._header_bytes = self._length = self._body_bytes = self._framing_bytes = 0
+        self._room = self._limits.free_bytes
+        self._held = 0
 
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
-        self._refused = True
+        self._ending = True
         self._violation = None
         error.bare()
         self._set_timer(_Reading.NOTHING)
         path = (self._url or b"/").split(b"?")[0].decode("ascii", "replace")
-        request = HttpRequest("", path, self._headers, b"", request_id(None), time.perf_counter())
+        method = self._parser.get_method().decode() if self._url else ""
+        request = HttpRequest(method, path, self._headers, b"", request_id(None), time.perf_counter())
         refusal = self._port.app.api.refuse(error, request)
         refusal.head += self._port.cors_head(self._headers)
         reply = self._reply_bytes(request, refusal, keep_alive=False)
+        self._share.give(self._held)
         self._forget_request()
+        self._rest = memoryview(b"")
         if self._exchange is not None:
             self._last_reply = reply
         elif not self._transport.is_closing():
             self._end(reply, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
+
+    def _leave(self) -> None:
+        """Closes behind the last reply; where something lies unread, so that the client can read that reply."""
+        if self._paused:
+            self._ending = True
+            self._end(b"")
+        else:
+            self._transport.close()
 
     def _end(self, reply: bytes, linger_s: float = _LINGER_S) -> None:
         self._transport.write(reply)

@@ -11,6 +11,8 @@ import msgspec
 
 from serving.errors import (
     BertserveError,
+    BodyTooLarge,
+    BuffersFull,
     InvalidRequest,
     MalformedRequest,
     MethodNotAllowed,
@@ -18,6 +20,7 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.http.faults import error_body, status_of
+from serving.net.buffers import FREE_BYTES, BufferShare
 from serving.net.requests import COMPRESSIONS, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
@@ -29,6 +32,9 @@ M = TypeVar("M", bound=msgspec.Struct)
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
 NOT_MODIFIED = 304
+
+_INLINE_BYTES = FREE_BYTES
+"""A body that has no more is decompressed on the event loop (about 50 us), and needs no room."""
 
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
@@ -83,6 +89,8 @@ class HttpRequest(msgspec.Struct):
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
         query: Undecoded; no endpoint here reads it.
+        share: What its connection holds of the buffers; None where another server holds the connection.
+        held: Bytes of it that are this request's.
         parameters: The parts of the path that its route names.
         trace: What is noted of the request for the access log and for spans; None where both are off.
     """
@@ -94,6 +102,8 @@ class HttpRequest(msgspec.Struct):
     request_id: str
     arrival: float
     query: bytes = b""
+    share: BufferShare | None = None
+    held: int = 0
     parameters: dict[str, str] = {}
     trace: RequestTrace | None = None
 
@@ -125,23 +135,42 @@ class HttpRequest(msgspec.Struct):
             return DEFAULT_PRIORITY
         return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
 
-    async def inflate(self, limit: int) -> None:
-        """Decompresses the body, as its Content-Encoding says.
+    async def inflate(self, limit: int, turn: asyncio.Lock) -> None:
+        """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.
 
         Args:
             limit: Bytes that it may grow to.
+            turn: Held by the one that grows, which has room for as much as it may grow to.
 
         Raises:
             UnsupportedMediaType: An encoding that is not read.
             MalformedRequest: The body is not of its encoding, ends too early or goes on behind its end.
             BodyTooLarge: It grows beyond the limit.
+            BuffersFull: There is no room.
         """
         encoding = self.headers[b"content-encoding"].strip().lower()
         if encoding in {b"", b"identity"}:
             return
         if encoding not in COMPRESSIONS:
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
-        self.body = await asyncio.to_thread(inflated, self.body, COMPRESSIONS[encoding], limit)
+        wbits = COMPRESSIONS[encoding]
+        if limit > _INLINE_BYTES:
+            try:
+                self.body = inflated(self.body, wbits, _INLINE_BYTES)
+            except BodyTooLarge:
+                await self._inflate(wbits, limit, turn)
+        else:
+            self.body = inflated(self.body, wbits, limit)
+
+    async def _inflate(self, wbits: int, limit: int, turn: asyncio.Lock) -> None:
+        async with turn:
+            if self.share is not None and not self.share.take(limit):
+                raise BuffersFull
+            self.held += limit
+            self.body = await asyncio.to_thread(inflated, self.body, wbits, limit)
+            if self.share is not None:
+                self.share.give(limit - len(self.body))
+            self.held -= limit - len(self.body)
 
     def json(self, decoder: JsonDecoder[M]) -> M:
         """The message in the body.

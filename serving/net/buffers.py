@@ -61,6 +61,16 @@ class BufferShare:
         self.held += size
         return True
 
+    def take_made(self, size: int) -> bool:
+        """Holds so many bytes more that are there already, however many, unless the budget is spent."""
+        budget = self._budget
+        if budget.used >= budget.limit_bytes:
+            budget.refusals += 1
+            return False
+        budget.used += size
+        self.held += size
+        return True
+
     def give(self, size: int) -> None:
         """Gives back so many of the bytes held."""
         size = min(size, self.held)

@@ -12,8 +12,10 @@ import pytest
 
 from tests.support.clients import RawConnection
 from tests.support.expected import fake_answers
+from tests.support.server import FAKE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.server import Server
@@ -158,3 +160,116 @@ def test_a_connection_that_is_kept_is_used_again(fake_server: Server) -> None:
                 data += connection.socket.recv(1 << 16)
             assert data.startswith(b"HTTP/1.1 200")
         assert time.monotonic() - started < 10
+
+
+_OPEN = b"GET /livez HTTP/1.1\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\r\n", 400),
+        (b"Host: a\r\nHost: b\r\n\r\n", 400),
+        (b"Host: a\r\nHost: a\r\n\r\n", 400),
+        (b"Host: a b\r\n\r\n", 400),
+        (b"Host: someone@test\r\n\r\n", 400),
+        (b"Host: \xff\r\n\r\n", 400),
+        (b"Host: test:80:80\r\n\r\n", 400),
+        (b"Host:\r\n\r\n", 200),
+        (b"Host: a_b.example:8000\r\n\r\n", 200),
+        (b"Host: [::1]:8000\r\n\r\n", 200),
+    ],
+)
+def test_a_request_names_one_valid_host(fake_server: Server, sent: bytes, status: int) -> None:
+    """RFC 9112, section 3.2: missing, double or invalid, it is 400."""
+    assert [found for found, _, _ in exchange(fake_server, _OPEN + sent)] == [status]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET /livez HTTP/1.0\r\n\r\n", 200),  # as probes of load balancers, which name no host
+        (b"GET /livez\r\n\r\n", 400),
+        (b"GET /livez HTTP/0.9\r\nHost: test\r\n\r\n", 400),
+        (b"GET /livez HTTP/2.0\r\nHost: test\r\n\r\n", 505),
+    ],
+)
+def test_versions_of_http(fake_server: Server, line: bytes, status: int) -> None:
+    """HTTP/1.0 and 1.1 are read, on the port of probes as well."""
+    for address in (fake_server.http, fake_server.metrics):
+        with RawConnection(address) as connection:
+            connection.send(line)
+            assert connection.status() == status
+
+
+@pytest.mark.parametrize(
+    ("coding", "version", "status"),
+    [
+        ("Chunked", "1.1", 200),
+        ("gzip, chunked", "1.1", 501),
+        ("identity", "1.1", 400),
+        ("gzip", "1.1", 400),
+        ("chunked, gzip", "1.1", 400),
+        ("chunked, chunked", "1.1", 400),
+        ("chunked\r\nTransfer-Encoding: chunked", "1.1", 400),
+        ("chunked", "1.0", 400),
+    ],
+)
+def test_transfer_codings(fake_server: Server, coding: str, version: str, status: int) -> None:
+    """RFC 9112, section 6.1: `chunked` is last and alone, what is not known is 501, and HTTP/1.0 has none."""
+    head = f"POST /embed HTTP/{version}\r\nHost: test\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    body = b'14\r\n{"inputs": "a text"}\r\n0\r\n\r\n'
+    found = exchange(fake_server, f"{head}Transfer-Encoding: {coding}\r\n\r\n".encode() + body)
+    assert [reply[0] for reply in found] == [status]
+
+
+def test_no_leave_is_given_to_http_1_0(fake_server: Server) -> None:
+    """It does not know `100 Continue`, whatever its headers say."""
+    data = request("old", headers="Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert [status for status, _, _ in exchange(fake_server, data)] == [200]
+
+
+@pytest.mark.parametrize(
+    "head", [b"Host: a\r\nHost: b\r\n\r\n", b"Host: test\r\nX: " + b"x" * 20_000], ids=["400", "431"]
+)
+def test_a_refusal_of_head_has_no_body(fake_server: Server, head: bytes) -> None:
+    """The head says what `GET` would get."""
+    with RawConnection(fake_server.http) as connection:
+        connection.send(b"HEAD /livez HTTP/1.1\r\n" + head)
+        reply = connection.read_to_end()
+    assert re.fullmatch(rb"HTTP/1\.1 4\d\d .*content-length: [1-9].*\r\n\r\n", reply, re.DOTALL)
+
+
+@pytest.mark.parametrize("sent", [b"\x00", b"GET /livez HTTP/1.1\r\n\r\n", b"GET /x" + b"x" * 20_000])
+def test_a_refusal_has_a_date(fake_server: Server, sent: bytes) -> None:
+    """RFC 9110, section 6.6.1: as any reply of a server with a clock."""
+    with RawConnection(fake_server.http) as connection:
+        connection.send(sent)
+        assert b"\r\ndate: " in connection.read_to_end()
+
+
+def test_a_head_that_begins_behind_a_request_has_its_own_time(serve: Callable[..., Server]) -> None:
+    """It is not timed from the connection's beginning, nor from that of the request before."""
+    first, second = request("first"), request("second", last=True)
+    with RawConnection(serve(*FAKE, "--header-timeout-s", "4").http) as connection:
+        time.sleep(3)
+        connection.send(first + second[:30])
+        time.sleep(2)
+        connection.send(second[30:])
+        assert [status for status, _, _ in replies(connection.read_to_end())] == [200, 200]
+
+
+def test_a_head_that_begins_behind_a_request_and_does_not_end_is_told_so(impatient_server: Server) -> None:
+    """408, as a slow head of its own; not an end without a word."""
+    found = exchange(impatient_server, request("first") + request("second")[:30])
+    assert [status for status, _, _ in found] == [200, 408]
+
+
+def test_a_long_pipeline_is_answered_whole(serve: Callable[..., Server]) -> None:
+    """While the server does not read, no time runs out for what it has not read: 1,500 requests, each in its turn."""
+    count = 1500
+    server = serve(*FAKE, "--fake-ms", "2", "--header-timeout-s", "0.5", "--body-timeout-s", "0.5")
+    with RawConnection(server.http) as connection:
+        connection.send(b"".join(request(f"text {number}", last=number == count - 1) for number in range(count)))
+        found = replies(connection.read_to_end())
+    assert [status for status, _, _ in found] == [200] * count
