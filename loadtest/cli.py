@@ -194,7 +194,7 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
 
 
 def _prepared(options: Options) -> Measurement:
-    """What will measure, once there is a place for what it finds."""
+    """What will measure, once there is a directory for what it finds."""
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -78,8 +78,8 @@ class Figures:
     def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:
         """Sums up a run whose schedule had so many seconds."""
         answered = [outcome.latency_s * 1e3 for outcome in outcomes if outcome.fate is Fate.ANSWERED]
-        places = sorted(range(len(arrivals)), key=lambda place: sum(arrivals[place].lengths))
-        third = [outcomes[place] for place in places[: math.ceil(len(places) / 3)]]
+        indices = sorted(range(len(arrivals)), key=lambda index: sum(arrivals[index].lengths))
+        third = [outcomes[index] for index in indices[: math.ceil(len(indices) / 3)]]
         short = [outcome.latency_s * 1e3 for outcome in third if outcome.fate is Fate.ANSWERED]
         return cls(
             len(outcomes) / seconds,

@@ -198,18 +198,18 @@ class _Simulation:
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         requests = [_Request(arrival) for arrival in arrivals]
-        events, place, following = self._events, 0, math.inf
+        events, index, following = self._events, 0, math.inf
         if requests:
             following = requests[0].arrival.at
         while True:
             if events and events[0][0] <= following:
                 self._now, _, event, argument = heappop(events)
                 event(argument)
-            elif place < len(requests):
+            elif index < len(requests):
                 self._now = following
-                self._arrive(requests[place])
-                place += 1
-                following = requests[place].arrival.at if place < len(requests) else math.inf
+                self._arrive(requests[index])
+                index += 1
+                following = requests[index].arrival.at if index < len(requests) else math.inf
             else:
                 return [request.outcome for request in requests if request.outcome is not None]
 

@@ -47,7 +47,7 @@ def poisson(rate: float, mix: dict[int, float], duration_s: float, timeout_s: fl
     times = schedule(scenario, rate, seed).tolist()
     lengths = list(mix)
     drawn = choices(list(mix.values()), len(times), seed).tolist()
-    return [Arrival(at, (lengths[place],), timeout_s) for at, place in zip(times, drawn, strict=True)]
+    return [Arrival(at, (lengths[index],), timeout_s) for at, index in zip(times, drawn, strict=True)]
 
 
 def replayed(path: Path, timeout_s: float) -> list[Arrival]:

@@ -174,7 +174,7 @@ def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
     for texts, tokens in dict.fromkeys([*COMPARED, *rest]):
         if time.monotonic() > until:
             break
-        ids = array("i", [1000 + 7919 * place % (vocabulary - 1000) for place in range(tokens)])
+        ids = array("i", [1000 + 7919 * index % (vocabulary - 1000) for index in range(tokens)])
         batch = Batch(ModelIndex(0), [EncodedText(ids)] * texts)
         times: list[float] = []
         started = time.monotonic()

@@ -109,10 +109,10 @@ def _asked(pid: int, http_at: str, grpc_at: str) -> Served:
     before = [_cpu_s(each) for each in (pid, engine_pid)]
     results: list[list[tuple[float, float]]] = [[] for _ in range(CLIENTS)]
 
-    def client(place: int) -> None:
-        results[place] = _http(http_at, body, _LOAD_S)
+    def client(index: int) -> None:
+        results[index] = _http(http_at, body, _LOAD_S)
 
-    threads = [threading.Thread(target=client, args=(place,)) for place in range(CLIENTS)]
+    threads = [threading.Thread(target=client, args=(index,)) for index in range(CLIENTS)]
     started = time.monotonic()
     for thread in threads:
         thread.start()

@@ -88,8 +88,8 @@ def _paired(text: str, partner: Text) -> tuple[str, str]:
 
 def _masked(text: EncodedText, kept: set[int], mask: int) -> EncodedText:
     ids = array("i", text.ids)
-    places = count()
+    positions = count()
     for index, token in enumerate(ids):
-        if token not in kept and next(places) % _MASK_EVERY == 0:
+        if token not in kept and next(positions) % _MASK_EVERY == 0:
             ids[index] = mask
     return EncodedText(ids, text.type_ids)

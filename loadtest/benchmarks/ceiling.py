@@ -48,9 +48,9 @@ class CeilingBenchmark(Benchmark):
             (GRPC, server.grpc_port, bundle.model),
         )
         turns = []
-        for protocol, (form, port, place) in zip(_PROTOCOLS, ways, strict=True):
+        for protocol, (form, port, endpoint) in zip(_PROTOCOLS, ways, strict=True):
             size = bundle.hidden_size
-            client.ask("open", way=protocol, form=form, port=port, place=place, hidden_size=size, texts=texts)
+            client.ask("open", way=protocol, form=form, port=port, endpoint=endpoint, hidden_size=size, texts=texts)
             for connections in _CONNECTIONS:
                 arguments = {"way": protocol, "tokens": _TOKENS, "connections": connections}
                 turns.append(Turn(f"{protocol} {connections}", client, arguments, self.options.seconds, server))

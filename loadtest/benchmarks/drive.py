@@ -64,18 +64,18 @@ class Workload:
         words, dice = sentence_words(), random.Random(1)
         counter = Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
         kinds, tokens = [], []
-        for place in range(_TEXTS):
-            count = round(least + (most - least) * place / (_TEXTS - 1))
+        for index in range(_TEXTS):
+            count = round(least + (most - least) * index / (_TEXTS - 1))
             start = dice.randrange(len(words))
             text = " ".join(words[(start + step) % len(words)] for step in range(count))
-            kinds.append(Kind(str(place), "embed", 1.0, (text,)))
+            kinds.append(Kind(str(index), "embed", 1.0, (text,)))
             tokens.append(min(max_tokens, len(counter.encode(text).ids)))
         return cls(tuple(kinds), tuple(tokens))
 
     @classmethod
     def of_tokens(cls, texts: Sequence[str], tokens: int) -> Workload:
         """Texts of one length."""
-        kinds = tuple(Kind(str(place), "embed", 1.0, (text,)) for place, text in enumerate(texts))
+        kinds = tuple(Kind(str(index), "embed", 1.0, (text,)) for index, text in enumerate(texts))
         return cls(kinds, (tokens,) * len(kinds))
 
     def requests(self, phases: Sequence[Phase], rate: float, seed: int) -> list[tuple[float, int]]:

@@ -64,7 +64,7 @@ class MetricsCostBenchmark(Benchmark):
         for subject, kind in ((COUNTED, BertServer), (SILENT, SilentServer)):
             server = self.stack.enter_context(kind(self.options.models, self.options.precision, usable_cores()))
             client = self.stack.enter_context(Child("loadtest.generator.client"))
-            way: dict[str, Any] = {"way": subject, "form": "ours", "port": server.http_port, "place": "/embed"}
+            way: dict[str, Any] = {"way": subject, "form": "ours", "port": server.http_port, "endpoint": "/embed"}
             client.ask("open", hidden_size=bundle.hidden_size, texts=texts, **way)
             arguments = {"way": subject, "tokens": _TOKENS, "connections": _CONNECTIONS}
             turns.append(Turn(subject, client, arguments, self.options.seconds, server))

@@ -140,8 +140,8 @@ class RawEngine:
         cpu_s = time.process_time()
         window = Window.after(time.perf_counter(), warm_up_s, seconds)
         threads = [
-            threading.Thread(target=_loop, args=(session.run, feeds[place:] + feeds[:place], window.end, times))
-            for place, (session, times) in enumerate(zip(sessions, exchanges, strict=True))
+            threading.Thread(target=_loop, args=(session.run, feeds[index:] + feeds[:index], window.end, times))
+            for index, (session, times) in enumerate(zip(sessions, exchanges, strict=True))
         ]
         if len(threads) == 1:
             # The session counts its caller among its threads, and a bare loop has but the main one.

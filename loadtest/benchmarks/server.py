@@ -148,10 +148,10 @@ class ServerBenchmark(Benchmark):
         children = {"raw": raw}
         words = {tokens: [text.text for text in group] for tokens, group in texts.items()}
         ways = {"HTTP": ("ours", server.http_port, "/embed"), "gRPC": (GRPC, server.grpc_port, bundle.model)}
-        for protocol, (form, port, place) in ways.items():
+        for protocol, (form, port, endpoint) in ways.items():
             client = children[protocol] = self.stack.enter_context(Child("loadtest.generator.client"))
             size = bundle.hidden_size
-            client.ask("open", way=protocol, form=form, port=port, place=place, hidden_size=size, texts=words)
+            client.ask("open", way=protocol, form=form, port=port, endpoint=endpoint, hidden_size=size, texts=words)
             for tokens in texts:
                 [expected] = raw.ask("vectors", tokens=tokens, count=1)
                 [vector] = client.ask("vectors", way=protocol, tokens=tokens, count=1)

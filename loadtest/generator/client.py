@@ -59,13 +59,13 @@ class _Http:
 class _Grpc:
     """Requests over gRPC, to one model of a server or with bytes of any kind to any method."""
 
-    def __init__(self, form: str, port: int, place: str, hidden_size: int, texts: Texts) -> None:
+    def __init__(self, form: str, port: int, endpoint: str, hidden_size: int, texts: Texts) -> None:
         self._port = port
-        self._method = METHOD if form == GRPC else place
+        self._method = METHOD if form == GRPC else endpoint
         self._is_embedding = form == GRPC
         self._size = hidden_size
         self._messages = {
-            int(tokens): [prefixed(request_bytes(place, text) if form == GRPC else text.encode()) for text in group]
+            int(tokens): [prefixed(request_bytes(endpoint, text) if form == GRPC else text.encode()) for text in group]
             for tokens, group in texts.items()
         }
 
@@ -102,19 +102,19 @@ class Clients:
         """Starts with none; see `open`."""
         self._clients: dict[str, _Http | _Grpc] = {}
 
-    def open(self, way: str, form: str, port: int, place: str, hidden_size: int, texts: Texts) -> None:
+    def open(self, way: str, form: str, port: int, endpoint: str, hidden_size: int, texts: Texts) -> None:
         """Makes the requests of a way.
 
         Args:
             way: Its name, for `vectors` and `measure`.
             form: `grpc`, `grpc bytes` or one of `FORMS`.
             port: Of the server.
-            place: The path of HTTP; of gRPC the model, or with `grpc bytes` the method.
+            endpoint: The path of HTTP; of gRPC the model, or with `grpc bytes` the method.
             hidden_size: Numbers in an embedding, or bytes in a reply.
             texts: Texts by their number of tokens.
         """
         kind = _Grpc if form in {GRPC, GRPC_BYTES} else _Http
-        self._clients[way] = kind(form, port, place, hidden_size, texts)
+        self._clients[way] = kind(form, port, endpoint, hidden_size, texts)
 
     def vectors(self, way: str, tokens: int, count: int) -> Sequence[Sequence[float]]:
         """The embeddings of the first `count` texts of that length."""

@@ -128,9 +128,9 @@ def side_by_side(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, e
     exchanges: list[Exchange] = []
     supply: Iterator[bytes] = itertools.cycle(requests)
     with selectors.DefaultSelector() as selector:
-        for place, lane in enumerate(lanes):
+        for index, lane in enumerate(lanes):
             selector.register(lane.connection, selectors.EVENT_READ, lane)
-            lane.send([next(supply) for _ in range(place, count, len(lanes))])
+            lane.send([next(supply) for _ in range(index, count, len(lanes))])
         busy = count
         while busy:
             ready = selector.select(SILENCE_S)

@@ -56,7 +56,7 @@ class Job:
         scenario: The load, as plain values.
         rate: Requests a second of all generators together, where a phase's share is 1.
         seed: Of the schedule.
-        place: This generator's number; it sends every `of`-th request.
+        index: This generator's number; it sends every `of`-th request.
         of: How many generators there are.
         patience_s: A request without an answer after so long has failed.
         kinds: Task, weight and texts of each kind of request.
@@ -66,7 +66,7 @@ class Job:
     scenario: dict[str, Any]
     rate: float
     seed: int
-    place: int
+    index: int
     of: int
     patience_s: float
     kinds: list[tuple[str, float, list[str]]]
@@ -141,8 +141,8 @@ class Generator:
         target = Target(**job.target)
         times = schedule(scenario, job.rate, job.seed)
         kinds = choices([weight for _, weight, _ in job.kinds], len(times), job.seed)
-        self._times = times[job.place :: job.of]
-        self._kinds = array("q", kinds[job.place :: job.of].tobytes())
+        self._times = times[job.index :: job.of]
+        self._kinds = array("q", kinds[job.index :: job.of].tobytes())
         self._supplies = [itertools.cycle(messages(target, task, texts)) for task, _, texts in job.kinds]
         self._target = target
         self._address = target.address()
@@ -172,20 +172,20 @@ class Generator:
         cpu_s = time.process_time()
         self._start = start
         times = array("d", (start + self._times).tobytes())
-        clock, place, count = time.perf_counter, 0, len(times)
+        clock, index, count = time.perf_counter, 0, len(times)
         next_told = self._start
-        while place < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
+        while index < count or self._waiting or any(lane.under_way for lane in self._lanes.values()):
             now = clock()
-            while place < count and times[place] <= now:
-                self._waiting.append(Request(times[place], now, self._kinds[place]))
-                place += 1
+            while index < count and times[index] <= now:
+                self._waiting.append(Request(times[index], now, self._kinds[index]))
+                index += 1
             while self._waiting and self._send_first():
                 pass
             if now >= next_told:
                 self._give_up(now)
                 self._flush()
                 next_told = now + _TELL_S
-            until = min(next_told, times[place]) if place < count else next_told
+            until = min(next_told, times[index]) if index < count else next_told
             # `epoll_wait` counts milliseconds; `select` waits for the same events to the microsecond.
             if select.select([self._poll], [], [], max(0.0, until - clock()))[0]:
                 for ready, events in self._poll.poll(0):
@@ -328,13 +328,13 @@ class Generator:
 
     def _record(self, request: Request, fault: str, done: float | None = None) -> None:
         """Records a request that failed."""
-        place = self._faults.get(fault)
-        if place is None:
-            place = self._faults[fault] = len(self._faults)
+        index = self._faults.get(fault)
+        if index is None:
+            index = self._faults[fault] = len(self._faults)
             self._new_faults.append(fault)
         done = time.perf_counter() if done is None else done
         times = (time - self._start for time in (request.intended, request.due, request.sent or done, done))
-        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, request.kind, place))
+        self._records.append(PACK(*times, -1.0, -1.0, -1.0, -1.0, request.kind, index))
 
     def _flush(self) -> None:
         if self._records:

@@ -93,7 +93,7 @@ class Probe:
         count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
         best, least = "", tokens + 1
         for _ in range(_TRIES):
-            text = " ".join(self._words[(start + place) % len(self._words)] for place in range(count))
+            text = " ".join(self._words[(start + index) % len(self._words)] for index in range(count))
             found = self.tokens(task, text)
             if found < 0:  # the server does not count
                 return text

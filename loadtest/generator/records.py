@@ -28,7 +28,7 @@ RECORD = np.dtype(
 )
 """A request: four times in seconds from the run's start (when it should have been sent, when the generator got to
 it, when it was sent, when its answer was whole), what the server says of its stages (-1: nothing), which kind of
-request it was, and its fault as a place in the table of faults; 0 is none."""
+request it was, and its fault as an index in the table of faults; 0 is none."""
 
 PACK = struct.Struct("<ddddffffHH").pack
 _SIZE = struct.Struct("<II")

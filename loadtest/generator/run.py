@@ -110,9 +110,9 @@ def run(
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         processes = [stack.enter_context(_process(module)) for _ in range(count)]
-        for place, (process, reader) in enumerate(zip(processes, readers, strict=True)):
+        for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
-            _say(process, _job(target, load, place))
+            _say(process, _job(target, load, index))
             selector.register(_pipe(process), selectors.EVENT_READ, (process, reader))
         start = _start(processes)
         names = [kind.name for kind in load.kinds]
@@ -165,13 +165,13 @@ def _process(module: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=module_environment())
 
 
-def _job(target: Target, load: Load, place: int) -> dict[str, object]:
+def _job(target: Target, load: Load, index: int) -> dict[str, object]:
     return {
         "target": dataclasses.asdict(target),
         "scenario": dataclasses.asdict(load.scenario),
         "rate": load.rate,
         "seed": load.seed,
-        "place": place,
+        "index": index,
         "of": load.processes,
         "patience_s": load.patience_s,
         "kinds": [(kind.task, kind.weight, kind.texts) for kind in load.kinds],

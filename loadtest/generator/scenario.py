@@ -206,7 +206,7 @@ def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
     read: dict[str, Any] = {
         "name": _word("name", values.get("name", stem)),
         "purpose": _word("purpose", values.get("purpose", "")),
-        "phases": tuple(_phase(f"phases[{place}]", phase) for place, phase in enumerate(phases)),
+        "phases": tuple(_phase(f"phases[{index}]", phase) for index, phase in enumerate(phases)),
         "lengths": {_tokens(key): weight for key, weight in _weights("lengths", values["lengths"]).items()},
     }
     for key, choices in (("arrivals", ARRIVALS), ("protocol", PROTOCOLS)):

@@ -121,7 +121,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
     found: dict[str, Text] = {}
     for _ in range(_TRIES_PER_TEXT * count):
         start = dice.randrange(len(words))
-        text = " ".join(words[place] for place in _fitting(costs, start, tokens - special))
+        text = " ".join(words[index] for index in _fitting(costs, start, tokens - special))
         ids = tokenizer.encode(text).ids
         # A tokenizer may join what lies between two words; only what it says of the whole text counts.
         if text and len(ids) == tokens:
@@ -154,9 +154,9 @@ def _fitting(costs: list[int], start: int, tokens: int) -> Iterator[int]:
     """Places of consecutive words from `start` on, passing over those that would be too long at the end."""
     left = tokens
     for step in range(len(costs)):
-        place = (start + step) % len(costs)
-        if 0 < costs[place] <= left:
-            left -= costs[place]
-            yield place
+        index = (start + step) % len(costs)
+        if 0 < costs[index] <= left:
+            left -= costs[index]
+            yield index
         if not left:
             return

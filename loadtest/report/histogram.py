@@ -83,13 +83,13 @@ class Histogram:
         """The latencies that occur, in ms and ascending, and how often each does."""
         # The library's own iterator spends 10 ms on this, in Python, for every histogram.
         counts = np.frombuffer(self._recorded.counts, np.int64)
-        places = np.flatnonzero(counts)
-        return _values_us(self._recorded.sub_bucket_half_count, places) / 1e3, counts[places]
+        indices = np.flatnonzero(counts)
+        return _values_us(self._recorded.sub_bucket_half_count, indices) / 1e3, counts[indices]
 
 
-def _values_us(half: int, places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The greatest value that counts in each place: from `2 * half` on, every `half` places have twice the width."""
-    bucket = np.maximum(places // half - 1, 0)
-    within = places - bucket * half
+def _values_us(half: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The greatest value that counts at each index: from `2 * half` on, every `half` indices have twice the width."""
+    bucket = np.maximum(indices // half - 1, 0)
+    within = indices - bucket * half
     values: NDArray[np.float64] = ((within + 1) * 2.0**bucket) - 1
     return values

@@ -148,7 +148,7 @@ def _latency(result: Result) -> list[str]:
     across = Axis("percentile", 0.0, float(nines), ticks)
     up = Axis.of("ms", [y for _, y in curve], is_log=True)
     over_percentiles = line_chart("Latency over percentiles", across, up, [Series("all", "blue", curve)], limits)
-    moments = [(place + 0.5) * result.slice_s for place in range(len(result.slices))]
+    moments = [(index + 0.5) * result.slice_s for index in range(len(result.slices))]
     lines = [
         Series(
             name,
@@ -190,7 +190,7 @@ def _percentile_curve(latency: Histogram) -> list[tuple[float, float]]:
 
 
 def _throughput(result: Result) -> str:
-    moments = [(place + 0.5) * result.slice_s for place in range(len(result.slices))]
+    moments = [(index + 0.5) * result.slice_s for index in range(len(result.slices))]
 
     def line(name: str, colour: str, counts: Sequence[int]) -> Series:
         rates = [count / result.slice_s for count in counts]
@@ -223,11 +223,11 @@ def _stages(result: Result) -> str:
     rows = [
         (
             f'<span class="key {colour}"></span>{escape(name)}',
-            "client" if place < 2 else "server",  # noqa: PLR2004  the client sees the first two
+            "client" if index < 2 else "server",  # noqa: PLR2004  the client sees the first two
             _ms(own.mean_ms()),
             *(_percentile(own, p) for p in (50.0, 99.0, 99.9)),
         )
-        for place, ((name, own), (_, colour, _)) in enumerate(zip(result.stages.items(), means, strict=True))
+        for index, ((name, own), (_, colour, _)) in enumerate(zip(result.stages.items(), means, strict=True))
     ]
     caption = "The mean request, from its intended time on. Percentiles of stages do not add up to those of the whole."
     columns = ("stage", "seen by", "mean ms", "p50 ms", "p99 ms", "p99.9 ms")
@@ -274,7 +274,7 @@ def _table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,), *, safe: bool = False
 ) -> str:
     """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already."""
-    kinds = ["" if place in words else ' class="number"' for place in range(len(columns))]
+    kinds = ["" if index in words else ' class="number"' for index in range(len(columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
         f"<tr>{''.join(f'<td{k}>{c if safe else escape(c)}</td>' for c, k in zip(row, kinds, strict=True))}</tr>"

@@ -148,21 +148,21 @@ class Result:
             faults: What their faults mean.
             kinds: What their kinds are called.
         """
-        places = np.minimum((records["intended"] / self.slice_s).astype(int), len(self.slices) - 1)
-        for place, failed in zip(places.tolist(), (records["fault"] > 0).tolist(), strict=True):
-            self.slices[place].offered += 1
-            self.slices[place].failed += failed
-        self.faults.update(faults[place] for place in records["fault"].tolist() if place)
+        indices = np.minimum((records["intended"] / self.slice_s).astype(int), len(self.slices) - 1)
+        for index, failed in zip(indices.tolist(), (records["fault"] > 0).tolist(), strict=True):
+            self.slices[index].offered += 1
+            self.slices[index].failed += failed
+        self.faults.update(faults[index] for index in records["fault"].tolist() if index)
         late = records["due"] - records["intended"]
         self.generator.lateness.record(late.tolist())
         self.generator.late += int((late > LATE_S).sum())
         answered = records[records["fault"] == 0]
         taken = (answered["done"] - answered["intended"]).tolist()
         self.latency.record(taken)
-        for place, kind, latency in zip(
-            places[records["fault"] == 0].tolist(), answered["kind"].tolist(), taken, strict=True
+        for index, kind, latency in zip(
+            indices[records["fault"] == 0].tolist(), answered["kind"].tolist(), taken, strict=True
         ):
-            self.slices[place].latency.record((latency,))
+            self.slices[index].latency.record((latency,))
             self.kinds.setdefault(kinds[kind], Histogram()).record((latency,))
         self._take_stages(answered)
 

@@ -38,8 +38,8 @@ def as_text(table: Table) -> str:
 
     def line(cells: Sequence[str]) -> str:
         placed = [
-            cell.ljust(width) if place < table.words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            cell.ljust(width) if index < table.words else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         return "  ".join(placed).rstrip()
 
@@ -50,7 +50,7 @@ def as_text(table: Table) -> str:
 
 def as_markdown(table: Table) -> str:
     """The table in Markdown, under a heading."""
-    aligned = [":---" if place < table.words else "---:" for place in range(len(table.columns))]
+    aligned = [":---" if index < table.words else "---:" for index in range(len(table.columns))]
     lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, aligned, *table.rows)]
     note = f"{table.note}\n\n" if table.note else ""
     return f"## {table.title}\n\n{note}" + "\n".join(lines)

@@ -268,7 +268,7 @@ class EngineSlot:
             if same_kind and model.name in current
         }
         self._dispatch_to(generation.engine, generation.models, taught)
-        self._supervisor.exchange(generation.engine, generation.load)
+        self._supervisor.adopt(generation.engine, generation.load)
         if not same_kind:
             self._repository.engine = generation.choice
         self._repository.replace(generation.models)
@@ -361,7 +361,7 @@ class EngineSlot:
         self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.summary()
         self._prepared = self._loads.prepare(choice)
-        self._supervisor.load_instead(self._prepared.load)
+        self._supervisor.set_load(self._prepared.load)
         self._supervise()
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:

@@ -71,8 +71,14 @@ class Permit:
         self.demand: Demand | None = None
 
     def confirm(self, lengths: Sequence[int], now: float) -> None:
-        """See `Admission.confirm`."""
-        self._admission.confirm(self, lengths, now)
+        """Corrects it to the exact lengths; if that is refused, as by `Admission.admit`, it stays as it was."""
+        admission, outlook = self._admission, self._admission.outlook
+        if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
+            least_us, self.alone_us = outlook.alone_us(self.model, lengths[0])
+            admission.take(self, lengths[0], None, now, least_us)
+        else:
+            self.alone_us, self.demand = None, outlook.demand(self.model, lengths)
+            admission.take(self, sum(lengths), self.demand, now)
 
     def expect(self, size_bytes: int, inputs: int, longest: int | None) -> None:
         """Lets predictions count the estimated work of a request whose texts wait for the tokenizer.
@@ -167,26 +173,16 @@ class Admission:
         if self.outlook.crowded:
             # Under overload nearly everything is refused: it should not be tokenised first.
             demand = self.outlook.demand(model, _least_lengths(tokens, inputs, longest))
-        self._take(permit, tokens if longest is None else min(tokens, inputs * longest), demand, now)
+        self.take(permit, tokens if longest is None else min(tokens, inputs * longest), demand, now)
         return permit
 
     def reserve(self, tokens: int, now: float) -> Permit:
         """Lets in work without a deadline that no engine will see; refuses it as `admit` does."""
         permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, float("inf"))
-        self._take(permit, tokens, None, now)
+        self.take(permit, tokens, None, now)
         return permit
 
-    def confirm(self, permit: Permit, lengths: Sequence[int], now: float) -> None:
-        """Corrects a permit to the exact lengths; if that is refused, as by `admit`, it stays as it was."""
-        outlook = self.outlook
-        if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
-            least_us, permit.alone_us = outlook.alone_us(permit.model, lengths[0])
-            self._take(permit, lengths[0], None, now, least_us)
-        else:
-            permit.alone_us, permit.demand = None, outlook.demand(permit.model, lengths)
-            self._take(permit, sum(lengths), permit.demand, now)
-
-    def _take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
+    def take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
         """Sets the tokens that a permit holds, or refuses its request: the only place that does either.
 
         Args:

@@ -28,7 +28,7 @@ from tests.support.engine_processes import (
     RAISE,
     SIZE,
     TEXT_BY_TEXT,
-    Slot,
+    Listener,
     asynchronous,
     batch,
     cancel,
@@ -280,15 +280,15 @@ async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
 
 @asynchronous
 async def test_an_engine_that_dies_is_replaced() -> None:
-    """Its slot hears of the end and of the new one, which answers."""
-    slot = Slot()
-    supervised = Supervisor(LOAD, slot)
+    """Its listener hears of the end and of the new one, which answers."""
+    listener = Listener()
+    supervised = Supervisor(LOAD, listener)
     task = asyncio.create_task(supervised.run())
-    first = await slot.next("up")
+    first = await listener.next("up")
     assert supervised.engine is first
     os.kill(first.pid, signal.SIGKILL)
-    await slot.next("down")
-    second = await slot.next("up")
+    await listener.next("down")
+    second = await listener.next("up")
     assert second.pid != first.pid
     assert supervised.restarts == 1
     assert right(await soon(submit(second, [1, 2])), [1, 2])
@@ -298,21 +298,21 @@ async def test_an_engine_that_dies_is_replaced() -> None:
 @asynchronous
 async def test_an_engine_that_dies_too_often_is_given_up() -> None:
     """After so many deaths within the window there is no other one, and the reason says so."""
-    slot = Slot()
-    task = asyncio.create_task(Supervisor(LOAD, slot, crash_limit=2, crash_window_s=600).run())
+    listener = Listener()
+    task = asyncio.create_task(Supervisor(LOAD, listener, crash_limit=2, crash_window_s=600).run())
     for _ in range(2):
-        submit(await slot.next("up"), [EXIT])
-        await slot.next("down")
-    assert await slot.next("failed") == "the engine process died 2 times in 600 s"
+        submit(await listener.next("up"), [EXIT])
+        await listener.next("down")
+    assert await listener.next("failed") == "the engine process died 2 times in 600 s"
     await soon(task)
-    assert slot.news.empty()
+    assert listener.news.empty()
 
 
 def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those count that come close together."""
     clock = iter([0.0, 30.0, 70.0, 95.0, 129.0, 130.0])
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(clock))
-    supervised = Supervisor(LOAD, Slot(), crash_limit=3, crash_window_s=60)
+    supervised = Supervisor(LOAD, Listener(), crash_limit=3, crash_window_s=60)
     assert [supervised._too_many_crashes() for _ in range(6)] == [False, False, False, False, True, True]
 
 
@@ -321,33 +321,33 @@ async def test_an_engine_that_refuses_is_not_tried_again(tmp_path: Path) -> None
     """The files will not be better the second time."""
     (tmp_path / "model.onnx").write_bytes(b"something else")
     spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
-    slot = Slot()
-    await soon(Supervisor(Load("ort-cpu", [spec], threads=1), slot).run())
-    assert "SHA-256" in await slot.next("failed")
-    assert slot.news.empty()
+    listener = Listener()
+    await soon(Supervisor(Load("ort-cpu", [spec], threads=1), listener).run())
+    assert "SHA-256" in await listener.next("failed")
+    assert listener.news.empty()
 
 
 @asynchronous
 async def test_deaths_while_loading_count_as_well() -> None:
     """Whatever kills every new process at once does not go on for ever."""
-    slot = Slot()
+    listener = Listener()
     load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
-    await soon(Supervisor(load, slot, crash_limit=2).run())
-    assert "died 2 times" in await slot.next("failed")
+    await soon(Supervisor(load, listener, crash_limit=2).run())
+    assert "died 2 times" in await listener.next("failed")
 
 
 @asynchronous
 async def test_a_supervisor_that_is_cancelled_takes_its_engine_with_it() -> None:
-    """The slot is told nothing any more."""
-    slot = Slot()
-    supervised = Supervisor(LOAD, slot)
+    """The listener is told nothing any more."""
+    listener = Listener()
+    supervised = Supervisor(LOAD, listener)
     task = asyncio.create_task(supervised.run())
-    engine = await slot.next("up")
+    engine = await listener.next("up")
     await cancel(task)
     assert task.cancelled()
     assert not is_running(engine.pid)
     assert supervised.engine is None
-    assert slot.news.empty()
+    assert listener.news.empty()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 100])
@@ -357,7 +357,7 @@ async def test_a_supervisor_that_is_cancelled_while_an_engine_starts_leaves_noth
 ) -> None:
     """As by a signal right after the start: no process, no open socket, no traceback."""
     before, open_before = children(), sockets()
-    task = asyncio.create_task(Supervisor(LOAD, Slot()).run())
+    task = asyncio.create_task(Supervisor(LOAD, Listener()).run())
     for _ in range(turns):
         await asyncio.sleep(0)
     (started,) = children() - before

@@ -71,14 +71,14 @@ def test_a_summary_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "place"),
+    ("form", "endpoint"),
     [("embed", "/embed"), ("v2", f"/v2/models/{NAME}/infer"), ("openai", "/v1/embeddings"), ("grpc", NAME)],
 )
-def test_the_client_of_the_peers_speaks_as_they_do(fake_server: Server, models: Path, form: str, place: str) -> None:
+def test_the_client_of_the_peers_speaks_as_they_do(fake_server: Server, models: Path, form: str, endpoint: str) -> None:
     """Every form that a peer is asked in reads the vectors, and measures."""
     port = int((fake_server.grpc if form == "grpc" else fake_server.http).rpartition(":")[2])
     clients = Clients()
-    clients.open("way", form, port, place, HIDDEN_SIZE, {"8": TEXTS})
+    clients.open("way", form, port, endpoint, HIDDEN_SIZE, {"8": TEXTS})
     assert cosines(clients.vectors("way", 8, len(TEXTS)), fake_answers(models, TEXTS)).min() > 0.9999
     for connections in (1, 4):
         assert clients.measure("way", connections, 8, 0.0, 0.5)["requests"] > 0

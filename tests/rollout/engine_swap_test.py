@@ -24,7 +24,7 @@ from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority
 from tests.support.costs import constant, model_costs
 from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
-from tests.support.engine_processes import LOAD, SIZE, Slot, asynchronous, cancel, right, soon, submit
+from tests.support.engine_processes import LOAD, SIZE, Listener, asynchronous, cancel, right, soon, submit
 from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
@@ -193,20 +193,20 @@ def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[b
 @asynchronous
 async def test_a_supervisor_looks_after_the_engine_it_is_given() -> None:
     """The one before is nobody's, and when the new one dies the next loads what it had loaded."""
-    slot = Slot()
-    supervised = Supervisor(LOAD, slot)
+    listener = Listener()
+    supervised = Supervisor(LOAD, listener)
     task = asyncio.create_task(supervised.run())
-    first = await slot.next("up")
+    first = await listener.next("up")
     other = Load("fake", [model_spec("other", size=SIZE)], threads=1)
     second = await soon(RemoteEngine.start(other))
-    supervised.exchange(second, other)
+    supervised.adopt(second, other)
     assert supervised.engine is second
     os.kill(first.pid, signal.SIGKILL)
     await soon(first.wait())
-    assert slot.news.empty()
+    assert listener.news.empty()
     os.kill(second.pid, signal.SIGKILL)
-    await slot.next("down")
-    third = await slot.next("up")
+    await listener.next("down")
+    third = await listener.next("up")
     assert [spec.name for spec in supervised.load.models] == ["other"]
     assert right(await soon(submit(third, [1, 2])), [1, 2])
     await cancel(task)

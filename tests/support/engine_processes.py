@@ -66,8 +66,8 @@ def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
     return isinstance(outcome, BatchOutput) and np.array_equal(outcome.arrays[0], expected, equal_nan=True)
 
 
-class Slot:
-    """A slot that notes what it hears."""
+class Listener:
+    """Notes what it hears of an engine."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()

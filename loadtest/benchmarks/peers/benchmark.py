@@ -53,14 +53,14 @@ class PeersBenchmark(PeerBenchmark):
     @cached_property
     def _rounds(self) -> Rounds:
         kit = self.kit
-        places = {name: servers.place(kit, name) for name in SERVERS}
-        for name, place in places.items():
+        peers = {name: servers.peer(kit, name) for name in SERVERS}
+        for name, peer in peers.items():
             self.say(f"starting {name}")
-            self.stack.enter_context(place.server)
+            self.stack.enter_context(peer.process)
         raw = "loadtest.benchmarks.raw_engine"
         modules = {"fp32": raw, "raw": raw, "client": "loadtest.generator.client"}
         children = {name: self.stack.enter_context(Child(module)) for name, module in modules.items()}
-        rounds = Rounds(subjects(kit.ort.model), places, children)
+        rounds = Rounds(subjects(kit.ort.model), peers, children)
         self.say("comparing the vectors")
         texts = {tokens: make_texts(kit.ort.path, tokens, _TEXTS) for tokens in self.options.tokens}
         rounds.open(find_bundle(self.options.models, "fp32"), kit.ort, texts, kit.threads)

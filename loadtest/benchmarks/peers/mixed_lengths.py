@@ -100,8 +100,8 @@ class MixedLengthsBenchmark(Benchmark):
         target, texts = self._targets[subject], [kind.texts[0] for kind in self._workload.kinds]
         with Child("loadtest.generator.client") as client:
             way: dict[str, Any] = {"way": subject, "form": "v2", "port": target.port}
-            place, size = f"/v2/models/{target.model}/infer", self.bundle.hidden_size
-            client.ask("open", place=place, hidden_size=size, texts={0: texts[::7]}, **way)
+            endpoint, size = f"/v2/models/{target.model}/infer", self.bundle.hidden_size
+            client.ask("open", endpoint=endpoint, hidden_size=size, texts={0: texts[::7]}, **way)
             times = {"warm_up_s": _WARM_UP_S, "seconds": _THROUGHPUT_S}
             sample = client.ask("measure", way=subject, connections=_CONNECTIONS, tokens=0, **times)
         return {"per_s": float(sample["per_s"])}

@@ -14,7 +14,7 @@ from loadtest.generator.client import GRPC
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loadtest.benchmarks.peers.servers import Place
+    from loadtest.benchmarks.peers.servers import Peer
     from loadtest.benchmarks.peers.subjects import Subject
     from loadtest.generator.child import Child
     from loadtest.generator.workload import Bundle, Text
@@ -36,16 +36,16 @@ class Rounds:
         idle_percent: CPU that each server used while nobody asked, in percent of one core.
     """
 
-    def __init__(self, subjects: Sequence[Subject], places: dict[str, Place], children: dict[str, Child]) -> None:
+    def __init__(self, subjects: Sequence[Subject], peers: dict[str, Peer], children: dict[str, Child]) -> None:
         """Takes what is running.
 
         Args:
             subjects: Whom to compare.
-            places: The servers, ready, by name.
+            peers: The servers, ready, by name.
             children: `fp32` and `raw`, each a `loadtest.benchmarks.raw_engine`, and `client`.
         """
         self._subjects = subjects
-        self._places = places
+        self._peers = peers
         self._children = children
         self._frozen: set[str] = set()
         self.likeness: dict[str, float] = {}
@@ -69,13 +69,13 @@ class Rounds:
         words = {tokens: [text.text for text in group] for tokens, group in texts.items()}
         for subject in self._subjects:
             for connections in (ONE, MANY) if subject is not RAW else ():
-                place = self._places[subject.server]
+                peer = self._peers[subject.server]
                 self._children["client"].ask(
                     "open",
                     way=subject.key(connections),
                     form=subject.form,
-                    port=place.grpc_port if subject.form == GRPC else place.http_port,
-                    place=subject.place(connections),
+                    port=peer.grpc_port if subject.form == GRPC else peer.http_port,
+                    endpoint=subject.endpoint(connections),
                     hidden_size=ort.hidden_size,
                     texts=words,
                 )
@@ -92,12 +92,12 @@ class Rounds:
             each_s = seconds * (_LONGER if connections == MANY and tokens >= _LONG_TOKENS else 1.0)
             for subject in self._subjects:
                 if subject is RAW:
-                    arguments = {"tokens": tokens, "options": "served", "way": subject.place(connections)}
+                    arguments = {"tokens": tokens, "options": "served", "way": subject.endpoint(connections)}
                     yield Turn(subject.key(connections), self._children["raw"], arguments, each_s)
                     continue
                 way = subject.key(connections)
                 arguments = {"tokens": tokens, "connections": connections, "way": way}
-                server, is_frozen = self._places[subject.server].server, subject.server in self._frozen
+                server, is_frozen = self._peers[subject.server].process, subject.server in self._frozen
                 yield Turn(way, self._children["client"], arguments, each_s, server, is_frozen)
 
     def _compare(self, tokens: int) -> None:
@@ -126,11 +126,11 @@ class Rounds:
         self.likeness[subject.name] = min(alike, self.likeness.get(subject.name, 1.0))
 
     def _find_restless(self) -> None:
-        self.idle_percent = idle_percent({name: place.server for name, place in self._places.items()})
+        self.idle_percent = idle_percent({name: peer.process for name, peer in self._peers.items()})
         for name, percent in self.idle_percent.items():
             if percent >= _FROZEN_FROM_PERCENT:
                 self._frozen.add(name)
-                send_signal(self._places[name].server, signal.SIGSTOP)
+                send_signal(self._peers[name].process, signal.SIGSTOP)
 
 
 def _least_cosine(found: list[list[float]], expected: list[list[float]]) -> float:

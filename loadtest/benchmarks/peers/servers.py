@@ -24,16 +24,16 @@ KINDS = ("ort", "dynamic", "openvino")
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class Peer:
     """A server and where it listens.
 
     Attributes:
-        server: Not started yet.
+        process: Not started yet.
         http_port: Of HTTP.
         grpc_port: Of gRPC; 0 where it has none.
     """
 
-    server: ServerProcess
+    process: ServerProcess
     http_port: int
     grpc_port: int = 0
 
@@ -78,7 +78,7 @@ def kit_of(models: Path, environments: Path) -> Kit:
     return Kit(models, ort, openvino, dynamic, environments, usable_cores())
 
 
-def place(kit: Kit, name: str) -> Place:
+def peer(kit: Kit, name: str) -> Peer:
     """The server of that name, one of `subjects.SERVERS`.
 
     Raises:
@@ -91,7 +91,7 @@ def place(kit: Kit, name: str) -> Place:
             return _ours(kit, "openvino")
         case "triton":
             triton = TritonServer(kit.environments / "triton", kit.environments / "work-triton", triton_models(kit))
-            return Place(triton, triton.http_port, triton.grpc_port)
+            return Peer(triton, triton.http_port, triton.grpc_port)
         case "infinity-torch":
             return _infinity(kit, "torch")
         case "infinity-onnx":
@@ -138,12 +138,12 @@ def triton_model(
     )
 
 
-def _ours(kit: Kit, engine: str) -> Place:
+def _ours(kit: Kit, engine: str) -> Peer:
     server = BertServer(kit.models, "int8", kit.threads, "--engine", engine)
-    return Place(server, server.http_port, server.grpc_port)
+    return Peer(server, server.http_port, server.grpc_port)
 
 
-def _infinity(kit: Kit, engine: str) -> Place:
+def _infinity(kit: Kit, engine: str) -> Peer:
     [port] = free_ports(1)
     home = kit.environments / "infinity"
     command = [
@@ -161,10 +161,10 @@ def _infinity(kit: Kit, engine: str) -> Place:
         "HF_HOME": str((kit.environments / "hub").absolute()),
     }
     folder = kit.environments / ("infinity-model" if engine == "optimum" else "checkpoint")
-    return Place(ServerProcess(command, isolated(variables), (port, "/health"), folder), port)
+    return Peer(ServerProcess(command, isolated(variables), (port, "/health"), folder), port)
 
 
-def _fastapi(kit: Kit) -> Place:
+def _fastapi(kit: Kit) -> Peer:
     [port] = free_ports(1)
     home = (kit.environments / "fastapi").absolute()
     command = [
@@ -177,4 +177,4 @@ def _fastapi(kit: Kit) -> Place:
         "TOKENIZER": str((kit.ort.path / "tokenizer.json").absolute()),
         "THREADS": str(kit.threads),
     }
-    return Place(ServerProcess(command, isolated(variables), (port, "/ready")), port)
+    return Peer(ServerProcess(command, isolated(variables), (port, "/ready")), port)

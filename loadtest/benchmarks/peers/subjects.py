@@ -33,7 +33,7 @@ class Subject:
         protocol: How it is asked; empty for the raw engine.
         server: The process that answers, one of `SERVERS`; empty for the raw engine.
         form: How the client asks, one of its forms.
-        places: The path of HTTP or the model of gRPC, at `ONE` connection and at `MANY`: where a server's best
+        endpoints: The path of HTTP or the model of gRPC, at `ONE` connection and at `MANY`: where a server's best
             configuration differs between the two, it is given both.
     """
 
@@ -42,7 +42,7 @@ class Subject:
     protocol: str
     server: str
     form: str
-    places: tuple[str, str]
+    endpoints: tuple[str, str]
 
     @property
     def name(self) -> str:
@@ -53,9 +53,9 @@ class Subject:
         """The name of its samples under so many connections."""
         return f"{self.name} {connections}"
 
-    def place(self, connections: int) -> str:
+    def endpoint(self, connections: int) -> str:
         """Where it is asked under so many connections."""
-        return self.places[connections != ONE]
+        return self.endpoints[connections != ONE]
 
 
 SERVERS = ("ours-ort", "ours-openvino", "triton", "infinity-torch", "infinity-onnx", "fastapi")
@@ -94,8 +94,8 @@ def subjects(model: str) -> tuple[Subject, ...]:
 
 def _triton(model: str, engine: str, name: str, protocol: str, *, many: str = "many", system: str = TRITON) -> Subject:
     models = (f"{model}-{name}-one", f"{model}-{name}-{many}")
-    form, places = (GRPC, models) if protocol == GRPC_NAME else ("v2", _infer(*models))
-    return Subject(system, engine, protocol, "triton", form, places)
+    form, endpoints = (GRPC, models) if protocol == GRPC_NAME else ("v2", _infer(*models))
+    return Subject(system, engine, protocol, "triton", form, endpoints)
 
 
 def _infer(one: str, many: str) -> tuple[str, str]:

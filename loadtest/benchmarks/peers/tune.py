@@ -68,8 +68,8 @@ class TuneBenchmark(PeerBenchmark):
         self.stack.enter_context(server)
         client = self.stack.enter_context(Child("loadtest.generator.client"))
         for model in models:
-            way: dict[str, Any] = {"way": subject(model), "form": GRPC, "port": server.grpc_port, "place": model.name}
-            client.ask("open", hidden_size=model.hidden_size, texts=texts, **way)
+            way: dict[str, Any] = {"way": subject(model), "form": GRPC, "port": server.grpc_port}
+            client.ask("open", endpoint=model.name, hidden_size=model.hidden_size, texts=texts, **way)
         return server, client, models
 
     def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same

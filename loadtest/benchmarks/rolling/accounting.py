@@ -29,9 +29,9 @@ _RAW_OUTPUT = 6
 """The field of `ModelInferResponse` that holds the vector."""
 
 
-def identity(protocol: str, place: int, number: int) -> str:
+def identity(protocol: str, index: int, number: int) -> str:
     """The id of a generator's request; all of a protocol are of one length, so that they can be put into a message."""
-    return f"rolling-{protocol}-{place:02d}-{number:08d}"
+    return f"rolling-{protocol}-{index:02d}-{number:08d}"
 
 
 class AccountingGenerator(Generator):
@@ -41,8 +41,8 @@ class AccountingGenerator(Generator):
         """As `Generator`."""
         super().__init__(job, tell)
         target = Target(**job.target)
-        self._protocol, self._place = target.protocol, job.place
-        blank = identity(target.protocol, job.place, 0)
+        self._protocol, self._index = target.protocol, job.index
+        blank = identity(target.protocol, job.index, 0)
         # Before and behind the id, for each text of each kind.
         self._halves = [
             [message.split(blank.encode()) for message in messages(target, task, texts, blank)]
@@ -54,7 +54,7 @@ class AccountingGenerator(Generator):
 
     def _message(self, request: Request) -> bytes:
         number, halves = next(self._numbers), self._halves[request.kind]
-        name = identity(self._protocol, self._place, number).encode()
+        name = identity(self._protocol, self._index, number).encode()
         which = number % len(halves)
         self._asked[request] = (name, (request.kind, which))
         return name.join(halves[which])

@@ -288,8 +288,8 @@ def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> f
     ways = {"http": ("ours", proxy.http_port, "/embed"), "grpc": (GRPC, proxy.grpc_port, model)}
     rates = []
     with Child("loadtest.generator.client") as client:
-        for way, (form, port, place) in ways.items():
-            arguments: dict[str, Any] = {"form": form, "port": port, "place": place, "hidden_size": hidden_size}
+        for way, (form, port, endpoint) in ways.items():
+            arguments: dict[str, Any] = {"form": form, "port": port, "endpoint": endpoint, "hidden_size": hidden_size}
             client.ask("open", way=way, texts={_TOKENS: texts}, **arguments)
             times: dict[str, Any] = {"warm_up_s": _WARM_UP_S, "seconds": _CAPACITY_S}
             sample = client.ask("measure", way=way, connections=_CONNECTIONS, tokens=_TOKENS, **times)
@@ -341,9 +341,9 @@ def _account(found: Found, load: _Load, replicas: Sequence[Replica]) -> None:
         found.offered[protocol] = result.offered
         found.faults += Counter(result.faults)
         of = load.of[protocol]
-        for place in range(of):
-            for number in range(len(range(place, result.offered, of))):
-                name = identity(protocol, place, number)
+        for index in range(of):
+            for number in range(len(range(index, result.offered, of))):
+                name = identity(protocol, index, number)
                 if answered[name] != 1:
                     found.unaccounted.append(name)
         records = np.concatenate(result.records)

@@ -109,13 +109,13 @@ class Swapper:
     def run(self) -> None:
         """Makes the swaps, each after a calm; one that takes longer than planned moves those that follow."""
         self._started.wait(_SWAP_LIMIT_S)
-        for number, (staged, place) in enumerate(self.versions):
+        for number, (staged, target) in enumerate(self.versions):
             calm_from = max(number * self.plan.each_s, self.swaps[-1].end if self.swaps else 0.0)
             due = calm_from + self.plan.calm_s
             if due + self.plan.room_s > len(self.versions) * self.plan.each_s:
                 return
             time.sleep(max(0.0, self._start + due - time.perf_counter()))
-            staged.rename(place)
+            staged.rename(target)
             begin = time.perf_counter() - self._start
             try:
                 _load(self.port, self.model)
@@ -142,7 +142,7 @@ class Bench:
     Attributes:
         bundle: The version that all others are copies of.
         threads: Cores of the engine.
-        place: A directory with room for the versions of one round.
+        directory: A directory with room for the versions of one round.
         plan: How much is measured.
         store: What was found.
         workloads: Texts by name.
@@ -150,16 +150,16 @@ class Bench:
 
     bundle: Bundle
     threads: int
-    place: Path
+    directory: Path
     plan: Plan
     store: Store
     workloads: dict[str, Workload]
 
     @classmethod
-    def over(cls, bundle: Bundle, threads: int, place: Path, plan: Plan, store: Store) -> Bench:
+    def over(cls, bundle: Bundle, threads: int, directory: Path, plan: Plan, store: Store) -> Bench:
         """Makes the texts."""
         workloads = {"mixed": mixed_texts(bundle), "short": short_texts(bundle)}
-        return cls(bundle, threads, place, plan, store, workloads)
+        return cls(bundle, threads, directory, plan, store, workloads)
 
     def target(self, server: BertServer) -> Target:
         """Where requests go."""
@@ -256,14 +256,14 @@ def _percentile(latencies: NDArray[np.float64], percent: float) -> float:
 @contextlib.contextmanager
 def _versions(bench: Bench) -> Iterator[tuple[Path, list[tuple[Path, Path]]]]:
     """A repository with version 1, and what its further versions are called staged and in their place."""
-    repository, staged = bench.place / "models", bench.place / "staged"
-    place = repository / bench.bundle.model
+    repository, staged = bench.directory / "models", bench.directory / "staged"
+    versions = repository / bench.bundle.model
     try:
-        _copy(bench.bundle.path, place / "1", 1)
+        _copy(bench.bundle.path, versions / "1", 1)
         moves = []
         for version in range(2, bench.plan.swaps + 2):
             _copy(bench.bundle.path, staged / str(version), version)
-            moves.append((staged / str(version), place / str(version)))
+            moves.append((staged / str(version), versions / str(version)))
         yield repository, moves
     finally:
         shutil.rmtree(repository, ignore_errors=True)

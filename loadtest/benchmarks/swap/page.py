@@ -94,9 +94,9 @@ def _plot(rounds: list[dict[str, Any]], name: str) -> str:
         Series(
             title,
             colour,
-            [(at, statistics.median(values[place] for values in moments[at])) for at in sorted(moments)],
+            [(at, statistics.median(values[index] for values in moments[at])) for at in sorted(moments)],
         )
-        for place, (title, colour) in enumerate((("p50", "orange"), ("p99", "blue")))
+        for index, (title, colour) in enumerate((("p50", "orange"), ("p99", "blue")))
     ]
     values = [y for line in lines for _, y in line.points]
     low, high = min(moments), max(moments)

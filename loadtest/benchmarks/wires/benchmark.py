@@ -103,8 +103,8 @@ class WiresBenchmark(Benchmark):
             ]
             environment = module_environment() if is_ours else isolated({})
             server = self.stack.enter_context(ServerProcess(command, environment, (port, "")))
-            form, place = (GRPC_BYTES, _METHOD) if subject.is_grpc else ("bytes", "/")
-            way: dict[str, Any] = {"way": subject.name, "form": form, "port": port, "place": place}
+            form, endpoint = (GRPC_BYTES, _METHOD) if subject.is_grpc else ("bytes", "/")
+            way: dict[str, Any] = {"way": subject.name, "form": form, "port": port, "endpoint": endpoint}
             client.ask("open", hidden_size=_REPLY_BYTES, texts={_GROUP: [_REQUEST]}, **way)
             for connections in _CONNECTIONS:
                 arguments = {"way": subject.name, "tokens": _GROUP, "connections": connections}

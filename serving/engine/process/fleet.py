@@ -178,7 +178,7 @@ class RemoteFleet:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """One GPU of a fleet, and the `Slot` of its engine.
+    """One GPU of a fleet, and the `EngineListener` of its engine.
 
     Attributes:
         engine: What runs on it; None while there is nothing.

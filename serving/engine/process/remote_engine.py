@@ -231,7 +231,7 @@ class RemoteEngine:
             self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
 
     def _ended(self) -> None:
-        """Called by each lane whose socket closes; the slot hears of it before any request is answered."""
+        """Called by each lane whose socket closes; the listener hears of it before any request is answered."""
         if not self._gone.is_set():
             self._gone.set()
             self.on_end()

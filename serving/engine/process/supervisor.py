@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 
-class Slot(Protocol):
+class EngineListener(Protocol):
     """What hears of the engine's life."""
 
     def engine_up(self, engine: EngineLife) -> None:
@@ -52,7 +52,7 @@ class Supervisor:
     def __init__(
         self,
         load: Load,
-        slot: Slot,
+        listener: EngineListener,
         *,
         crash_limit: int = 3,
         crash_window_s: float = 60.0,
@@ -61,7 +61,7 @@ class Supervisor:
     ) -> None:
         self.load = load
         self._hang_s = hang_s
-        self._slot = slot
+        self._listener = listener
         self._start = start
         self._changed = asyncio.Event()
         self._crash_limit = crash_limit
@@ -70,54 +70,54 @@ class Supervisor:
         self.engine: EngineLife | None = None
         self.restarts = 0
 
-    def load_instead(self, load: Load) -> None:
+    def set_load(self, load: Load) -> None:
         """Changes what is loaded from now on; earlier deaths are forgotten."""
         self.load = load
         self._crashes.clear()
 
     async def run(self) -> None:
-        """Starts engines until cancelled or until they crash too often; reports to the slot."""
+        """Starts engines until cancelled or until they crash too often; reports to the listener."""
         while True:
             try:
                 engine = await self._start(self.load, self._hang_s)
             except EngineFailed as refused:
-                self._slot.engine_failed(str(refused), passing=refused.passing)
+                self._listener.engine_failed(str(refused), passing=refused.passing)
                 return
             except EngineLost as lost:
                 log.warning("%s", lost.message)
             else:
-                self._look_after(engine, self.load)
+                self._follow(engine, self.load)
                 await self._watch(engine)
             if self._too_many_crashes():
-                self._slot.engine_failed(
+                self._listener.engine_failed(
                     f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s", crashed=True
                 )
                 return
             self.restarts += 1
 
-    def exchange(self, engine: EngineLife, load: Load) -> None:
-        """Looks after another, ready engine from now on; the one before belongs to the caller."""
+    def adopt(self, engine: EngineLife, load: Load) -> None:
+        """Keeps another, ready engine alive from now on; the one before belongs to the caller."""
         if self.engine is not None:
             self.engine.on_end = self.engine.on_lost = lambda: None
-        self._look_after(engine, load)
+        self._follow(engine, load)
         self._changed.set()
 
-    def _look_after(self, engine: EngineLife, load: Load) -> None:
+    def _follow(self, engine: EngineLife, load: Load) -> None:
         self.engine = engine
         # The next engine is wanted soon: it uses these costs, and verifies nothing again. What this one compiled has
         # been written, and nobody would take what the next one writes.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
-        engine.on_end, engine.on_lost = self._ended, self._slot.device_lost
+        engine.on_end, engine.on_lost = self._ended, self._listener.device_lost
 
     def _ended(self) -> None:
-        self._slot.engine_down()
+        self._listener.engine_down()
         self._changed.set()
 
     async def _watch(self, engine: EngineLife) -> None:
         """Waits until an engine has ended and no other has taken its place."""
         if not engine.gone:
-            self._slot.engine_up(engine)
+            self._listener.engine_up(engine)
         try:
             while not engine.gone:
                 self._changed.clear()

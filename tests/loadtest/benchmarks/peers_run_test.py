@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.benchmarks import turns
 from loadtest.benchmarks.peers import rounds
-from loadtest.benchmarks.peers.servers import Place
+from loadtest.benchmarks.peers.servers import Peer
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, find
 from loadtest.benchmarks.server_process import BertServer
 from loadtest.errors import BenchError
@@ -36,21 +36,21 @@ def texts(models: Path) -> dict[int, list[Text]]:
 
 
 @pytest.fixture(scope="module")
-def running(models: Path) -> Iterator[tuple[dict[str, Place], dict[str, Child]]]:
+def running(models: Path) -> Iterator[tuple[dict[str, Peer], dict[str, Child]]]:
     """A server and the measuring processes."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(BertServer(models, "int8", 1))
-        place = Place(server, server.http_port, server.grpc_port)
+        peer = Peer(server, server.http_port, server.grpc_port)
         modules = {
             "fp32": "loadtest.benchmarks.raw_engine",
             "raw": "loadtest.benchmarks.raw_engine",
             "client": "loadtest.generator.client",
         }
-        yield {"ours-ort": place}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
+        yield {"ours-ort": peer}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
 
 
 def test_a_round_measures_everybody_and_wakes_who_is_asked(
-    running: tuple[dict[str, Place], dict[str, Child]],
+    running: tuple[dict[str, Peer], dict[str, Child]],
     models: Path,
     texts: dict[int, list[Text]],
     monkeypatch: pytest.MonkeyPatch,
@@ -58,13 +58,13 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
     """Every subject has a sample at both numbers of connections, though its server sleeps between its turns."""
     monkeypatch.setattr(turns, "_SETTLE_S", 0.05)
     monkeypatch.setattr(rounds, "_FROZEN_FROM_PERCENT", -1.0)
-    places, children = running
-    measuring = rounds.Rounds(SUBJECTS, places, children)
+    peers, children = running
+    measuring = rounds.Rounds(SUBJECTS, peers, children)
     try:
         measuring.open(find_bundle(models, "fp32"), find_bundle(models, "int8"), texts, 1)
         samples = measuring.run(TOKENS, 0.1, lambda _: None)
     finally:
-        for pid in places["ours-ort"].server.pids():
+        for pid in peers["ours-ort"].process.pids():
             os.kill(pid, signal.SIGCONT)
     assert samples.keys() == {subject.key(count) for subject in SUBJECTS for count in (ONE, MANY)}
     assert all(sample["requests"] > 0 for sample in samples.values())
@@ -72,7 +72,7 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
 
 
 def test_a_server_with_another_file_is_no_peer(
-    running: tuple[dict[str, Place], dict[str, Child]], models: Path, texts: dict[int, list[Text]]
+    running: tuple[dict[str, Peer], dict[str, Child]], models: Path, texts: dict[int, list[Text]]
 ) -> None:
     """Who computes something else is not compared: here the raw engine has the fp32 file."""
     fp32 = find_bundle(models, "fp32")

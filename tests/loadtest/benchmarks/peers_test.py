@@ -153,8 +153,8 @@ def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
         tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
     )
     models = servers.triton_models(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
-    places = {place for subject in subjects(MODEL) if subject.server == "triton" for place in subject.places}
-    assert {model.name for model in models} == {place.split("/")[3] if "/" in place else place for place in places}
+    endpoints = [end for subject in subjects(MODEL) if subject.server == "triton" for end in subject.endpoints]
+    assert {model.name for model in models} == {end.split("/")[3] if "/" in end else end for end in endpoints}
     assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
 
 
@@ -181,7 +181,7 @@ def test_the_raw_engine_is_no_server() -> None:
     """Everybody else has a server, a form and a place for each number of connections."""
     assert RAW in subjects(MODEL)
     for subject in subjects(MODEL):
-        assert (subject is RAW) or (subject.server in ("triton", *_OTHERS) and all(subject.places))
+        assert (subject is RAW) or (subject.server in ("triton", *_OTHERS) and all(subject.endpoints))
 
 
 _OTHERS = ("ours-ort", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
