@@ -1,1 +1,10 @@
-"""The HTTP APIs, one module each."""
+"""The HTTP APIs, one module each; `NAME_messages.py` holds what its routes take and answer.
+
+- `tei`: text-embeddings-inference (`/embed`, `/rerank`, `/predict`, ...)
+- `openai`: `/v1/embeddings`, `/v1/models`
+- `cohere`: `/v1/rerank`, `/v2/rerank`
+- `huggingface`: the inference API (`/classify`, `/answer`, `/tag`, `/fill-mask`)
+- `oip`: the Open Inference Protocol, `/v2/...`
+- `operations`: probes, `/metrics`, `/status`
+- `console_page`: the console
+"""
