@@ -259,6 +259,8 @@ def test_tests_import_no_tests() -> None:
 
 BANNED_MODULES = ("pickle", "marshal", "shelve", "joblib", "cloudpickle", "dill")
 BANNED_CALLS = {"eval", "exec", "torch.load", "yaml.load", "os.system", "os.popen"}
+UNPICKLER = ("export.checkpoint.unpickle", "torch.load(stream, map_location='cpu', weights_only=True)")
+"""The one module that reads pickles, in a process of its own, and how."""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
@@ -267,7 +269,7 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
     assert not module.reaches(*BANNED_MODULES)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call):
-            assert ast.unparse(node.func) not in BANNED_CALLS
+            assert ast.unparse(node.func) not in BANNED_CALLS or (module.name, ast.unparse(node)) == UNPICKLER
             shell = [key.value for key in node.keywords if key.arg == "shell"]
             assert not any(ast.unparse(value) != "False" for value in shell)
 
@@ -280,6 +282,7 @@ BROAD_HANDLERS = {
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
+    "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }
 

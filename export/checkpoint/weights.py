@@ -1,30 +1,44 @@
-"""A checkpoint's weight files: safetensors only."""
+"""A checkpoint's weight files: safetensors, or pickled ones that a process of its own turns into safetensors."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from export.errors import ExportError
+from export.errors import ExportError, NoRoomError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from export.checkpoint.folder import Folder
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_SAFE, _PICKLED = ".safetensors", ".bin"
+_SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
+"""By their kinds; the first that is there is taken."""
+_OTHERS = ("*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
 
 @dataclass(slots=True, frozen=True)
 class Weights:
-    """The weight files of a checkpoint."""
+    """The weight files of a checkpoint.
+
+    Attributes:
+        folder: Where they lie.
+        files: In the order of their names.
+        index: Which tensor lies in which file, where there are several.
+    """
 
     folder: Folder
     files: Sequence[Path]
+    index: Mapping[str, str] = field(default_factory=dict)
 
     def sha256(self) -> str:
         """SHA-256 over the files' bytes in the order of their names; of a single file its own."""
@@ -34,35 +48,88 @@ class Weights:
                 hashlib.file_digest(stream, lambda: digest)
         return digest.hexdigest()
 
+    def check(self, held: Mapping[str, Sequence[str]]) -> None:
+        """Compares the index with the names of the tensors that each file holds.
+
+        Raises:
+            ExportError: A tensor is not where the index says, or in two files.
+        """
+        for name, file in self.index.items():
+            if name not in held[file]:
+                raise ExportError(
+                    f"checkpoint {self.folder.path}: the index of the weights says that {file} holds {name}, which it "
+                    "does not; the files are not of one checkpoint"
+                )
+        names = [name for file in held.values() for name in file]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ExportError(f"checkpoint {self.folder.path}: two files of the weights hold {twice}")
+
 
 def find(folder: Folder) -> Weights:
-    """Finds a checkpoint's weight files.
+    """Finds a checkpoint's weight files, safetensors before pickled ones.
 
     Raises:
-        ExportError: There are none, some are missing, or there are only pickled ones, which run code when
-            they are loaded.
+        ExportError: There are none, or some are missing.
     """
-    names = [] if folder.has(_SINGLE) else _listed(folder)
-    files = [folder.path / name for name in names or [_SINGLE]]
-    absent = [file.name for file in files if not file.is_file()]
-    if not absent:
-        return Weights(folder, files)
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.path.glob(pattern))
-    if pickled and not names:
+    for kind, single in _SINGLE.items():
+        if folder.has(single):
+            return Weights(folder, [folder.path / single])
+        if folder.has(f"{single}.index.json"):
+            return _sharded(folder, kind, f"{single}.index.json")
+    others = sorted(path.name for pattern in _OTHERS for path in folder.path.glob(pattern))
+    instead = f", and {others[0]} is not read" if others else ""
+    raise ExportError(
+        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} is missing, {_SINGLE[_PICKLED]} likewise{instead}; save the model "
+        "with Transformers' save_pretrained"
+    )
+
+
+def _sharded(folder: Folder, kind: str, file: str) -> Weights:
+    index = folder.object(file).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(_is_plain(name, kind) for name in index.values()):
+        raise ExportError(f"checkpoint {folder.path}: {file} must name {kind} files beside it for its tensors")
+    files = [folder.path / name for name in sorted(set(index.values()))]
+    if absent := [path.name for path in files if not path.is_file()]:
+        raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, which {file} names")
+    return Weights(folder, files, index)
+
+
+def _is_plain(name: object, kind: str) -> bool:
+    return isinstance(name, str) and "/" not in name and name.endswith(kind)
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[Path]:
+    """The file as safetensors, for as long as the block runs.
+
+    Raises:
+        ExportError: It is pickled, and not what weights are.
+    """
+    if file.suffix == _SAFE:
+        yield file
+        return
+    with TemporaryDirectory(prefix="bertserve-weights-") as folder:
+        target = Path(folder) / "model.safetensors"
+        _unpickle(file, target)
+        yield target
+
+
+def _unpickle(file: Path, target: Path) -> None:
+    where = f"checkpoint {file.parent}: {file.name}"
+    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
+    command = [sys.executable, "-P", "-m", "export.checkpoint.unpickle", str(file.absolute()), str(target)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == -signal.SIGKILL:
+        raise NoRoomError(f"{where} could not be read: the system ended its reader, most likely for want of memory")
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ExportError(f"{where} could not be read: its reader ended with {done.returncode} {last[:200]}") from None
+    if "wanted" in answer:
         raise ExportError(
-            f"checkpoint {folder.path}: has only pickled weights ({pickled[0]}), which can run code when loaded; "
-            f"save it as {_SINGLE}"
+            f"{where} asks for {answer['wanted']} when it is loaded, which weights do not need; nothing of it was run"
         )
-    raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing")
-
-
-def _listed(folder: Folder) -> list[str]:
-    index = folder.object(_INDEX)
-    names = index.get("weight_map", {}) if index else {}
-    if not isinstance(names, dict) or not all(_is_plain(name) for name in names.values()):
-        raise ExportError(f"checkpoint {folder.path}: {_INDEX} must name .safetensors files beside it")
-    return sorted(set(names.values()))
-
-
-def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and "/" not in name and name.endswith(".safetensors")
+    if "refused" in answer:
+        raise ExportError(f"{where} {answer['refused']}")

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from export.checkpoint.families import FAMILIES
+from export.checkpoint.weights import readable
 from export.errors import ExportError
 
 if TYPE_CHECKING:
@@ -75,10 +76,12 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
 def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under the names that Transformers has now, but for those of heads that are not used."""
     names = frozenset(needed)
+    held: dict[str, list[str]] = {}
     for file in weights.files:
         try:
-            with safe_open(file, framework="pt") as handle:
-                for stored in handle.keys():  # noqa: SIM118  not a mapping
+            with readable(file) as path, safe_open(path, framework="pt") as handle:
+                held[file.name] = list(handle.keys())
+                for stored in held[file.name]:
                     found = _names(stored, family)
                     if names.isdisjoint(found) and found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored)):
                         continue
@@ -88,6 +91,7 @@ def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator
                     yield from zip(found, parts, strict=True)
         except SafetensorError as error:
             raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error
+    weights.check(held)
 
 
 def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -190,9 +190,9 @@ def lead_outside(folder: Path) -> None:
     write_json(folder / "modules.json", modules)
 
 
-def pickle_only(folder: Path) -> None:
-    """Leaves a file of the pickled kind only."""
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+def other_weights_only(folder: Path) -> None:
+    """Leaves a file of another kind only."""
+    (folder / "model.safetensors").rename(folder / "model.ckpt")
 
 
 def extra_token(folder: Path) -> None:
@@ -210,7 +210,7 @@ def no_frame(folder: Path) -> None:
 
 
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
-    (pickle_only, r"only pickled weights \(pytorch_model.bin\).*save it as model.safetensors"),
+    (other_weights_only, r"model.safetensors is missing, pytorch_model.bin likewise, and model.ckpt is not read"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file, save_file
+
+from export.checkpoint import unpickle
+from export.checkpoint.reader import Checkpoint, open_checkpoint
+from export.checkpoint.source import find
+from export.errors import ExportError
+from export.graph import task_model
+from tests.support.checkpoints import write_checkpoint, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BIN = "pytorch_model.bin"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good checkpoint, which nobody changes."""
+    return write_checkpoint(tmp_path_factory.mktemp("weights") / "small")
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(good, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def opened(folder: Path) -> Checkpoint:
+    """Opens a folder."""
+    return open_checkpoint(find(str(folder)), None, [].append)
+
+
+def take_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the folder's file, which is removed."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    return tensors
+
+
+class Runs:
+    """What runs a command when it is unpickled by whoever allows it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("touch ran",)
+
+
+class Calls:
+    """What opens a connection when it is unpickled by whoever allows it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return socket.create_connection, (("127.0.0.1", 9),)
+
+
+def test_pickled_shards_are_the_same_weights(folder: Path, good: Path) -> None:
+    """Two files of either format of PyTorch, in half precision, with their index."""
+    tensors = {name: tensor.half() for name, tensor in take_tensors(folder).items()}
+    files = {"pytorch_model-1.bin": sorted(tensors)[::2], "pytorch_model-2.bin": sorted(tensors)[1::2]}
+    for is_zip, (file, names) in enumerate(files.items()):
+        part = {name: tensors[name] for name in names}
+        torch.save(part, folder / file, _use_new_zipfile_serialization=bool(is_zip))
+    index = {name: file for file, names in files.items() for name in names}
+    write_json(folder / f"{BIN}.index.json", {"weight_map": index})
+    expected = task_model.load(opened(good)).model.state_dict()
+    found = task_model.load(opened(folder)).model.state_dict()
+    assert all(torch.equal(found[name], tensor.half().float()) for name, tensor in expected.items())
+
+
+def test_safetensors_are_taken_before_pickles(folder: Path) -> None:
+    """A pickle beside them is not even opened."""
+    (folder / BIN).write_bytes(b"whatever")
+    assert [file.name for file in opened(folder).weights.files] == ["model.safetensors"]
+    task_model.load(opened(folder))
+
+
+def test_a_pickle_that_asks_for_more_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it asks for is named, and not run."""
+    monkeypatch.chdir(folder)
+    torch.save({**take_tensors(folder), "more": Runs()}, folder / BIN)
+    with pytest.raises(ExportError, match=r"pytorch_model\.bin asks for posix\.system when it is loaded"):
+        task_model.load(opened(folder))
+    assert not (folder / "ran").exists()
+
+
+def test_the_reader_of_pickles_is_confined(tmp_path: Path) -> None:
+    """It opens neither file nor socket, starts with no more memory than it needs, and still reads weights."""
+    words = f"""
+import io, socket, torch
+from export.checkpoint import unpickle
+stream = io.BytesIO()
+torch.save({{"a": torch.ones(3)}}, stream)
+stream.seek(0)
+unpickle._warm_up()
+unpickle._confine(1000)
+failed = []
+for act in (socket.socket, lambda: open({str(tmp_path / "file")!r}, "w"), lambda: torch.zeros(1 << 28)):
+    try:
+        act()
+    except (OSError, RuntimeError, MemoryError) as error:
+        failed.append(type(error).__name__)
+print(failed, unpickle.convert(stream, io.BytesIO()))
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['OSError', 'OSError', 'RuntimeError'] {'names': ['a']}"
+
+
+def saved(content: object, *, is_zip: bool = True) -> bytes:
+    """An object as PyTorch saves it."""
+    stream = io.BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=is_zip)
+    return stream.getvalue()
+
+
+ONE = {"a": torch.ones(2)}
+PICKLES: dict[str, tuple[bytes, str]] = {
+    "runs-a-command": (saved({"a": Runs()}), "wanted posix.system"),
+    "runs-a-command-in-the-old-format": (saved({"a": Runs()}, is_zip=False), "wanted posix.system"),
+    "opens-a-connection": (saved({"a": Calls()}), "wanted socket.create_connection"),
+    "a-whole-module": (saved({"a": torch.nn.Linear(1, 1)}), "wanted torch.nn.modules.linear.Linear"),
+    "a-plain-pickle": (pickle.dumps(Runs()), "is damaged, cut, or no weights of PyTorch"),
+    "cut": (saved(ONE)[:-40], "is damaged, cut, or no weights of PyTorch"),
+    "cut-in-the-old-format": (saved(ONE, is_zip=False)[:-4], "is damaged, cut, or no weights of PyTorch"),
+    "empty": (b"", "is damaged, cut, or no weights of PyTorch: it is empty"),
+    "text": (b"version https://git-lfs.github.com/spec/v1\n", "is damaged, cut, or no weights of PyTorch"),
+    "a-list": (saved([1, 2]), "holds list and not tensors by name"),
+    "a-number": (saved({"a": 3}), "holds int under 'a', and not a tensor under a name"),
+    "sparse": (saved({"a": torch.eye(2).to_sparse()}), "in the layout torch.sparse_coo"),
+    "complex": (saved({"a": torch.ones(2, dtype=torch.complex64)}), "holds 'a' as torch.complex64"),
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_what_is_no_weight_file_is_refused(name: str) -> None:
+    """Half a sentence says what the file is or asks for; nothing of it runs."""
+    content, sentence = PICKLES[name]
+    answer = unpickle.convert(io.BytesIO(content), io.BytesIO())
+    assert sentence in (f"wanted {answer['wanted']}" if "wanted" in answer else answer["refused"])
+
+
+def test_tensors_that_lie_otherwise_in_memory_are_written_as_they_are_meant() -> None:
+    """Transposed, shared and parameters: safetensors get each as it reads."""
+    whole = torch.arange(6.0).reshape(2, 3)
+    tensors = {"turned": whole.t(), "part": whole[1], "trained": torch.nn.Parameter(whole), "none": torch.zeros(0, 3)}
+    out = io.BytesIO()
+    assert unpickle.convert(io.BytesIO(saved(tensors)), out) == {"names": list(tensors)}
+    found = load_safetensors(out.getvalue())
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def shards(folder: Path, index: Callable[[dict[str, str]], object]) -> None:
+    """Splits the weights into two files, and changes what the index says of them."""
+    tensors = take_tensors(folder)
+    names = sorted(tensors)
+    where = {name: f"{'ab'[at % 2]}.safetensors" for at, name in enumerate(names)}
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({name: tensors[name] for name in names if where[name] == file}, folder / file)
+    changed = index(where)
+    write_json(folder / INDEX, {"weight_map": where if changed is None else changed})
+
+
+def swapped(index: dict[str, str]) -> dict[str, str]:
+    """Says of every tensor that it lies in the other file."""
+    return {name: "b.safetensors" if file == "a.safetensors" else "a.safetensors" for name, file in index.items()}
+
+
+def cut(folder: Path, file: str) -> None:
+    """Takes the end off a file."""
+    (folder / file).write_bytes((folder / file).read_bytes()[:-100])
+
+
+def twice(folder: Path) -> None:
+    """Puts one tensor into both files."""
+    shards(folder, dict)
+    tensors = load_file(folder / "b.safetensors")
+    tensors.update(list(load_file(folder / "a.safetensors").items())[:1])
+    save_file(tensors, folder / "b.safetensors")
+
+
+SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "files-swapped": (lambda f: shards(f, swapped), r"the index of the weights says that [ab]\.safetensors holds"),
+    "a-shard-cut": (lambda f: (shards(f, dict), cut(f, "b.safetensors")), r"b\.safetensors is damaged"),
+    "in-two-shards": (twice, "two files of the weights hold"),
+    "an-index-of-nothing": (lambda f: shards(f, lambda _: {}), "must name .safetensors files beside it"),
+    "an-index-that-leads-outside": (
+        lambda f: shards(f, lambda index: dict.fromkeys(index, "../a.safetensors")),
+        "must name .safetensors files beside it",
+    ),
+    "an-index-of-other-files": (
+        lambda f: shards(f, lambda index: dict.fromkeys(index, "a.bin")),
+        "must name .safetensors files beside it",
+    ),
+    "a-shard-missing": (
+        lambda f: (shards(f, dict), (f / "b.safetensors").unlink()),
+        r"b\.safetensors is missing, which model\.safetensors\.index\.json names",
+    ),
+    "an-index-that-is-a-list": (lambda f: shards(f, list), "must name .safetensors files beside it"),
+    "an-index-cut": (lambda f: (shards(f, dict), cut(f, INDEX)), r"model\.safetensors\.index\.json is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_shards_that_do_not_fit_are_refused(folder: Path, name: str) -> None:
+    """A download that broke off, or files of two checkpoints, give a sentence that names the file."""
+    spoil, sentence = SHARDS[name]
+    spoil(folder)
+    with pytest.raises(ExportError, match=sentence):
+        task_model.load(opened(folder))
+
+
+def test_old_checkpoints_without_safetensors_say_what_is_missing(folder: Path) -> None:
+    """Weights of TensorFlow or Flax alone are not read."""
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(ExportError, match=r"pytorch_model\.bin likewise, and tf_model\.h5 is not read"):
+        opened(folder)
