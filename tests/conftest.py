@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.models import demo_repository
-from tests.support.server import FAKE, IMPATIENT, RUNNING, Server
+from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from tests.support.browser import Page
     from tests.support.tasks import TinyModel
+
+# Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -31,14 +35,14 @@ def models() -> Path:
 @pytest.fixture(scope="session")
 def int8_server(models: Path) -> Iterator[Server]:
     """A server that runs the INT8 artifact on ONNX Runtime."""
-    with Server(models, "--precision", "int8") as server:
+    with Server(models, "--precision", "int8", *MEASURED) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def fp32_server(models: Path) -> Iterator[Server]:
     """A server that runs the fp32 artifact on ONNX Runtime."""
-    with Server(models, "--precision", "fp32") as server:
+    with Server(models, "--precision", "fp32", *MEASURED) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.clients import post_json
 from tests.support.models import ROOT
-from tests.support.server import Server
+from tests.support.server import MEASURED, Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def left_in(place: Path) -> list[str]:
 
 def test_a_server_that_answers_has_left_no_trace(models: Path, home: Path) -> None:
     """Not while it starts, serves and ends."""
-    with Server(models, "--engine", "ort-cpu") as server:
+    with Server(models, "--engine", "ort-cpu", *MEASURED) as server:
         assert post_json(server.http, "/embed", b'{"inputs": "nobody else shall know"}').status == 200
     assert left_in(home) == []
 

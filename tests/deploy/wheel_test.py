@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.clients import Grpc, Tei, get
 from tests.support.models import HIDDEN_SIZE, ROOT
-from tests.support.server import Server, environment
+from tests.support.server import MEASURED, Server, environment
 from tests.support.wheel import SOURCES, install
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(programs: Path, elsewhere: Path, models: Path) -> Iterator[Server]:
     """The installed `bertserve serve`, with the INT8 artifact on ONNX Runtime."""
-    with Server(models, "--precision", "int8", program=(str(programs / "bertserve"),), cwd=elsewhere) as server:
+    program = (str(programs / "bertserve"),)
+    with Server(models, "--precision", "int8", *MEASURED, program=program, cwd=elsewhere) as server:
         yield server
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from transformers import BertForSequenceClassification, RobertaForSequenceClassification, RobertaModel
 
@@ -71,6 +70,8 @@ def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_th
     ids.no_truncation()
     with torch.inference_mode():
         value = BertForSequenceClassification.from_pretrained(scores).eval()(torch.tensor([ids.encode(text).ids]))
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415  slow to import, and for this test alone
+
     wanted = SentenceTransformer(str(prompted), device="cpu").encode([text], normalize_embeddings=False)[0]
     with Server(tmp_path / "models") as server:
         reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())

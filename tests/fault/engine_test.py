@@ -19,7 +19,7 @@ from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle
-from tests.support.server import FAKE, Server, elapsed
+from tests.support.server import FAKE, MEASURED, Server, elapsed
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -330,7 +330,7 @@ def test_row_45_engine_killed_under_load(
 
 def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
     """The real engine is ready again within 5 s of a kill, and answers as before."""
-    server = serve("--precision", "int8")
+    server = serve("--precision", "int8", *MEASURED)
     with Tei(server) as client:
         before = client.embed(["the same before and after"]).vectors
         engine = server.engine_pid()
@@ -407,7 +407,7 @@ def test_row_49_crash_loop(serve: Callable[..., Server], models: Path) -> None:
 def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tmp_path: Path) -> None:
     """A real model that answers NaN to a text: that request gets 500 / INTERNAL, never the numbers; others go on."""
     poisoned_bundle(models, tmp_path, word="banana")
-    server = serve("--precision", "fp32", repository=tmp_path)
+    server = serve("--precision", "fp32", *MEASURED, repository=tmp_path)
     for transport in BOTH:
         bad, good = outcomes(transport, server, ["a banana", "an apple"])
         assert isinstance(bad, Refused)
@@ -420,7 +420,7 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
 
 def test_engine_is_less_urgent(serve: Callable[..., Server]) -> None:
     """All threads of an engine on a CPU give way to the rest of the server, by as much as is asked for."""
-    server = serve("--engine-nice", "7")
+    server = serve("--engine-nice", "7", *MEASURED)
     assert isinstance(outcomes(Tei, server, ["hello?"])[0], np.ndarray)
     engine = server.engine_pid()
     threads = [int(thread.name) for thread in Path(f"/proc/{engine}/task").iterdir()]

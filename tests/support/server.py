@@ -38,6 +38,9 @@ IMPATIENT = (*FAKE, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--kee
 ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
 """Settings of one that computes one text at a time."""
 
+MEASURED = ("--cache-dir", str(ROOT / "build" / "test-node"))
+"""Of one that need not measure what its models cost where an earlier one has: that takes seconds of all cores."""
+
 _ANNOUNCED = re.compile(
     r"bertserve is ready.*?HTTP +https?://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
     re.DOTALL,
