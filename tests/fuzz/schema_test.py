@@ -12,8 +12,6 @@ from tests.support.fuzzing import each, sizes
 if TYPE_CHECKING:
     from tests.support.server import Server
 
-schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-
 MODES = ("positive", "negative")
 
 
@@ -21,7 +19,9 @@ MODES = ("positive", "negative")
 @pytest.mark.parametrize("mode", MODES)
 def test_every_documented_route(target: Server, mode: str, examples: int) -> None:
     """Each reply's status, content type and body are those that the document promises, and no reply is a 500."""
-    from schemathesis.generation import GenerationMode  # noqa: PLC0415  where schemathesis is installed
+    # Slow to import, and for this test alone.
+    schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+    from schemathesis.generation import GenerationMode  # noqa: PLC0415
     from schemathesis.specs.openapi.checks import (  # noqa: PLC0415
         content_type_conformance,
         response_schema_conformance,
