@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-from serving.errors import BertserveError, ClientGone, MalformedRequest, NotReady
+from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest, NotReady
 from serving.grpc.boundary import answer
-from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
+from serving.grpc.calls import FREE_BYTES, PREFIX_BYTES, Call, Metadata, read_prefix
 from serving.security.keys import refusal
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from serving.grpc.calls import Metadata
 
 _MAX_ANSWERS = 64
 """Messages of one call that are worked on at a time; further ones wait where flow control holds them."""
@@ -25,6 +21,9 @@ class BidirectionalCall(Call, eq=False):
     """Its messages are worked on side by side."""
 
     idle: bool = True
+    # Of messages that are worked on, and answers that wait, the bytes: of each task that has not ended, and of all.
+    _sizes: dict[asyncio.Task[Any], int] = msgspec.field(default_factory=dict)
+    _in_work: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
     _answers: deque[asyncio.Task[bytes | BertserveError]] = msgspec.field(default_factory=deque)
     _consumed: int = 0
@@ -41,7 +40,15 @@ class BidirectionalCall(Call, eq=False):
         self._advance()
 
     def sent(self) -> None:
+        super().sent()
         self._advance()
+
+    def grow(self, size: int) -> bool:
+        task = asyncio.current_task()
+        if task in self._sizes:
+            self._sizes[task] += size
+            self._in_work += size
+        return self._hold(self._kept())
 
     def draining(self) -> None:
         self._draining = True
@@ -57,6 +64,7 @@ class BidirectionalCall(Call, eq=False):
         if self._answers:
             self.record(ClientGone("the client cancelled the call"))
         self._stop()
+        super().lost()
 
     def refuse(self, error: BertserveError, request_id: str = "") -> None:
         self._stop()
@@ -67,22 +75,36 @@ class BidirectionalCall(Call, eq=False):
         for task in self._answers:
             task.cancel()
         self._answers.clear()
+        self._sizes.clear()
+        self._in_work = 0
         self._buffer.clear()
 
-    def _advance(self, _: object = None) -> None:
+    def _kept(self) -> int:
+        return super()._kept() + len(self._buffer) + self._in_work
+
+    def _answered(self, task: asyncio.Task[bytes | BertserveError]) -> None:
+        """Counts an answer in place of its message."""
+        if self._over or task.cancelled():
+            return
+        self._in_work += _size(task.result()) - self._sizes.pop(task)
+        self._advance()
+
+    def _advance(self) -> None:
         """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
         if self._over:
             return
-        if (error := self._send_answers()) is not None:
+        try:
+            error = self._send_answers()
+            while error is None and self._may_start() and (message := self._next_message()):
+                self._start(*message)
+            if error is None and (self._kept() > FREE_BYTES or self._held) and not self._hold(self._kept()):
+                error = BuffersFull()
+        except BertserveError as refused:
+            error = refused.bare()
+        if error is not None:
             self.refuse(error)
             return
-        try:
-            while not self._draining and len(self._answers) < _MAX_ANSWERS and (message := self._next_message()):
-                self._start(*message)
-        except BertserveError as too_large:
-            self.refuse(too_large)
-            return
-        self.idle = not self._buffer or len(self._answers) >= _MAX_ANSWERS
+        self.idle = not self._buffer or not self._may_start()
         if self._answers or self.stream.unsent is not None:
             return
         if self._draining:
@@ -93,10 +115,14 @@ class BidirectionalCall(Call, eq=False):
             self._over = True
             self.finish()
 
+    def _may_start(self) -> bool:
+        return not self._draining and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
+
     def _send_answers(self) -> BertserveError | None:
         """Sends what is next, until the client takes no more (`sent` goes on), or returns the error that is next."""
         while self._answers and self._answers[0].done() and self.stream.unsent is None:
             result = self._answers.popleft().result()
+            self._in_work -= _size(result)
             if isinstance(result, BertserveError):
                 return result
             self.reply(result)
@@ -122,5 +148,11 @@ class BidirectionalCall(Call, eq=False):
 
     def _start(self, data: bytes, compressed: int) -> None:
         task = self.connection.loop.create_task(answer(self, data, compressed))
-        task.add_done_callback(self._advance)
+        task.add_done_callback(self._answered)
         self._answers.append(task)
+        self._sizes[task] = len(data)
+        self._in_work += len(data)
+
+
+def _size(result: bytes | BertserveError) -> int:
+    return 0 if isinstance(result, BertserveError) else len(result)

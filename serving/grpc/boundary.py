@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from serving.errors import (
     BertserveError,
+    BuffersFull,
     ClientGone,
     DeadlineExceeded,
     InternalError,
@@ -96,7 +97,10 @@ async def _inflate(call: Call, data: bytes) -> bytes:
     encoding = call.metadata(b"grpc-encoding") or b"identity"
     if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
-    return await asyncio.to_thread(inflated, data, COMPRESSIONS[encoding], call.head.body_limit)
+    message = await asyncio.to_thread(inflated, data, COMPRESSIONS[encoding], call.head.body_limit)
+    if not call.grow(len(message)):
+        raise BuffersFull
+    return message
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import BertserveError, BodyTooLarge, DeadlineExceeded, SlowRequest
-from serving.grpc.h2 import encode_fields
+from serving.errors import BertserveError, BodyTooLarge, BuffersFull, DeadlineExceeded, SlowRequest
+from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
 from serving.net.requests import request_id
 
@@ -30,6 +30,9 @@ _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
 
 PREFIX_BYTES = _PREFIX.size
+
+FREE_BYTES = 4096
+"""A message that arrives at once and is no larger is not counted as what its connection holds."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -105,6 +108,9 @@ class Call(msgspec.Struct, eq=False):
     _headed: bool = False
     _taken: asyncio.Future[None] | None = None
 
+    _trailers: bytes | None = None
+    _held: int = 0
+
     # What methods use.
 
     def time_remaining(self) -> float | None:
@@ -128,14 +134,18 @@ class Call(msgspec.Struct, eq=False):
     # What the boundary uses.
 
     def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
-        """Sends a message, the end of the call, or both."""
+        """Sends a message, the end of the call, or both.
+
+        Raises:
+            BuffersFull: There is no room for what the client does not take; its stream is reset.
+        """
         connection, stream = self.connection, self.stream
         headers = None if self._headed else REPLY_HEADERS
         self._headed = True
         data = b"" if message is None else _PREFIX.pack(0, len(message)) + message
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
-            self.waited_s, self.unsent = 0.0, len(stream.unsent)
+            self._wait_for_window(stream.unsent)
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
@@ -154,6 +164,8 @@ class Call(msgspec.Struct, eq=False):
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""
         self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
+        if self._held and self.stream.unsent is None:
+            self._hold(0)
 
     def refuse(self, error: BertserveError, request_id: str = "") -> None:
         """Ends the call with an error; `request_id` is for a request whose message had an id."""
@@ -162,9 +174,32 @@ class Call(msgspec.Struct, eq=False):
         trailers = error_trailers(error, request_id)
         self.connection.h2.send(self.stream, None, b"", trailers if self._headed else REPLY_HEADERS + trailers)
         self.waited_s = 0.0
+        self._end_later()
         self.connection.flush()
 
+    def grow(self, size: int) -> bool:
+        """Counts so many bytes more of a message that is worked on; whether there is room for them."""
+        return self._hold(self._held + size)
+
+    def _kept(self) -> int:
+        """What the call holds now, beside messages that are worked on."""
+        return 0 if self.stream.unsent is None else len(self.stream.unsent)
+
+    def _hold(self, size: int) -> bool:
+        """Counts what the call holds now; whether there is room for it."""
+        share, more = self.connection.share, size - self._held
+        if more < 0:
+            share.give(-more)
+        elif not share.take(more):
+            return False
+        self._held = size
+        return True
+
     # What the connection calls (`StreamHandler`).
+
+    def lost(self) -> None:
+        if self._held:
+            self._hold(0)
 
     def draining(self) -> None:
         pass
@@ -173,12 +208,32 @@ class Call(msgspec.Struct, eq=False):
         pass
 
     def sent(self) -> None:
+        self._hold(self._kept())
+        if self._trailers is not None:
+            self.connection.h2.send(self.stream, None, b"", self._trailers)
         if self._taken is not None and not self._taken.done():
             self._taken.set_result(None)
 
     def too_slow(self) -> None:
         limit_s = self.environment.settings.body_timeout_s
         self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s"))
+
+    def _end_later(self) -> None:
+        """Where a part of the reply is held back, the trailers wait for `sent`: else nobody would be told."""
+        if self.stream.unsent is not None:
+            self._trailers, self.stream.trailers = self.stream.trailers, None
+        elif self._held:
+            self._hold(0)
+
+    def _wait_for_window(self, unsent: memoryview) -> None:
+        """Counts what is held back of a reply."""
+        self._end_later()
+        self.waited_s, self.unsent = 0.0, len(unsent)
+        if not self._hold(self._kept()):
+            self.connection.h2.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
+            self.stream.context = None
+            self.connection.flush()
+            raise BuffersFull
 
     def _record(self, error: BertserveError, request_id: str, trace: RequestTrace | None) -> None:
         self.environment.record_error(error, request_id)

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from serving.grpc.h2 import Event, Headers, Limits, Stream
+    from serving.net.buffers import BufferBudget
     from serving.settings import Settings
 
 _GREETING_S = 1.0
 """How long a new connection is waited for that has not begun when the server ends."""
+
+_FREE_BYTES = 1 << 16
+"""What a connection may hold beside the budget, so that small messages are read while that is spent."""
 
 _TAKEN_BYTES = 4096
 """A client that takes so much of its reply in the time for a body is slow; one that takes less is gone."""
@@ -28,9 +32,11 @@ class Application(Protocol):
     """What the connections of one port share, and what answers their streams.
 
     Attributes:
+        budget: What they may hold.
         ending: Whether the server ends.
     """
 
+    budget: BufferBudget
     settings: Settings
     limits: Limits
     connections: set[GrpcConnection]
@@ -74,18 +80,23 @@ class StreamHandler(Protocol):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection; what methods of `h2` leave to be sent goes out with `flush`."""
+    """One connection; what methods of `h2` leave to be sent goes out with `flush`.
+
+    Attributes:
+        share: What it holds of messages on their way or worked on, and of unread replies.
+    """
 
     _transport: asyncio.Transport
 
     def __init__(self, application: Application) -> None:
         self.h2 = H2Connection(application.limits)
+        self.share = application.budget.share(_FREE_BYTES)
         self._application = application
         self.loop = asyncio.get_running_loop()
         self._paused = self._closing = False
         self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
-        self._progress = self._buffered = 0
+        self._progress = self._buffered = self._unread = 0
         self._draining_s: float | None = None
         self._lifetime_s = lifetime_s(application.settings)
 
@@ -104,6 +115,7 @@ class GrpcConnection(asyncio.Protocol):
         self._closing = True
         self._application.connections.discard(self)
         self._handle(self.h2.terminate())
+        self.share.close()
 
     def data_received(self, data: bytes) -> None:
         self._handle(self.h2.receive(data))
@@ -116,12 +128,16 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, until it does or the tick ends it."""
         self._paused, self._paused_s = True, 0.0
-        self._buffered = self._transport.get_write_buffer_size()
+        self._buffered = self._unread = self._transport.get_write_buffer_size()
         self.h2.pause()
         self._transport.pause_reading()
+        if not self.share.take(self._unread):
+            self._unread = 0
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self.share.give(self._unread)
         self._handle(self.h2.resume())
         self.flush()
         if self.h2.pending:

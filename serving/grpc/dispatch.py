@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Headers, Stream
+    from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
@@ -48,6 +49,7 @@ class CallDispatch:
     Attributes:
         methods: By path; an error in place of a method that is not offered.
         limits: Those of each connection.
+        budget: What all of them may hold.
         connections: All that are open.
         ending: Whether the server ends.
     """
@@ -57,11 +59,13 @@ class CallDispatch:
         methods: Mapping[str, Method | BertserveError],
         settings: Settings,
         record_error: RecordError,
+        budget: BufferBudget,
         keys: ApiKeys | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
         self.methods = methods
         self.settings = settings
+        self.budget = budget
         self.limits = Limits(
             header_bytes=settings.header_limit_bytes,
             header_fields=settings.header_limit_count,

@@ -52,8 +52,7 @@ class GrpcListener:
         methods = InferenceService(v2_service).methods()
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
-        self._budget = budget
-        self._calls = CallDispatch(methods, settings, record_error, keys, observer)
+        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
         self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2")
         keep_alive(opened)
         self._clock: asyncio.TimerHandle | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.errors import BertserveError, ClientGone, MalformedRequest
+from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest
 from serving.grpc.boundary import answer
-from serving.grpc.calls import PREFIX_BYTES, Call, read_prefix
+from serving.grpc.calls import FREE_BYTES, PREFIX_BYTES, Call, read_prefix
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,12 +31,16 @@ class UnaryCall(Call, eq=False):
                 raise MalformedRequest("more than one message")
             if ended and excess:
                 raise MalformedRequest("the call ends before its message does")
+            if (excess or self._held or len(body) > FREE_BYTES) and not self._hold(len(body)):
+                raise BuffersFull
         except BertserveError as error:
             self.refuse(error)
             return
         if prefix is not None and ended:
+            # Without the copy that a slice of a bytearray would be.
+            message = data[PREFIX_BYTES:] if self._body is None else bytes(memoryview(body)[PREFIX_BYTES:])
             self._body = None
-            self._task = self.connection.loop.create_task(answer(self, bytes(body[PREFIX_BYTES:]), prefix[0]))
+            self._task = self.connection.loop.create_task(answer(self, message, prefix[0]))
             return
         if self._body is None:
             self._body = bytearray(data)
@@ -44,6 +48,7 @@ class UnaryCall(Call, eq=False):
             self.connection.h2.expect(self.stream, prefix[1])
 
     def lost(self) -> None:
+        super().lost()
         task, self._task = self._task, None  # which keeps its CancelledError, whose frames hold this call
         if task is not None and not task.done():
             task.cancel()

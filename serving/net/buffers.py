@@ -33,32 +33,34 @@ class BufferBudget:
         """The budget that the settings name, half of which one connection may hold."""
         return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2)
 
-    def share(self) -> BufferShare:
-        """A connection's."""
-        return BufferShare(self)
+    def share(self, free_bytes: int = 0) -> BufferShare:
+        """A connection's; its first `free_bytes` need no place in the budget."""
+        return BufferShare(self, free_bytes)
 
 
 class BufferShare:
     """What one connection holds of the budget.
 
     Attributes:
-        held: Bytes.
+        held: Bytes, those included that need no place.
     """
 
-    __slots__ = ("_budget", "held")
+    __slots__ = ("_budget", "_free_bytes", "held")
 
-    def __init__(self, budget: BufferBudget) -> None:
+    def __init__(self, budget: BufferBudget, free_bytes: int) -> None:
         self._budget = budget
+        self._free_bytes = free_bytes
         self.held = 0
 
     def take(self, size: int) -> bool:
         """Holds so many bytes more; False, and as many as before, where that is beyond the budget or the share."""
-        budget = self._budget
-        if budget.used + size > budget.limit_bytes or self.held + size > budget.share_bytes:
+        budget, held = self._budget, self.held + size
+        counted = max(0, held - self._free_bytes) - max(0, self.held - self._free_bytes)
+        if counted and (budget.used + counted > budget.limit_bytes or held > budget.share_bytes):
             budget.refusals += 1
             return False
-        budget.used += size
-        self.held += size
+        budget.used += counted
+        self.held = held
         return True
 
     def take_made(self, size: int) -> bool:
@@ -73,9 +75,9 @@ class BufferShare:
 
     def give(self, size: int) -> None:
         """Gives back so many of the bytes held."""
-        size = min(size, self.held)
-        self._budget.used -= size
-        self.held -= size
+        held = max(0, self.held - size)
+        self._budget.used -= max(0, self.held - self._free_bytes) - max(0, held - self._free_bytes)
+        self.held = held
 
     def close(self) -> None:
         """Gives all back; nothing is taken afterwards."""

@@ -29,8 +29,9 @@ class ProbeListener(HttpListener):
 
     def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
-        super().__init__(app, opened, settings, budget=BufferBudget.of(settings))
-        self._calls = CallDispatch(methods, settings, app.api.record_error, app.api.keys)
+        budget = BufferBudget.of(settings)
+        super().__init__(app, opened, settings, budget=budget)
+        self._calls = CallDispatch(methods, settings, app.api.record_error, budget, app.api.keys)
         keep_alive(opened)
 
     def close(self) -> None:

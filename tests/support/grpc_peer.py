@@ -11,6 +11,7 @@ from serving.errors import Overloaded
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
+from serving.net.buffers import BufferBudget
 from serving.settings import Settings
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
@@ -33,6 +34,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.closed = False
+        self.buffered = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Keeps it."""
@@ -56,8 +58,8 @@ class Wire(asyncio.Transport):
     abort = close
 
     def get_write_buffer_size(self) -> int:
-        """Everything is taken at once."""
-        return 0
+        """Everything is taken at once, unless a test says otherwise."""
+        return self.buffered
 
     def pause_reading(self) -> None:
         """Not asked for here."""
@@ -71,7 +73,9 @@ async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
     call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
     if request.value == b"refuse":
         raise Overloaded("too much: 100% — ünd\n", retry_after_s=1.5)
-    if request.value == b"wait":
+    if request.value == b"large":
+        return BytesValue(value=bytes(15_000))
+    if request.value.startswith(b"wait"):
         await asyncio.get_running_loop().create_future()
     if request.value == b"fail":
         raise RuntimeError("a secret")
@@ -94,7 +98,9 @@ class Peer:
             "/talk": Method(BytesValue, duplex=echo),
             "/watch": Method(BytesValue, streaming=watch),
         }
-        calls = CallDispatch(methods, settings or Settings(), lambda error, _: self.errors.append(error))
+        settings = settings or Settings()
+        self.budget = BufferBudget.of(settings)
+        calls = CallDispatch(methods, settings, lambda error, _: self.errors.append(error), self.budget)
         self.connection = GrpcConnection(calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)

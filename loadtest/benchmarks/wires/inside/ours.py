@@ -69,7 +69,9 @@ async def grpc(port: int) -> None:
 
     kind: Any = _Bytes
     unary: Any = empty
-    dispatch = CallDispatch({"/wires.Wires/Echo": Method(kind, unary=unary)}, Settings.load([], {}), _ignored)
+    settings = Settings.load([], {})
+    methods = {"/wires.Wires/Echo": Method(kind, unary=unary)}
+    dispatch = CallDispatch(methods, settings, _ignored, BufferBudget.of(settings))
     await Acceptor(_opened(port), lambda: GrpcConnection(dispatch), None, "h2").start()
     await asyncio.Event().wait()
 
