@@ -157,28 +157,28 @@ class GrpcConnection(asyncio.Protocol):
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
-            # An event may be of a stream that was answered since it happened.
-            if isinstance(event, DataReceived):
+            # An event may be of a stream that was answered, or given up, since it happened.
+            if type(event) is DataReceived:
                 if not event.stream.closed:
                     event.stream.context.received(event.data, ended=event.ended)
-            elif isinstance(event, RequestReceived):
-                self._open(event)
-            elif isinstance(event, StreamReset):
-                handler, event.stream.context = event.stream.context, None
-                if handler is not None:
-                    handler.lost()
-            elif isinstance(event, DataSent) and not event.stream.closed:
-                event.stream.context.sent()
+            elif type(event) is RequestReceived:
+                if not event.stream.closed:
+                    handler = event.stream.context = self._application.open(self, event.stream, event.headers)
+                    if handler is not None and event.ended:
+                        handler.received(b"", ended=True)
+            else:
+                self._handle_end(event)
         if self._ending:
             self._take_leave()
 
-    def _open(self, event: RequestReceived) -> None:
-        stream = event.stream
-        if stream.closed:
-            return
-        handler = stream.context = self._application.open(self, stream, event.headers)
-        if handler is not None and event.ended:
-            handler.received(b"", ended=True)
+    def _handle_end(self, event: Event) -> None:
+        """Of a stream whose client has taken all or gives up; that of the connection follows from what is sent."""
+        if isinstance(event, StreamReset):
+            handler, event.stream.context = event.stream.context, None
+            if handler is not None:
+                handler.lost()
+        elif isinstance(event, DataSent) and not event.stream.closed:
+            event.stream.context.sent()
 
     # What the port and the handlers of streams call.
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from serving.grpc.h2 import frames
 from serving.grpc.h2.flow import LOW_WINDOW, ReceivingWindow, SendingWindow
 from serving.grpc.h2.frames import (
+    CONTINUATION,
     END_HEADERS,
     END_STREAM,
     FRAME,
     FRAME_BYTES,
     FRAME_HEADER_BYTES,
+    HEADERS,
     LARGEST,
     ConnectionFault,
     ErrorCode,
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
 
     from serving.grpc.h2.limits import Limits
     from serving.grpc.h2.streams import Event
+
+_pack, _unpack = FRAME.pack, FRAME.unpack_from
+
+_HEADERS_FLAGS = END_HEADERS | frames.PADDED | frames.PRIORITISED
+
+_FRAME_TYPES = 256
 
 _CONTINUATION_COST = 256
 """What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
@@ -103,6 +111,7 @@ class H2Connection:
             self._on_goaway,
             self._on_window_update,
             self._on_continuation,
+            *[self._on_unknown] * (_FRAME_TYPES - CONTINUATION - 1),
         )
 
     # What the caller's transport calls.
@@ -111,6 +120,7 @@ class H2Connection:
         """Reads bytes of the peer's, as far as one turn's work goes (`pending`)."""
         events = self._events = []
         if self.finished:
+            self.pending = False
             return events
         if self._rest:
             data = self._rest + data
@@ -181,8 +191,12 @@ class H2Connection:
         """
         if stream.closed:
             return
+        out, number = self._out, stream.number
         if headers is not None:
-            self._send_block(0, stream.number, headers)
+            if len(headers) > FRAME_BYTES or self._resize_table:
+                out.append(self._header_frames(0, number, headers))
+            else:
+                out += (_pack(len(headers) << 8 | HEADERS, END_HEADERS, number), headers)
         if size := len(data):
             self._credit += REPLY_CREDIT
             sending = self._sending
@@ -190,13 +204,14 @@ class H2Connection:
             if size <= FRAME_BYTES and size <= stream.window and size <= sending.size and not sending.paused:
                 sending.size -= size
                 stream.window -= size
-                self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.number), data)
+                out += (_pack(size << 8, 0, number), data)
             else:
                 sending.hold(stream, data)
-        if stream.unsent is not None:
-            stream.trailers = trailers
-        elif trailers is not None:
-            self._end(stream, trailers)
+        if trailers is not None:
+            if stream.unsent is None:
+                self._end(stream, trailers)
+            else:
+                stream.trailers = trailers
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         if not stream.closed:
@@ -253,8 +268,9 @@ class H2Connection:
         self.begun = True
         start, end = at, len(data)
         while end - at >= FRAME_HEADER_BYTES:
-            high, low, kind, flags, number = FRAME.unpack_from(data, at)
-            size = high << 8 | low
+            size, flags, number = _unpack(data, at)
+            kind = size & 0xFF
+            size >>= 8
             if size > FRAME_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
             stop = at + FRAME_HEADER_BYTES + size
@@ -267,18 +283,24 @@ class H2Connection:
             payload = data[at + FRAME_HEADER_BYTES : stop]
             at = stop
             number &= LARGEST
-            if not self.greeted and kind != frames.SETTINGS:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            if self._block is not None and (kind != frames.CONTINUATION or number != self._block_stream):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame inside a header block")
-            if kind <= frames.CONTINUATION:
-                try:
+            if self._block is not None or not self.greeted:
+                self._check_expected(kind, number)
+            try:
+                if kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS:
+                    self._on_block(flags, number, payload)
+                else:
                     self._on_frame[kind](flags, number, payload)
-                except StreamFault as fault:
-                    self._reset_faulty(number, fault.code)
+            except StreamFault as fault:
+                self._reset_faulty(number, fault.code)
         if at > start and self._block is None:
             self.progress += 1
         self._rest = data[at:]
+
+    def _check_expected(self, kind: int, number: int) -> None:
+        if not self.greeted and kind != frames.SETTINGS:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame inside a header block")
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
@@ -302,11 +324,10 @@ class H2Connection:
         if flags & frames.PADDED:
             payload = frames.unpadded(payload, frames.PADDED)
         stream.delivered += len(payload)
-        if flags & END_STREAM:
-            stream.ended = True
+        ended = stream.ended = flags & END_STREAM != 0
         if stream.content_length is not None:
             self._check_length(stream)
-        self._events.append(DataReceived(stream, payload, stream.ended))
+        self._events.append(DataReceived(stream, payload, ended))
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (frames.PADDED | frames.PRIORITISED):
@@ -344,11 +365,12 @@ class H2Connection:
         if self._final is not None or len(self._streams) >= self._limits.streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
         self._work -= REQUEST_WORK
-        stream = Stream(number, headers.content_length, self._sending.stream_size, bool(flags & END_STREAM), work)
+        ended = flags & END_STREAM != 0
+        stream = Stream(number, headers.content_length, self._sending.stream_size, ended, work)
         if headers.content_length is not None:
             self._check_length(stream)
         self._streams[number] = stream
-        self._events.append(RequestReceived(stream, headers, stream.ended))
+        self._events.append(RequestReceived(stream, headers, ended))
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
         stream = self._streams.get(number)
@@ -441,6 +463,9 @@ class H2Connection:
         if stream is not None:
             self._go_on(self._sending.grow_stream(stream, size))
 
+    def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
+        """Ignores a frame of another type (section 5.5)."""
+
     # Streams.
 
     def _check_opened(self, number: int) -> None:
@@ -467,23 +492,24 @@ class H2Connection:
         if sending.ready:
             self.pending = True
 
-    def _send_block(self, flags: int, number: int, block: bytes) -> None:
+    def _header_frames(self, flags: int, number: int, block: bytes) -> bytes:
+        """A header block that is large, or the first since the peer has asked for a smaller table."""
         if self._resize_table:
             block, self._resize_table = RESIZED_TABLE + block, False
-        size = len(block)
-        if size <= FRAME_BYTES:
-            self._out += (FRAME.pack(size >> 8, size & 0xFF, frames.HEADERS, flags | END_HEADERS, number), block)
-        else:
-            self._out.append(frames.header_frames(flags, number, block))
+        return frames.header_frames(flags, number, block)
 
     def _end(self, stream: Stream, trailers: bytes) -> None:
-        self._send_block(END_STREAM, stream.number, trailers)
+        number = stream.number
+        if len(trailers) > FRAME_BYTES or self._resize_table:
+            self._out.append(self._header_frames(END_STREAM, number, trailers))
+        else:
+            self._out += (_pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number), trailers)
         if not stream.ended:
-            self._late.append(stream.number)
-            self._out.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
+            self._late.append(number)
+            self._out.append(frames.rst_stream(number, ErrorCode.NO_ERROR))
         if stream.context is not None:
             self._credit += stream.work
-        stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
+            stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
         self._close(stream)
 
     def _reset_faulty(self, number: int, code: ErrorCode) -> None:
@@ -512,4 +538,4 @@ class H2Connection:
             self._events.append(StreamReset(stream, fault.code))
         self._out.append(frames.goaway(last, fault.code, fault.reason))
         self._events.append(ConnectionFailed(fault.code, fault.reason))
-        self.finished = True
+        self.finished, self.pending = True, False

@@ -6,8 +6,8 @@ import struct
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME = struct.Struct(">HBBBI")
-"""A frame's header: length as 16 + 8 bits, type, flags, stream."""
+FRAME = struct.Struct(">IBI")
+"""A frame's header: length and type as 24 + 8 bits, flags, stream."""
 
 FRAME_HEADER_BYTES = FRAME.size
 
@@ -96,14 +96,14 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def frame_header(kind: int, flags: int, stream: int, size: int) -> bytes:
-    return FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream)
+    return FRAME.pack(size << 8 | kind, flags, stream)
 
 
 def header_frames(flags: int, stream: int, block: bytes) -> bytes:
-    """A header block larger than a frame: HEADERS, followed by CONTINUATION."""
+    """A header block of any size: HEADERS, followed by CONTINUATION where it is larger than a frame."""
     first, *rest = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
     continued = [frame(CONTINUATION, END_HEADERS if piece is rest[-1] else 0, stream, piece) for piece in rest]
-    return frame(HEADERS, flags, stream, first) + b"".join(continued)
+    return frame(HEADERS, flags if rest else flags | END_HEADERS, stream, first) + b"".join(continued)
 
 
 def settings(values: dict[Setting, int]) -> bytes:

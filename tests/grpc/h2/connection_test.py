@@ -712,6 +712,21 @@ def test_what_timers_need() -> None:
     assert (h2.partial, h2.progress) == (True, 1)
 
 
+def test_a_connection_that_is_over_has_nothing_to_go_on_with() -> None:
+    """Its caller would call it for ever, turn after turn."""
+    pings = frame(PING, 0, 0, b"12345678") * 1000
+    overdrawn, ended = (H2Connection(Limits(turn_work=10, credit=100)) for _ in range(2))
+    overdrawn.receive(START + pings)
+    for _ in range(20):
+        overdrawn.receive(b"")
+    assert overdrawn.finished
+    assert not overdrawn.pending
+    ended.receive(START + pings)
+    assert ended.pending
+    ended.terminate()
+    assert not ended.pending
+
+
 # The end.
 
 
