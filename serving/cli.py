@@ -63,8 +63,9 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
 
     chooser = Chooser(settings)
     choice = chooser.first()
-    from serving.net.ports import Ports  # noqa: PLC0415
+    from serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
 
+    raise_descriptor_limit()
     ports = Ports.open(settings)
     choice.log()  # now that the start has passed its checks: one that fails them says that and nothing else
     from serving.server import run  # noqa: PLC0415

@@ -21,6 +21,7 @@ from serving.http.listener import HttpListener
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
+from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
@@ -71,6 +72,7 @@ class Server:
     http: HttpListener
     grpc: GrpcListener
     probes: ProbeListener
+    places: Places
     recent: Recent
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
     span_sender: SpanSender | None
@@ -129,6 +131,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     versions = Versions(settings, repository, slot, chooser, builder)
 
     # The ports.
+    places = Places.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
     files = FileWatch()
 
     def keys_changed() -> None:
@@ -144,7 +147,12 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
     grpc = GrpcListener(
-        ports.grpc, v2_service, settings, record_error, keys=keys, tls=tls, observer=observer, budget=budget
+        *(ports.grpc, v2_service, settings, record_error),
+        keys=keys,
+        tls=tls,
+        places=places,
+        observer=observer,
+        budget=budget,
     )
     api = Api(
         pipeline=pipeline,
@@ -159,7 +167,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         keys=keys,
         observer=observer,
     )
-    http = HttpListener(App(api), ports.http, settings, tls=tls, budget=budget)
+    http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
     probes = ProbeListener(
         App(replace(api, observer=None), [operations.router], public=["/metrics"], documented=False),
         grpc.health.methods(),
@@ -192,6 +200,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         http=http,
         grpc=grpc,
         probes=probes,
+        places=places,
         recent=recent,
         background=background,
         span_sender=span_sender,
@@ -214,6 +223,17 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.read(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
     metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
     metrics.read(catalogue.CONNECTIONS, lambda: {"http": server.http.connections, "grpc": server.grpc.connections})
+    places = {"clients": server.places, "probes": server.probes.places}
+    metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in places.items()})
+    metrics.read(
+        catalogue.CONNECTIONS_REFUSED,
+        lambda: {
+            (port, reason): float(count) for port, each in places.items() for reason, count in each.refused.items()
+        },
+    )
+    metrics.read(
+        catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in places.items()}
+    )
 
 
 def _policy(settings: Settings, repository: Repository) -> Policy:

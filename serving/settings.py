@@ -220,6 +220,21 @@ class Settings(BaseModel):
     header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
     body_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time in which its body must arrive.")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="How long an idle HTTP connection stays open.")
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        le=60_000,
+        description="Open connections of HTTP and gRPC together. When all are taken, the one that has been idle the "
+        "longest is closed for a new one; where none is idle, the new one is refused. Unset: what the limit of open "
+        "files leaves, 10,000 at most.",
+    )
+    max_connections_per_peer: int = Field(
+        0,
+        ge=0,
+        le=60_000,
+        description="The same from one address (of IPv6, one /64 network); 0: no bound, because behind a proxy all "
+        "clients have one address.",
+    )
     max_connection_age_s: float = Field(
         300.0,
         ge=0,
@@ -236,6 +251,13 @@ class Settings(BaseModel):
         3, ge=1, le=100_000, description="Deaths of the engine within `engine_crash_window_s` that end the server."
     )
     engine_crash_window_s: float = Field(60.0, gt=0, le=86_400, description="See `engine_crash_limit`.")
+    engine_start_s: float = Field(
+        600.0,
+        ge=1,
+        le=86_400,
+        description="In which an engine must be ready. One that is started again has ten times what the start before "
+        "took, if that is less, and 60 s at least. An engine that is not ready by then is killed and given up.",
+    )
     engine_hang_s: float = Field(
         2.0,
         ge=1,

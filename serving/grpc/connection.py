@@ -99,6 +99,8 @@ class GrpcConnection(asyncio.Protocol):
         self._progress = self._buffered = self._unread = 0
         self._draining_s: float | None = None
         self._lifetime_s = lifetime_s(application.settings)
+        self._idle_since = self.loop.time()
+        self._idle_after = 0
 
     # What the event loop calls.
 
@@ -195,6 +197,7 @@ class GrpcConnection(asyncio.Protocol):
         h2, settings = self.h2, self._application.settings
         self._handle(h2.renew(seconds))
         self._count_pause(seconds)
+        self._count_idleness()
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
         self._stalled_s += seconds
@@ -236,8 +239,8 @@ class GrpcConnection(asyncio.Protocol):
         for handler in self._handlers():
             handler.keys_changed()
 
-    def end(self) -> None:
-        self._handle(self.h2.terminate(reason="the server ends"))
+    def end(self, reason: str = "the server ends") -> None:
+        self._handle(self.h2.terminate(reason=reason))
         self.flush()
 
     def _take_leave(self) -> None:
@@ -249,6 +252,21 @@ class GrpcConnection(asyncio.Protocol):
             self._ending = False
             for handler in self._handlers():
                 handler.draining()
+
+    def _count_idleness(self) -> None:
+        if self.h2.streams or self.h2.last_stream != self._idle_after:
+            self._idle_since, self._idle_after = self.loop.time(), self.h2.last_stream
+
+    def idleness(self) -> tuple[bool, float] | None:
+        """Whether there was ever a call, and since when there is none, give or take a tick; None where there is one."""
+        if self._closing or self.h2.streams or self.h2.last_stream != self._idle_after:
+            return None
+        return self.h2.last_stream > 0, self._idle_since
+
+    def give_way(self) -> None:
+        """Ends an idle connection at once, for another one."""
+        self.end("another connection needs its place")
+        self._transport.close()
 
     def _begin_shutdown(self) -> None:
         if self._draining_s is None:

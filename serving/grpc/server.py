@@ -18,6 +18,7 @@ from serving.net.ports import keep_alive
 if TYPE_CHECKING:
     import socket
 
+    from serving.net.acceptor import Places
     from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
@@ -42,6 +43,7 @@ class GrpcListener:
         budget: BufferBudget,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
+        places: Places | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on.
@@ -53,7 +55,9 @@ class GrpcListener:
         reflection = ReflectionService([SERVICE, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
         self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
-        self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2")
+        self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2", places=places)
+        if places is not None:
+            places.follow(lambda: self._calls.connections)
         keep_alive(opened)
         self._clock: asyncio.TimerHandle | None = None
         v2_service.lifecycle.subscribe(self._follow)

@@ -215,7 +215,8 @@ class HttpConnection(asyncio.Protocol):
         self._last_reply = b""
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
-        self._idle_since: float | None = None
+        self._idle_since: float | None = self._loop.time()
+        self._used = False
         self._last_at = self._loop.time() + port.limits.lifetime_s()
         self._unread: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
@@ -444,6 +445,19 @@ class HttpConnection(asyncio.Protocol):
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self._hang_up(_QUICK_LINGER_S)
 
+    def idleness(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when it is idle; None where it is not."""
+        if self._idle_since is None or self._head_bytes or self._transport.is_closing():
+            return None
+        return self._used, self._idle_since
+
+    def give_way(self) -> None:
+        """Ends an idle connection at once, for another one."""
+        if self._transport.can_write_eof():
+            self._transport.close()
+        else:
+            self._transport.abort()  # TLS would wait for a farewell
+
     def _answer_next(self) -> None:
         request, keep_alive = self._ahead.popleft()
         if self._paused and not self._ahead:
@@ -487,6 +501,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._last_reply:
             self._end(self._last_reply)
         elif self._reading is _Reading.NOTHING:
+            self._used = True
             self._idle_since = self._loop.time()
 
     def _reply_bytes(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> bytes:

@@ -6,13 +6,17 @@ import asyncio
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
+from serving.errors import NotReady
 from serving.http.connection import HttpConnection, HttpPort, Limits
+from serving.http.exchange import error_reply
 from serving.net.acceptor import Acceptor
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
 
     from serving.http.app import App
+    from serving.net.acceptor import Closable, Places
     from serving.net.buffers import BufferBudget
     from serving.security.tls import Tls
     from serving.settings import Settings
@@ -21,6 +25,13 @@ TICK_S = 1.0
 
 _ON_THE_WAY_S = 0.25
 """How long requests may have been on their way when the port closes; connections without one are closed then."""
+
+_FULL = error_reply("/", NotReady("all connections of the server are taken; try again", retry_after_s=1), "")
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
+    % (*(_FULL.content_type, len(_FULL.body), _FULL.head, _FULL.body),)
+)
+"""What a connection is told for which there is no place."""
 
 
 class HttpListener:
@@ -34,6 +45,7 @@ class HttpListener:
         *,
         budget: BufferBudget,
         tls: Tls | None = None,
+        places: Places | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
 
@@ -43,10 +55,13 @@ class HttpListener:
             settings: Limits.
             budget: What its connections may hold, together with those of other ports.
             tls: What connections are secured with.
+            places: How many connections there may be.
         """
         self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget)
         self._keep_alive_s = settings.keep_alive_s
-        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1")
+        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL)
+        if places is not None:
+            places.follow(self._connections)
         self._clock: asyncio.TimerHandle | None = None
 
     @property
@@ -83,6 +98,9 @@ class HttpListener:
             await asyncio.sleep(0.01)
         if self._clock is not None:
             self._clock.cancel()
+
+    def _connections(self) -> Iterable[Closable]:
+        return self._port.connections
 
     def _open(self) -> asyncio.Protocol:
         return HttpConnection(self._port)

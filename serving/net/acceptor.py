@@ -1,31 +1,254 @@
-"""A listening socket and the connections it accepts, over TLS where that is switched on."""
+"""A listening socket and the connections it accepts: as many as there are places for, over TLS where that is on."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import errno
+import ipaddress
+import logging
+import socket
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
-from serving.net.ports import BACKLOG
+from serving.errors import StartupError
+from serving.net.ports import descriptor_limit
 
 if TYPE_CHECKING:
-    import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from serving.security.tls import Tls
+    from serving.settings import Settings
+
+log = logging.getLogger("bertserve.net")
+
+PROBE_PLACES = 64
+"""Connections of the metrics port, which nobody else can take."""
+
+_MOST_PLACES = 10_000
+_OWN_FILES = 64
+"""Descriptors of the server itself: ports, the loop, files that are read, the caches' locks."""
+
+_LEAVING = 32
+"""Connections that were closed to make room, and whose descriptors are not free yet."""
+
+_ENGINES = 5
+"""For each socket of an engine: while another one starts beside two that are there, it has both ends and a copy."""
+
+_ENGINE_SOCKETS = 2
+"""Of an engine beside those of its threads: control and the wide lane."""
+
+_ACCEPTS = 64
+"""At most so many new connections in one turn of the loop: those that are there must have theirs."""
+
+_IDLE_S = 0.5
+"""A connection that is idle for less is between two requests, or about to send its first."""
+
+_LOOK_S = 0.25
+"""How often all connections are looked through for idle ones."""
+
+_TELL_S = 10.0
+_PAUSE_S = 0.1
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_IPV6_NETWORK = 64
+"""Bits of an IPv6 address that name a peer: the rest is its own to choose."""
+
+
+class Closable(Protocol):
+    """A connection, as it is asked when there are too many."""
+
+    def idleness(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when (the loop's time) nothing is under way; None where something is."""
+
+    def give_way(self) -> None:
+        """Closes it at once, since it is idle."""
+
+
+class Places:
+    """How many connections there may be at once, on one port or on several together.
+
+    When all places are taken, a new connection takes that of an idle one: first of those that were never used, then of
+    those that have been idle the longest. Where none is idle the new one is refused.
+
+    Attributes:
+        limit: How many there are.
+        refused: New connections that were refused: because all places were taken (`full`), or all of their peer's.
+        displaced: Idle connections that were closed for new ones.
+    """
+
+    def __init__(self, limit: int, per_peer: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`per_peer` bounds the connections from one address (of IPv6: one network of 64 bits); 0: nothing does."""
+        self.limit = limit
+        self.refused = {"full": 0, "peer": 0}
+        self.displaced = 0
+        self._per_peer = per_peer
+        self._clock = clock
+        self._taken = 0
+        self._peers: Counter[str] = Counter()
+        self._groups: list[Callable[[], Iterable[Closable]]] = []
+        self._idle: deque[tuple[tuple[bool, float], Closable]] = deque()
+        self._looked_at = self._told_at = float("-inf")
+
+    @classmethod
+    def of(cls, settings: Settings, threads: int) -> Places:
+        """The places of a server whose engines have so many threads.
+
+        Raises:
+            StartupError: The limit of open files is too low.
+        """
+        own = PROBE_PLACES + _OWN_FILES + _LEAVING + _ENGINES * (_ENGINE_SOCKETS + threads)
+        left, wanted = descriptor_limit() - own, settings.max_connections
+        if left < (wanted or 1):
+            least = f"{own + (wanted or 1):,}"
+            what = f"--max-connections {wanted}" if wanted else "the server"
+            raise StartupError(
+                f"{what} needs {least} open files, and this process may have {descriptor_limit():,}: raise the hard"
+                f" limit (`ulimit -Hn`, systemd's LimitNOFILE=)"
+            )
+        return cls(wanted or min(left, _MOST_PLACES), settings.max_connections_per_peer)
+
+    @property
+    def taken(self) -> int:
+        """Connections whose descriptors are open."""
+        return self._taken
+
+    def follow(self, connections: Callable[[], Iterable[Closable]]) -> None:
+        """Learns where to look for idle connections."""
+        self._groups.append(connections)
+
+    def take(self, address: str) -> Callable[[], None] | None:
+        """Takes a place for a connection from an address; returns what gives it back, or None where it is refused."""
+        peer = ""
+        if self._per_peer:
+            peer = _peer(address)
+            if self._peers[peer] >= self._per_peer:
+                self.refused["peer"] += 1
+                self._tell("refused a connection: its address has as many as one may have (--max-connections-per-peer)")
+                return None
+        if self._taken >= self.limit and (self._taken >= self.limit + _LEAVING or not self.make_room()):
+            self.refused["full"] += 1
+            self._tell("refused a connection: all places are taken and none is idle (--max-connections)")
+            return None
+        self._taken += 1
+        if self._per_peer:
+            self._peers[peer] += 1
+
+        def give_back() -> None:
+            self._taken -= 1
+            if self._per_peer:
+                self._peers[peer] -= 1
+                if not self._peers[peer]:
+                    del self._peers[peer]
+
+        return give_back
+
+    def make_room(self) -> bool:
+        """Closes the connection that can best be spared; False where none is idle."""
+        now = self._clock()
+        if not self._idle and now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            found = [(idleness, one) for group in self._groups for one in group() if (idleness := one.idleness())]
+            idle = [pair for pair in found if now - pair[0][1] >= _IDLE_S]
+            self._idle.extend(sorted(idle, key=lambda pair: pair[0]))
+        while self._idle:
+            idleness, connection = self._idle.popleft()
+            if connection.idleness() != idleness:
+                continue  # it has been used or closed since
+            connection.give_way()
+            self.displaced += 1
+            self._tell("closed an idle connection for a new one: all places are taken (--max-connections)")
+            return True
+        return False
+
+    def _tell(self, what: str) -> None:
+        """Says it in the log, though not each time."""
+        now = self._clock()
+        if now - self._told_at >= _TELL_S:
+            self._told_at = now
+            log.warning(
+                "%s; %d of %d are open, and so far %d were refused and %d closed",
+                *(what, self._taken, self.limit, sum(self.refused.values()), self.displaced),
+            )
+
+
+def _peer(address: str) -> str:
+    """What counts as one peer: an IPv4 address, or the network of an IPv6 address."""
+    if ":" not in address:
+        return address
+    parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK), strict=False))
+
+
+class _Accepted(socket.socket):
+    """An accepted socket, which gives its place back with its descriptor.
+
+    asyncio closes the socket of a transport that ends; uvloop detaches it and closes the descriptor itself. It can be
+    closed for another one as long as it is no connection yet: over TLS that is until the end of the handshake.
+    """
+
+    __slots__ = ("_give_back", "_since", "opening")
+
+    def __init__(self, opened: socket.socket, give_back: Callable[[], None]) -> None:
+        super().__init__(opened.family, opened.type, opened.proto, opened.detach())
+        self._give_back: Callable[[], None] | None = give_back
+        self._since = time.monotonic()
+        self.opening: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def detach(self) -> int:
+        self._leave()
+        return super().detach()
+
+    def idleness(self) -> tuple[bool, float] | None:
+        return None if self.opening is None or self.opening.done() else (False, self._since)
+
+    def give_way(self) -> None:
+        if self.opening is not None:
+            self.opening.cancel()
+
+    def _leave(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
 
 
 class Acceptor:
-    """One port; it owns the listening socket, and accepts nothing before `start`."""
+    """One port; it owns the listening socket, and accepts nothing before `start`.
+
+    Args:
+        places: What its connections take places of; without it there is no bound.
+        refusal: What a connection for which there is no place is told, without TLS.
+    """
 
     def __init__(
-        self, opened: socket.socket, connection: Callable[[], asyncio.Protocol], tls: Tls | None, protocol: str
+        self,
+        opened: socket.socket,
+        connection: Callable[[], asyncio.Protocol],
+        tls: Tls | None,
+        protocol: str,
+        *,
+        places: Places | None = None,
+        refusal: bytes = b"",
     ) -> None:
         self._socket = opened
         self._connection = connection
         self._tls = tls
         self._protocol = protocol
-        self._server: asyncio.Server | None = None
+        self._places = places
+        self._refusal = refusal if tls is None else b""
+        self._context: ssl.SSLContext | None = None
+        self._opening: set[_Accepted] = set()
+        self._accepts = 1
+        self._told_at = float("-inf")
+        if places is not None:
+            places.follow(lambda: self._opening)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -33,40 +256,90 @@ class Acceptor:
         return host, port
 
     async def start(self) -> None:
-        self._server = await self._serve(self._socket, self._context())
+        self._context = self._read_context()
+        self._socket.setblocking(False)
+        self._listen()
 
     async def renew(self) -> None:
         """Reads the certificates again, for new connections; those that are open go on.
 
-        A used context cannot forget an authority or a session, so another server with a new context takes over the
-        port.
+        A used context cannot forget an authority or a session, so a new one takes its place.
 
         Raises:
             CredentialsError: They cannot be used; nothing changes.
         """
-        before = self._server
-        if before is None:
-            return
-        context = self._context()
-        self._socket = self._socket.dup()
-        self._server = await self._serve(self._socket, context)
-        before.close()
+        self._context = self._read_context()
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
 
-    def _context(self) -> ssl.SSLContext | None:
+    def _read_context(self) -> ssl.SSLContext | None:
         return None if self._tls is None else self._tls.context(self._protocol)
 
-    async def _serve(self, opened: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        """Takes one connection in a turn of the loop, and more where more are found to wait."""
+        for _ in range(self._accepts):
+            try:
+                opened, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._accepts = 1
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                self._pause(error)
+                return
+            give_back = self._places.take(address[0]) if self._places is not None else _nothing
+            if give_back is None:
+                self._refuse(opened)
+                continue
+            accepted = _Accepted(opened, give_back)
+            self._opening.add(accepted)
+            accepted.opening = asyncio.get_running_loop().create_task(self._open(accepted))
+        self._accepts = min(_ACCEPTS, 2 * self._accepts)
+
+    async def _open(self, accepted: _Accepted) -> None:
+        """Makes a connection of a socket; over TLS that takes as long as the client's handshake."""
         tls = self._tls
-        return await asyncio.get_running_loop().create_server(
-            self._connection,
-            sock=opened,
-            backlog=BACKLOG,
-            ssl=context,
-            ssl_handshake_timeout=None if tls is None else tls.handshake_s,
-            ssl_shutdown_timeout=None if tls is None else tls.goodbye_s,
-        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=None if tls is None else tls.handshake_s,
+                ssl_shutdown_timeout=None if tls is None else tls.goodbye_s,
+            )
+        except OSError:  # the client has gone or agrees on no TLS
+            accepted.close()
+        finally:
+            self._opening.discard(accepted)
+
+    def _refuse(self, opened: socket.socket) -> None:
+        with opened, suppress(OSError):
+            opened.setblocking(False)
+            if self._refusal:
+                opened.send(self._refusal)
+                opened.shutdown(socket.SHUT_WR)
+                # What is unread when a socket closes takes back what was sent.
+                opened.recv(1 << 16)
+
+    def _pause(self, error: OSError) -> None:
+        """Lets new connections wait for a descriptor, which an idle connection gives up if there is one."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._told_at >= _TELL_S:
+            self._told_at = loop.time()
+            log.error("new connections wait: %s", error.strerror)
+        if self._places is not None:
+            self._places.make_room()
+        loop.remove_reader(self._socket)
+        loop.call_later(_PAUSE_S, self._listen)
+
+
+def _nothing() -> None:
+    """There is no place to give back."""

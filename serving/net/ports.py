@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import resource
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,9 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 
 _AGE_SPREAD = 0.1
 """As gRPC's own servers spread theirs (proposal A9)."""
+
+_MOST_DESCRIPTORS = 65_536
+"""More are never asked for: some libraries close every number up to the limit in the processes that they start."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,6 +63,21 @@ def bind(host: str, port: int, purpose: str) -> socket.socket:
         raise _refusal(host, port, purpose, error) from error
     opened.setblocking(False)
     return opened
+
+
+def descriptor_limit() -> int:
+    """Files that this process may have open; an unlimited number counts as the most that are asked for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of open files to the hard one, as far as it makes sense; engine processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
+        with suppress(OSError, ValueError):  # some sandboxes forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def keep_alive(opened: socket.socket) -> None:

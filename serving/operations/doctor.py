@@ -126,9 +126,11 @@ def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     yield _finding(topic, "instructions", value, "" if fast_int8 else advice)
     yield _cores(topic, settings)
     yield _memory(topic, proc)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < _FEW_DESCRIPTORS:
-        yield Finding(topic, "descriptors", f"{limit} files", "note", "raise `ulimit -n`: each connection takes one")
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which `serve` raises the soft one
+    if limit == resource.RLIM_INFINITY:
+        yield Finding(topic, "descriptors", "no limit")
+    elif limit < _FEW_DESCRIPTORS:
+        yield Finding(topic, "descriptors", f"{limit} files", "note", "raise `ulimit -Hn`: each connection takes one")
     else:
         yield Finding(topic, "descriptors", f"{limit:,} files")
     yield Finding(topic, "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")

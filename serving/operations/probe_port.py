@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
 from serving.grpc.h2 import PREFACE
 from serving.http.listener import TICK_S, HttpListener
+from serving.net.acceptor import PROBE_PLACES, Places
 from serving.net.buffers import BufferBudget
 from serving.net.ports import keep_alive
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from serving.grpc.calls import Method
     from serving.http.app import App
+    from serving.net.acceptor import Closable
     from serving.settings import Settings
 
 _WORD = PREFACE[:4]
@@ -25,12 +28,18 @@ _WORD = PREFACE[:4]
 
 
 class ProbeListener(HttpListener):
-    """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port."""
+    """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port.
+
+    Attributes:
+        places: Its own too.
+    """
 
     def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
+        self.places = Places(PROBE_PLACES)
+        self._undecided: set[_Undecided] = set()
         budget = BufferBudget.of(settings)
-        super().__init__(app, opened, settings, budget=budget)
+        super().__init__(app, opened, settings, budget=budget, places=self.places)
         self._calls = CallDispatch(methods, settings, app.api.record_error, budget, app.api.keys)
         keep_alive(opened)
 
@@ -40,8 +49,12 @@ class ProbeListener(HttpListener):
         for connection in list(self._calls.connections):
             connection.end()
 
+    def _connections(self) -> Iterable[Closable]:
+        return chain(self._undecided, super()._connections(), self._calls.connections)
+
     def _open(self) -> asyncio.Protocol:
-        return _Undecided(super()._open, lambda: GrpcConnection(self._calls), self._calls.settings.header_timeout_s)
+        limit_s = self._calls.settings.header_timeout_s
+        return _Undecided(self._undecided, super()._open, lambda: GrpcConnection(self._calls), limit_s)
 
     def _tick(self) -> None:
         super()._tick()
@@ -53,8 +66,13 @@ class _Undecided(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
     def __init__(
-        self, http: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol], limit_s: float
+        self,
+        all_of_them: set[_Undecided],
+        http: Callable[[], asyncio.Protocol],
+        http2: Callable[[], asyncio.Protocol],
+        limit_s: float,
     ) -> None:
+        self._all = all_of_them
         self._http = http
         self._http2 = http2
         self._limit_s = limit_s
@@ -62,16 +80,28 @@ class _Undecided(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
+        self._all.add(self)
+        loop = asyncio.get_running_loop()
+        self._since = loop.time()
+        self._timer = loop.call_later(self._limit_s, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._timer.cancel()
+        self._all.discard(self)
+
+    def idleness(self) -> tuple[bool, float] | None:
+        """Never used, since it was opened; None once it is closing."""
+        return None if self._transport.is_closing() else (False, self._since)
+
+    def give_way(self) -> None:
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._first += data
         if len(self._first) < len(_WORD) and _WORD.startswith(self._first):
             return
         self._timer.cancel()
+        self._all.discard(self)
         protocol = self._http2() if self._first.startswith(_WORD) else self._http()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)

@@ -65,9 +65,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("bertserve.swap")
 
-LOAD_LIMIT_S = 600.0
-"""For an engine that warms up beside a busy one, with a tenth of the time."""
-
 _POLL_S = 0.02
 
 _RETRY = "the engine ended; try again"
@@ -130,6 +127,7 @@ class EngineSlot:
         limits: dict[str, Any] = {
             "crash_limit": settings.engine_crash_limit,
             "crash_window_s": settings.engine_crash_window_s,
+            "start_limit_s": settings.engine_start_s,
         }
         self._start = partial(start, **limits)
         self._prepared: PreparedLoad | None = loads.prepare(choice)
@@ -209,7 +207,7 @@ class EngineSlot:
         Raises:
             EngineFailed: It refused; the message is for the operator.
             EngineLost: It ended before it was ready.
-            TimeoutError: It took longer than `LOAD_LIMIT_S`.
+            TimeoutError: It took longer than `engine_start_s`.
         """
 
         async def verified() -> None:
@@ -219,7 +217,7 @@ class EngineSlot:
         if not load.bundles:
             await verified()
         started = time.perf_counter()
-        async with asyncio.timeout(LOAD_LIMIT_S):
+        async with asyncio.timeout(self._settings.engine_start_s):
             with IdlePriority(self._dispatcher) as priority:
                 engine = await self._start(
                     load, self._settings.engine_hang_s, started=priority.follow, verified=verified

@@ -137,6 +137,22 @@ BUFFERS = Metric(
 BUFFER_REFUSALS = Metric(
     "bertserve_buffer_refusals_total", "counter", "How often a connection got no room for more such bytes (503)."
 )
+_PORTS = "`clients` (HTTP and gRPC together), `probes` (the metrics port)"
+CONNECTIONS_LIMIT = Metric(
+    "bertserve_connections_limit", "gauge", "Connections that may be open at once.", {"ports": _PORTS}
+)
+CONNECTIONS_REFUSED = Metric(
+    "bertserve_connections_refused_total",
+    "counter",
+    "New connections that were refused because there was no place for them.",
+    {"ports": _PORTS, "reason": "`full`: all are taken and none is idle; `peer`: all that one address may have"},
+)
+CONNECTIONS_DISPLACED = Metric(
+    "bertserve_connections_displaced_total",
+    "counter",
+    "Idle connections that were closed because a new one needed their place.",
+    {"ports": _PORTS},
+)
 
 LOG_LOST = Metric(
     "bertserve_log_lines_lost_total",
@@ -159,8 +175,9 @@ SERVER: Sequence[Metric] = (
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
-    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, CONNECTIONS, BUFFERS, BUFFER_REFUSALS, LOG_LOST, LOG_HIDDEN),
-    *(SPANS_EXPORTED, SPANS_DROPPED),
+    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, BUFFERS, BUFFER_REFUSALS),
+    *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
+    *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
 )
 """What is the server's own."""
 

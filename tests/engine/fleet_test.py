@@ -36,7 +36,7 @@ def test_a_fleet_whose_processes_cannot_be_started_says_so(monkeypatch: pytest.M
 
     async def main() -> None:
         async with asyncio.timeout(10):
-            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]))
+            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
 
     with pytest.raises(EngineFailed, match="cannot be started: Resource temporarily unavailable") as failed:
         asyncio.run(main())
@@ -52,7 +52,7 @@ def test_a_fleet_that_is_refused_for_want_of_memory_may_be_tried_again(monkeypat
 
         monkeypatch.setitem(Supervisor.__init__.__kwdefaults__, "start", refuse)
         async with asyncio.timeout(10):
-            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]))
+            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
 
     for reasons, passing in (({0: True, 1: True}, True), ({0: True, 1: False}, False)):
         with pytest.raises(EngineFailed, match="refused") as failed:

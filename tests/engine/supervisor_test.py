@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
@@ -334,6 +335,54 @@ async def test_deaths_while_loading_count_as_well() -> None:
     load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
     await soon(Supervisor(load, listener, crash_limit=2).run())
     assert "died 2 times" in await listener.next("failed")
+
+
+@asynchronous
+async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
+    """Its process is killed and the slot is told, however often it would die; nothing waits for it for ever."""
+    before, slot = children(), Listener()
+    load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "hang"))
+    await soon(Supervisor(load, slot, start_limit_s=3.0).run())
+    assert await slot.next("failed") == "the engine was not ready within 3 s"
+    assert slot.crashed
+    assert children() == before
+
+
+@asynchronous
+async def test_another_start_has_the_time_that_is_left() -> None:
+    """Deaths do not add to it; a start that succeeds gives the next one its own."""
+    slot, load = Listener(), Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
+    await soon(Supervisor(load, slot, crash_limit=1_000_000, start_limit_s=3.0).run())
+    assert await slot.next("failed") == "the engine was not ready within 3 s"
+
+
+@asynchronous
+async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither descriptors nor processes that cannot be had count as a death of the engine."""
+    monkeypatch.setattr(supervisor, "_PAUSE_S", 0.01)
+    slot, lacks = Listener(), [errno.EMFILE, errno.EAGAIN, errno.ENOMEM]
+
+    async def start(load: Load, hang_s: float) -> RemoteEngine:
+        if lacks:
+            raise OSError(lacks[0], os.strerror(lacks.pop()))
+        return await RemoteEngine.start(load, hang_s)
+
+    supervised = Supervisor(LOAD, slot, crash_limit=1, start=start)
+    task = asyncio.create_task(supervised.run())
+    await slot.next("up")
+    assert (lacks, supervised.restarts) == ([], 0)
+    await cancel(task)
+
+
+@asynchronous
+async def test_what_will_not_pass_is_not_waited_for() -> None:
+    """A program that is not there ends the supervision, and its owner says so."""
+
+    async def start(_: Load, __: float) -> RemoteEngine:
+        raise FileNotFoundError(errno.ENOENT, "no such program")
+
+    with pytest.raises(FileNotFoundError):
+        await soon(Supervisor(LOAD, Listener(), start=start).run())
 
 
 @asynchronous

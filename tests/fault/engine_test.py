@@ -19,7 +19,7 @@ from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle
-from tests.support.server import FAKE, MEASURED, Server, elapsed
+from tests.support.server import FAKE, MEASURED, Server, elapsed, is_running
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -426,3 +426,18 @@ def test_engine_is_less_urgent(serve: Callable[..., Server]) -> None:
     threads = [int(thread.name) for thread in Path(f"/proc/{engine}/task").iterdir()]
     expected = min(os.getpriority(os.PRIO_PROCESS, server.pid) + 7, 19)
     assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {expected}
+
+
+def test_an_engine_that_hangs_while_it_is_started_again_ends_the_server(models: Path) -> None:
+    """It is warming and alive for as long as a start may take; then one line says why, and it exits for another one."""
+    with faulty(models, "--engine-start-s", "8") as server:
+        first = server.engine_pid()
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        second = wait_for(lambda: next(iter(set(server.engine_pids()) - {first}), None), "another engine process")
+        os.kill(second, signal.SIGSTOP)
+        wait_for(lambda: get(server.metrics, "/readyz").status == 503, "the state warming")
+        assert get(server.metrics, "/livez").status == 200
+        assert server.wait() == 1
+        assert "bertserve serve: the engine was not ready within 8 s" in server.log
+        assert not is_running(second)

@@ -17,7 +17,7 @@ import msgspec
 
 from serving.engine.base import LaneKind
 from serving.engine.process.remote_engine import EngineLife, RemoteEngine
-from serving.engine.process.supervisor import Supervisor
+from serving.engine.process.supervisor import START_LIMIT_S, Supervisor
 from serving.errors import EngineFailed, EngineLost
 
 if TYPE_CHECKING:
@@ -40,16 +40,19 @@ async def start_engine(
     verified: Callable[[], Awaitable[None]] | None = None,
     crash_limit: int = 3,
     crash_window_s: float = 60.0,
+    start_limit_s: float = START_LIMIT_S,
 ) -> EngineLife:
     """Starts one process for a load, or one for each of its GPUs; arguments and errors as of `RemoteEngine.start`.
 
     For several GPUs `verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
-    dies `crash_limit` times within the window is given up.
+    dies `crash_limit` times within the window, or is not ready in time, is given up.
     """
     if len(load.gpus) > 1:
         if verified is not None:
             await verified()
-        return await RemoteFleet.start(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s)
+        return await RemoteFleet.start(
+            load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s
+        )
     return await RemoteEngine.start(load, hang_s, started=started, verified=verified)
 
 
@@ -59,7 +62,9 @@ class RemoteFleet:
     apart = True
     ready: Ready
 
-    def __init__(self, load: Load, hang_s: float, *, crash_limit: int = 3, crash_window_s: float = 60.0) -> None:
+    def __init__(
+        self, load: Load, hang_s: float, *, crash_limit: int, crash_window_s: float, start_limit_s: float
+    ) -> None:
         self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.gpus)]
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -71,20 +76,30 @@ class RemoteFleet:
         self._tasks = []
         for index, member in enumerate(self._members):
             supervisor = Supervisor(
-                for_one_gpu(load, index), member, crash_limit=crash_limit, crash_window_s=crash_window_s, hang_s=hang_s
+                *(for_one_gpu(load, index), member),
+                crash_limit=crash_limit,
+                crash_window_s=crash_window_s,
+                hang_s=hang_s,
+                start_limit_s=start_limit_s,
             )
             self._tasks.append(asyncio.create_task(member.keep(supervisor)))
 
     @classmethod
     async def start(
-        cls, load: Load, hang_s: float = 2.0, *, crash_limit: int = 3, crash_window_s: float = 60.0
+        cls,
+        load: Load,
+        hang_s: float = 2.0,
+        *,
+        crash_limit: int = 3,
+        crash_window_s: float = 60.0,
+        start_limit_s: float = START_LIMIT_S,
     ) -> RemoteFleet:
         """Starts a process on each GPU and waits until the first of them is warm.
 
         Raises:
             EngineFailed: None of them loads; the message is the first one's.
         """
-        fleet = cls(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s)
+        fleet = cls(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s)
         try:
             await fleet._first
         except BaseException:

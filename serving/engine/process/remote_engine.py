@@ -33,6 +33,9 @@ _WATCH_S = 0.25
 
 _HANG_FACTOR = 10.0
 
+_KILL_S = 5.0
+"""In which a process that was killed must be gone; one that waits in a driver or for a file system may stay."""
+
 _ENDED_LOADING = "the engine process ended while it was loading"
 
 
@@ -125,12 +128,14 @@ class RemoteEngine:
             EngineFailed: It refused to load; the message is for the operator.
             EngineLost: It died before it was ready.
         """
-        with contextlib.ExitStack() as unused:
-            pairs = [socket.socketpair() for _ in range(1 + len(lanes_for(load.models, load.threads)))]
-            for pair in pairs:
-                unused.callback(pair[0].close)
-                unused.callback(pair[1].close)
-            theirs = [pair[1].fileno() for pair in pairs]
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as used:
+            ends, theirs = [], []
+            for _ in range(1 + len(lanes_for(load.models, load.threads))):
+                ours, other = socket.socketpair()
+                used.callback(ours.close)
+                unused.callback(other.close)
+                ends.append(ours)
+                theirs.append(other.fileno())
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
             command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
@@ -138,8 +143,7 @@ class RemoteEngine:
             )
             # While it has one thread, whose urgency all others will have.
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
-            # The transports work on copies, so that every socket made here is closed here.
-            ends = [pair[0].dup() for pair in pairs]
+            used.pop_all()
         engine = cls(process, hang_s)
         try:
             await engine._connect(ends, load, started, verified)
@@ -239,7 +243,7 @@ class RemoteEngine:
     async def wait(self) -> int:
         await self._gone.wait()
         await self.close()
-        return self._process.returncode
+        return self._process.poll() or 0
 
     async def close(self) -> None:
         """Closes the sockets, which ends the process; `on_end` is not called."""
@@ -252,7 +256,10 @@ class RemoteEngine:
             await asyncio.to_thread(self._process.wait, 1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            try:
+                await asyncio.to_thread(self._process.wait, _KILL_S)
+            except subprocess.TimeoutExpired:
+                log.error("the engine process %d does not end: the kernel holds it", self.pid)  # noqa: TRY400
 
 
 class _Control(asyncio.Protocol):

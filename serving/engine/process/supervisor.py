@@ -1,12 +1,14 @@
 """Keeps an engine alive: one that dies is started again at once.
 
-An engine that died `crash_limit` times within `crash_window_s`, or refuses to load, is given up. The supervisor can be
-handed another engine that somebody else has started.
+An engine that died `crash_limit` times within `crash_window_s`, refuses to load, or is not warm in time, is given up.
+What the machine lacks for a moment, such as descriptors, is waited for as long. The supervisor can be handed another
+engine that somebody else has started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections import deque
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
     from serving.engine.process.wire import Load
 
 log = logging.getLogger("bertserve.engine")
+
+
+START_LIMIT_S = 600.0
+"""For the first engine, whatever has to be verified, compiled and measured."""
+
+_RESTART_FACTOR, _LEAST_RESTART_S = 10.0, 60.0
+"""Another start takes about as long as the one before; so many times that counts as a hang, with this at least."""
+
+_PAUSE_S = 1.0
+"""Before another try where the machine lacks something."""
+
+_LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
 
 
 class EngineListener(Protocol):
@@ -57,12 +71,15 @@ class Supervisor:
         crash_limit: int = 3,
         crash_window_s: float = 60.0,
         hang_s: float = 2.0,
+        start_limit_s: float = START_LIMIT_S,
         start: Callable[[Load, float], Awaitable[EngineLife]] = RemoteEngine.start,
     ) -> None:
         self.load = load
         self._hang_s = hang_s
         self._listener = listener
         self._start = start
+        self._start_limit_s = start_limit_s
+        self._lacks = ""
         self._changed = asyncio.Event()
         self._crash_limit = crash_limit
         self._crash_window_s = crash_window_s
@@ -77,23 +94,45 @@ class Supervisor:
 
     async def run(self) -> None:
         """Starts engines until cancelled or until they crash too often; reports to the listener."""
+        loop, limit_s = asyncio.get_running_loop(), self._start_limit_s
+        began = loop.time()
         while True:
             try:
-                engine = await self._start(self.load, self._hang_s)
+                engine = await self._start_within(began + limit_s)
             except EngineFailed as refused:
                 self._listener.engine_failed(str(refused), passing=refused.passing)
+                return
+            except TimeoutError:
+                why = f": {self._lacks}" if self._lacks else ""
+                self._listener.engine_failed(f"the engine was not ready within {limit_s:g} s{why}", crashed=True)
                 return
             except EngineLost as lost:
                 log.warning("%s", lost.message)
             else:
+                limit_s = min(self._start_limit_s, max(_LEAST_RESTART_S, _RESTART_FACTOR * (loop.time() - began)))
                 self._follow(engine, self.load)
                 await self._watch(engine)
+                began = loop.time()
             if self._too_many_crashes():
                 self._listener.engine_failed(
                     f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s", crashed=True
                 )
                 return
             self.restarts += 1
+
+    async def _start_within(self, deadline: float) -> EngineLife:
+        """Starts an engine, also if the machine lacks something for a while; raises TimeoutError at the deadline."""
+        async with asyncio.timeout_at(deadline):
+            while True:
+                self._lacks = ""
+                try:
+                    return await self._start(self.load, self._hang_s)
+                except OSError as error:
+                    if error.errno not in _LACKS:
+                        raise
+                    self._lacks = f"its process cannot be started: {error.strerror}"
+                    log.warning("%s; it is tried again", self._lacks)
+                await asyncio.sleep(_PAUSE_S)
 
     def adopt(self, engine: EngineLife, load: Load) -> None:
         """Keeps another, ready engine alive from now on; the one before belongs to the caller."""

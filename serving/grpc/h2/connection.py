@@ -178,6 +178,11 @@ class H2Connection:
         return self._final is not None
 
     @property
+    def last_stream(self) -> int:
+        """The number of the last stream that the peer has opened; 0 before the first."""
+        return self._last
+
+    @property
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
