@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from export.checkpoint import old_tokenizer
+from export.checkpoint.old_tokenizer import BareExceptions
 from export.errors import ExportError
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from export.checkpoint.folder import Folder
 
@@ -53,7 +54,7 @@ class Vocabulary:
 
 
 def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
-    """Reads a checkpoint's tokenizer.json and checks that the model can take its ids.
+    """Reads a checkpoint's tokenizer.json, or makes it from older files, and checks that the model can take its ids.
 
     Args:
         folder: The folder with the tokenizer's files.
@@ -63,12 +64,10 @@ def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
     Raises:
         ExportError: The tokenizer is missing, damaged, or not this model's.
     """
-    document = folder.object(TOKENIZER)
+    document, settings = folder.object(TOKENIZER), folder.object("tokenizer_config.json")
     if not document:
-        raise ExportError(
-            f"checkpoint {folder.path}: {TOKENIZER} is missing; load the tokenizer with "
-            "transformers.AutoTokenizer and save it again to make one"
-        )
+        document, own_tokens = old_tokenizer.convert(folder)
+        settings |= own_tokens
     # A checkpoint may carry the lengths of its training data; lengths belong to the manifest.
     document["truncation"] = document["padding"] = None
     content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
@@ -83,7 +82,6 @@ def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
         raise ExportError(
             f"checkpoint {folder.path}: lower-cases texts before a tokenizer that keeps case: not supported"
         )
-    settings = folder.object("tokenizer_config.json")
     special_ids = _special_ids(folder, tokenizer, settings)
     _check_frame(folder, tokenizer, special_ids)
     limit = settings.get("model_max_length")
@@ -111,19 +109,3 @@ def _check_frame(folder: Folder, tokenizer: Tokenizer, special_ids: dict[str, in
         ids = tokenizer.encode("a").ids
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
         raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} does not put its cls and sep tokens around a text")
-
-
-class BareExceptions:
-    """Translates the bare `Exception` that the tokenizers library raises, and nothing more specific."""
-
-    def __init__(self, sentence: str) -> None:
-        self._sentence = sentence
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is Exception:
-            raise ExportError(f"{self._sentence}: {error}") from error

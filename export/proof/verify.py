@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.checkpoint.vocabulary import BareExceptions, Vocabulary
+from export.checkpoint.old_tokenizer import BareExceptions
+from export.checkpoint.vocabulary import Vocabulary
 from export.errors import ExportError
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
