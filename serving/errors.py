@@ -60,7 +60,7 @@ class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
     """The bytes could not be parsed."""
 
 
-class VersionNotSpoken(MalformedRequest, http=505):
+class VersionNotSpoken(MalformedRequest, reason="version_not_spoken", http=505):
     """A request in a version of HTTP that is not read, or not on this port."""
 
 
@@ -140,19 +140,19 @@ class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_E
     """Refused before any work: the queue holds as much as it may."""
 
 
-class BuffersFull(Overloaded, http=503):
-    """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
-
-    def __init__(self, message: str = "the server holds as many bytes of requests as it may; try again") -> None:
-        super().__init__(message, retry_after_s=1.0)
-
-
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before an answer was there."""
 
 
 class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):
     """Not now: another replica, or this one a little later, will answer."""
+
+
+class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
+    """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
+
+    def __init__(self, message: str = "the server holds as many bytes of requests as it may; try again") -> None:
+        super().__init__(message, retry_after_s=1.0)
 
 
 class NotReady(Unavailable, reason="not_ready"):

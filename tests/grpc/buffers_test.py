@@ -66,7 +66,7 @@ def test_messages_that_do_not_end() -> None:
         replies = peer.replies()
         refused = [stream for stream, reply in replies.items() if reply.ended]
         assert {replies[stream].status for stream in refused} == {RESOURCE_EXHAUSTED}
-        assert replies[refused[0]].fields["bertserve-reason"] == "overloaded"
+        assert replies[refused[0]].fields["bertserve-reason"] == "buffers_full"
         assert SHARE - PART < peer.connection.share.held <= SHARE
         assert peer.budget.used <= SHARE
         assert await ask(peer, encoder, 401) == OK
@@ -105,7 +105,7 @@ def test_replies_that_are_not_read() -> None:
             await peer.say(call(encoder, stream, b"large"))
         resets = [stream for stream, reply in peer.replies().items() if reply.reset == http2.ENHANCE_YOUR_CALM]
         assert len(resets) == CALLS - (SHARE // (PART + 8))
-        assert {error.reason for error in peer.errors} == {"overloaded"}
+        assert {error.reason for error in peer.errors} == {"buffers_full"}
         await peer.say(frame(http2.WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
         for stream in set(STREAMS) - set(resets):
             await peer.say(frame(http2.WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
