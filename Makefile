@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long triton perf-analyzer prometheus haproxy kustomize foreign-clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -129,6 +129,9 @@ prometheus: build/prometheus/usr/bin/promtool ## Prometheus and promtool for the
 
 test-long: $(call STAMP,dev) build/triton/.installed build/perf-analyzer/.installed $(PROGRAMS) ## every test at full size
 	@$(PYTEST)
+
+test-hostile: $(call STAMP,dev) $(PROGRAMS) ## attacks beside a polite client and a soak, in full; an hour
+	@$(BIN)/python -m pytest tests/hostile tests/contract/foreign_grpc_test.py
 
 lint: $(call STAMP,dev) ## style, types and generated files
 	@$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
+from serving.net.free_memory import give_back_free_memory
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
 from serving.operations.announcement import Addresses, Announcement
@@ -184,7 +185,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: log.info("state: %s", state))
 
-    background = [files.run]
+    background = [files.run, give_back_free_memory]
     if settings.watch_models_s:
         background.append(RepositoryWatch(settings.models, versions, settings.watch_models_s).run)
     if builder:

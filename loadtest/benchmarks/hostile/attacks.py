@@ -28,14 +28,14 @@ class Attack:
         line: `Line` for HTTP, `H2Line` for gRPC.
         does: One connection's life.
         connections: At a time; each begins again when it ends.
-        large: Whether a request is megabytes: a short test sends it faster.
+        hurry: So many times faster a short test sends it, as a request has megabytes.
     """
 
     aim: str
     line: type[Line]
     does: Callable[[Any], None]
     connections: int = CONNECTIONS
-    large: bool = False
+    hurry: float = 1.0
 
     @property
     def wire(self) -> str:
@@ -44,21 +44,21 @@ class Attack:
 
 
 ATTACKS = {
-    "HTTP: refused bodies of 4 MB": Attack("memory", Line, http.refused_bodies, large=True),
+    "HTTP: refused bodies of 4 MB": Attack("memory", Line, http.refused_bodies, hurry=8.0),
     "HTTP: gzip bombs of 4 KB": Attack("memory", Line, http.gzip_bombs),
-    "HTTP: clients that leave after 1.9 MB": Attack("memory", Line, http.leaving, large=True),
+    "HTTP: clients that leave after 1.9 MB": Attack("memory", Line, http.leaving, hurry=8.0),
     "HTTP: half-sent bodies": Attack("memory", Line, http.half_bodies, MANY_CONNECTIONS),
     "HTTP: pipelines that are never read": Attack("memory", Line, http.unread_replies),
-    "HTTP: JSON bodies of 2 to 4 MB": Attack("loop", Line, http.large_bodies, large=True),
+    "HTTP: JSON bodies of 2 MB": Attack("loop", Line, http.large_bodies, hurry=3.0),
     "HTTP: refusals in pipelines": Attack("loop", Line, http.refused_ahead),
     "HTTP: chunks of one byte": Attack("loop", Line, http.tiny_chunks),
     "HTTP: 95 header lines": Attack("loop", Line, http.many_headers),
     "HTTP: slow headers": Attack("connections", Line, http.slow_headers),
     "HTTP: slow bodies": Attack("connections", Line, http.slow_bodies),
     "HTTP: idle connections": Attack("connections", Line, http.idle_connections),
-    "gRPC: cancelled calls of 2 MB": Attack("memory", H2Line, grpc.cancelled_calls, large=True),
-    "gRPC: refused calls of 4 MB": Attack("memory", H2Line, grpc.refused_calls, large=True),
-    "gRPC: refused messages of ModelStreamInfer": Attack("memory", H2Line, grpc.refused_messages, large=True),
+    "gRPC: cancelled calls of 2 MB": Attack("memory", H2Line, grpc.cancelled_calls, hurry=8.0),
+    "gRPC: refused calls of 4 MB": Attack("memory", H2Line, grpc.refused_calls, hurry=8.0),
+    "gRPC: refused messages of ModelStreamInfer": Attack("memory", H2Line, grpc.refused_messages, hurry=8.0),
     "gRPC: gzip bombs of 4 KB": Attack("memory", H2Line, grpc.gzip_bombs),
     "gRPC: half-sent messages": Attack("memory", H2Line, grpc.half_messages, MANY_CONNECTIONS),
     "gRPC: replies without a window": Attack("memory", H2Line, grpc.closed_windows),

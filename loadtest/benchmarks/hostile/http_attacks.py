@@ -84,18 +84,18 @@ def unread_replies(line: Line) -> None:
 
 @cache
 def _large_bodies() -> list[bytes]:
-    many = b"[1]," * 1_000_000 + b"[1]"
+    many = b"[1]," * 480_000 + b"[1]"
     tensor = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [%b]}]}'
     return [
         _post("/embed", b'{"inputs": [%b]}' % many),
-        _post("/v2/models/minilm/infer", tensor % (b"[]," * 1_300_000 + b"[]")),
+        _post("/v2/models/minilm/infer", tensor % (b"[]," * 640_000 + b"[]")),
         _post("/v1/embeddings", b'{"model": "minilm", "input": [%b]}' % many),
-        _post("/v2/models/minilm/infer", tensor % (b'"a",' * 500_000 + b'"a"')),
+        _post("/v2/models/minilm/infer", tensor % (b'"a",' * 480_000 + b'"a"')),
     ]
 
 
 def large_bodies(line: Line) -> None:
-    """Bodies that are refused only when a million values are decoded."""
+    """Bodies that are refused only when half a million values are decoded."""
     for request in itertools.cycle(_large_bodies()):
         line.send(request)
 

@@ -39,14 +39,14 @@ class Plan:
         attack_s: The attack.
         control_s: Good calls of as many bytes a second, where the attack aims at the event loop; 0: none.
         settle_s: At most, until memory and descriptors are back.
-        large_rate: By how much faster attacks send whose requests are large.
+        hurries: Whether attacks with large requests send faster.
     """
 
     before_s: float
     attack_s: float
     control_s: float
     settle_s: float
-    large_rate: float = 1.0
+    hurries: bool = False
 
 
 class Watch:
@@ -84,7 +84,7 @@ def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     """Attacks once; returns what JSON holds."""
     attack = ATTACKS[name]
     wire = attack.wire
-    rate = plan.large_rate if attack.large else 1.0
+    rate = attack.hurry if plan.hurries else 1.0
     begin = time.monotonic()
     time.sleep(plan.before_s + _MARGIN_S)
     memory, descriptors, lines = victim.memory_mb(), victim.descriptors(), victim.log_lines()
@@ -131,7 +131,7 @@ def _figures(polite: Polite, begin: float, end: float) -> dict[str, dict[str, fl
 
 
 def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[str, Any]:
-    """Rounds of mixed traffic; resident memory after each, once all connections are closed.
+    """Rounds of the same mixed traffic; resident memory before the first and after each, with all connections closed.
 
     Args:
         victim: The server.
@@ -140,11 +140,11 @@ def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[s
         seconds: The length of each.
     """
     descriptors = victim.descriptors()
-    memory: list[float] = []
+    memory = [victim.memory_mb()]
     sent = 0.0
-    for number in range(rounds):
-        done = attacker.ask("mixed", limit_s=seconds + 60, ports=victim.ports, seconds=seconds, seed=number)
+    for _ in range(rounds):
+        done = attacker.ask("mixed", limit_s=seconds + 60, ports=victim.ports, seconds=seconds, seed=1)
         sent += done["bytes_per_s"] * seconds
-        _settle(victim, float("inf"), descriptors + FEW_DESCRIPTORS, _CLOSING_S)
+        _settle(victim, memory[-1] + LEFT_MB, descriptors + FEW_DESCRIPTORS, _CLOSING_S)
         memory.append(victim.memory_mb())
     return {"memory_mb": memory, "sent_mb": sent / _MB, "descriptors": victim.descriptors() - descriptors}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadtest.benchmarks.hostile.attacks import BYTES_PER_S, CONNECTIONS, MANY_CONNECTIONS
 from loadtest.benchmarks.hostile.measure import LEFT_MB, MOST_MB
 from loadtest.benchmarks.hostile.polite import WIRES
 from loadtest.benchmarks.runner import Page
+from loadtest.benchmarks.store import Store
 from loadtest.report.tables import MET, Table
-
-if TYPE_CHECKING:
-    from loadtest.benchmarks.store import Store
 
 MOST_P99_MS, MOST_RATIO = 250.0, 3.0
 
@@ -28,8 +26,33 @@ def page(store: Store) -> Page:
         " connections, as far as the server takes them."
     )
     rows = store.steps
-    parts = [_latencies(rows), _memory(rows)]
+    parts = [_latencies(rows), _memory(rows), *_former(store)]
     return Page("Hostile clients", method, parts)
+
+
+def _former(store: Store) -> list[Table]:
+    """Beside what the same attacks did to the server before it had the bounds, where that was measured."""
+    path = store.path.with_name(f"{store.path.stem}-before.json")
+    if not path.exists():
+        return []
+    former = Store.read(path).steps
+    cells = []
+    for name, found in store.steps.items():
+        if name in former:
+            work = [_worst(step["polite"]["during"], "work_p99_ms") for step in (former[name], found)]
+            grown = [
+                step["memory_mb"][when] - step["memory_mb"]["before"]
+                for when in ("most", "after")
+                for step in (former[name], found)
+            ]
+            cells.append([name, *(f"{figure:.0f}" for figure in work), *(f"{figure:+.0f}" for figure in grown)])
+    note = (
+        "The same attacks on the server as it was before it had these bounds, and now. Work is the CPU time that the"
+        " server spends while a request of the polite client waits, p99 of the worse wire: unlike a latency it does not"
+        f" depend on what else the machine does, so that runs can be compared. `{path.name}` has the figures."
+    )
+    head = ("attack", "work ms before", "now", "most MB before", "now", "MB left before", "now")
+    return [Table("Before and now", note, head, cells, words=1)]
 
 
 def _worst(figures: dict[str, dict[str, float]], name: str) -> float:
