@@ -93,6 +93,7 @@ class GrpcConnection(asyncio.Protocol):
         self.share = application.budget.share(_FREE_BYTES)
         self._application = application
         self.loop = asyncio.get_running_loop()
+        self._behind = b""
         self._paused = self._closing = False
         self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
@@ -120,11 +121,14 @@ class GrpcConnection(asyncio.Protocol):
         self.share.close()
 
     def data_received(self, data: bytes) -> None:
+        if self.h2.pending:
+            # What came before waits for its turn of the loop; nothing more is read until it is done.
+            self._behind += data
+            self._transport.pause_reading()
+            return
         self._handle(self.h2.receive(data))
         self.flush()
         if self.h2.pending:
-            # The rest is for the next turns of the loop; nothing more is read until it is done.
-            self._transport.pause_reading()
             self.loop.call_soon(self._take_rest)
 
     def pause_writing(self) -> None:
@@ -150,7 +154,8 @@ class GrpcConnection(asyncio.Protocol):
     def _take_rest(self) -> None:
         if self._paused or not self.h2.pending or self._transport.is_closing():
             return
-        self._handle(self.h2.receive(b""))
+        data, self._behind = self._behind, b""
+        self._handle(self.h2.receive(data))
         self.flush()
         if self.h2.pending:
             self.loop.call_soon(self._take_rest)
@@ -195,7 +200,7 @@ class GrpcConnection(asyncio.Protocol):
     def tick(self, seconds: float) -> None:
         """Renews the credit and ends what has taken too long; called every so many seconds."""
         h2, settings = self.h2, self._application.settings
-        self._handle(h2.renew(seconds))
+        self._renew(seconds)
         self._count_pause(seconds)
         self._count_idleness()
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
@@ -223,6 +228,11 @@ class GrpcConnection(asyncio.Protocol):
         elif self._lifetime_s <= 0 and h2.greeted:
             self._begin_shutdown()
         self.flush()
+
+    def _renew(self, seconds: float) -> None:
+        self._handle(self.h2.renew(seconds))
+        if self.h2.pending:
+            self.loop.call_soon(self._take_rest)
 
     def drain(self) -> None:
         """The server ends: sends the client away, and takes what it sends before it has heard of that."""

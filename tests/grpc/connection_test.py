@@ -351,3 +351,45 @@ def test_connections_do_not_end_together() -> None:
     ages = [lifetime_s(Settings(max_connection_age_s=100)) for _ in range(200)]
     assert 90 <= min(ages) < 95
     assert 105 < max(ages) <= 110
+
+
+def test_cancels_leave_a_neighbour_alone() -> None:
+    """400 calls a second that are given up, for seconds, and a call beside them is answered."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        encoder = Encoder()
+        neighbour = prefixed(BytesValue(value=b"neighbour").SerializeToString())
+        head = encoder.encode(request_fields("/echo"))
+        await peer.say(START, frame(HEADERS, END_HEADERS, 1, head))
+        for second in range(8):
+            for number in range(3 + 800 * second, 803 + 800 * second, 2):
+                opened = frame(HEADERS, END_HEADERS, number, encoder.encode(request_fields("/echo")))
+                await peer.say(opened + frame(DATA, 0, number, b"\0\0"))
+                await peer.say(frame(http2.RST_STREAM, 0, number, b"\0\0\0\x08"))
+            peer.connection.tick(1.0)
+        await peer.say(frame(DATA, END_STREAM, 1, neighbour))
+        return peer
+
+    peer = asyncio.run(run())
+    assert BytesValue.FromString(peer.replies()[1].message).value == b"neighbour"
+
+
+def test_many_calls_in_one_read_take_several_turns() -> None:
+    """What comes meanwhile waits behind them, and all are answered."""
+
+    async def run() -> Peer:
+        peer = Peer()
+        encoder = Encoder()
+        calls = [call(encoder, number, b"%d" % number) for number in range(1, 401, 2)]
+        peer.connection.data_received(START + b"".join(calls[:100]))
+        assert len(peer.connection.h2.streams) < 50
+        peer.connection.data_received(b"".join(calls[100:150]))
+        peer.connection.data_received(b"".join(calls[150:]))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return peer
+
+    replies = asyncio.run(run()).replies()
+    values = [BytesValue.FromString(replies[number].message).value for number in range(1, 401, 2)]
+    assert values == [b"%d" % number for number in range(1, 401, 2)]

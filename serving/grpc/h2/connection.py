@@ -27,7 +27,7 @@ from serving.grpc.h2.frames import (
     StreamFault,
 )
 from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
-from serving.grpc.h2.limits import REPLY_CREDIT, REQUEST_WORK, RESET_WORK
+from serving.grpc.h2.limits import REPLY_CREDIT, REQUEST_WORK, RESET_WORK, WINDOW_WORK
 from serving.grpc.h2.streams import ConnectionFailed, DataReceived, DataSent, RequestReceived, Stream, StreamReset
 
 if TYPE_CHECKING:
@@ -459,7 +459,7 @@ class H2Connection:
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         size = frames.read_number(payload) & LARGEST
-        self._work -= 1
+        self._work -= WINDOW_WORK
         if not number:
             self._go_on(self._sending.grow(size))
             return

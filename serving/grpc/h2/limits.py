@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+WINDOW_WORK = 3
+"""A WINDOW_UPDATE, beside its frame."""
+
 REQUEST_WORK = 30
 """A request that is handed to the caller."""
 
@@ -37,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
     header_bytes: int = 16_384
     header_fields: int = 100
     granted_bytes: int = 16 << 20
-    turn_work: int = 1000
+    turn_work: int = 300
     credit: int = 30_000
     credit_per_s: int = 30_000
 

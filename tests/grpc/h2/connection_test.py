@@ -354,7 +354,7 @@ def test_windows_opened_byte_by_byte_do_not_make_frames_of_a_byte() -> None:
 @pytest.mark.parametrize("initial", [0, 1, 100, 3000])
 def test_a_peer_with_small_windows_is_never_kept_waiting(initial: int) -> None:
     """It gives back each part when it has come: no step waits for the next second."""
-    server = Server()
+    server = Server(Limits(credit=1 << 30))
     server.say(setting(wire.INITIAL_WINDOW_SIZE, initial))
     stream = server.open(request(Encoder(), 1))
     server.said()
