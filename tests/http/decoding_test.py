@@ -142,3 +142,39 @@ def test_no_refusal_of_damaged_json_repeats_it(kind: type[msgspec.Struct], junk:
     """Bytes that stand in the middle of a good message are an error of the client's, and are not shown."""
     message = json.dumps({"inputs": [MARKER] * 3, MARKER: {"deep": [MARKER]}}).encode()
     assert_no_echo(kind, message[:at] + junk + message[at:])
+
+
+_LARGE = 4 << 20
+
+
+def _filled(begin: bytes, element: bytes, end: bytes) -> bytes:
+    """A body of the largest size, of as many elements as it holds."""
+    count = (_LARGE - len(begin) - len(end)) // len(element)
+    return begin + (element * count).rstrip(b",") + end
+
+
+@pytest.mark.parametrize(
+    "element", [b"[],", b"[1],", b'"",', b'"aa",', b"{},", b"null,", b'"\\"",', b'"\\\\",', b"[] ,", b"1,"]
+)
+def test_a_body_of_too_many_elements_is_refused_before_it_is_decoded(element: bytes) -> None:
+    """Decoded, it would hold the event loop for 0.2 s and 150 MB; the reason says what would be right."""
+    with pytest.raises(InvalidRequest, match=r"more than 100000 texts and lists, .* send fewer"):
+        JsonDecoder(EmbedRequest).decode(_filled(b'{"inputs": [', element, b"]}"))
+
+
+@pytest.mark.parametrize(
+    ("element", "count"),
+    [
+        (b"12345,", None),  # token ids
+        (b'"a, b, c, and so on, in a text, with \\"quotes\\", and \\\\",', None),
+        (b'",,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,",', None),
+        (b'"the most inputs that a setting allows",', 65_536),
+    ],
+)
+def test_a_large_body_of_honest_elements_is_decoded(element: bytes, count: int | None) -> None:
+    """Commas within texts, and numbers, are not counted as texts."""
+    body = _filled(b'{"inputs": [', element, b"]}")
+    if count is not None:
+        body = b'{"inputs": [' + (element * count).rstrip(b",") + b"]}"
+    message = JsonDecoder(EmbedRequest).decode(body)
+    assert len(message.inputs) == (body.count(element) + 1 if count is None else count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -257,12 +257,12 @@ def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[in
     """
     if isinstance(inputs, str):
         return [inputs]
-    numbers = [value for value in inputs if isinstance(value, int)]
-    if numbers and len(numbers) == len(inputs):
-        return [numbers]
-    if numbers:
+    kinds = set(map(type, inputs))  # there may be hundreds of thousands of numbers
+    if kinds == {int}:
+        return [cast("list[int]", inputs)]
+    if int in kinds:
         raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
-    return [value for value in inputs if not isinstance(value, int)]
+    return cast("list[str | list[int]]", inputs)
 
 
 def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
@@ -325,11 +325,10 @@ def _model(api: Api, http: HttpRequest) -> ServedModel:
 
 def _rows(ids: list[int | list[int]]) -> list[list[int]]:
     """The ids of each text; those of a single text may come without a list around them."""
-    rows = [row for row in ids if isinstance(row, list)]
-    if rows and len(rows) != len(ids):
+    kinds = set(map(type, ids))
+    if len(kinds) > 1:
         raise InvalidRequest("`ids` mixes numbers and lists")
-    numbers = [value for value in ids if isinstance(value, int)]
-    return [numbers] if numbers else rows
+    return [cast("list[int]", ids)] if kinds == {int} else cast("list[list[int]]", ids)
 
 
 def _check_count(api: Api, count: int, field: str) -> None:
