@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from serving.errors import BertserveError, ClientGone, InternalError
+from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.logs import fields
 from serving.records import InferRequest, RequestTrace
@@ -144,10 +144,14 @@ class Api:
             error = refusal.bare()
             reply = self.refuse(error, request)
         except asyncio.CancelledError:
-            error = ClientGone("the client closed the connection")
-            self.record_error(error, request.request_id)
-            self._end_trace(request, HttpReply(b"", error.http_status), error)
-            raise
+            if not _is_cancelled():  # but what it waited for is, as a load is when the server ends
+                error = NotReady("the server ends before this request could be answered")
+                reply = self.refuse(error, request)
+            else:
+                error = ClientGone("the client closed the connection")
+                self.record_error(error, request.request_id)
+                self._end_trace(request, HttpReply(b"", error.http_status), error)
+                raise
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             error = InternalError()
@@ -168,3 +172,8 @@ class Api:
             trace.failed(error.reason, error.http_status, error.http_status)
         trace.status, trace.bytes_out = reply.status, len(reply.body)
         self.observer.end(trace)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,58 @@
+"""The boundary around endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serving.http.api import Api
+from serving.http.exchange import HttpReply, HttpRequest
+from serving.settings import Settings
+
+
+def _api(recorded: list[str]) -> Api:
+    nothing: Any = None  # all that these endpoints ask
+    settings = Settings.load([], {})
+    return Api(
+        *(nothing, nothing, nothing, settings, nothing, dict, bytes, ""),
+        record_error=lambda error, _: recorded.append(error.reason),
+    )
+
+
+def _request() -> HttpRequest:
+    return HttpRequest("POST", "/embed", {}, b"", "r-1", 0.0)
+
+
+def test_what_waits_for_work_that_is_cancelled_is_answered() -> None:
+    """As when the server ends while a version is loaded: 503, and nobody says that the client had gone."""
+    recorded: list[str] = []
+
+    async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
+        load = asyncio.create_task(asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(load.cancel)
+        await load
+        return HttpReply(b"")
+
+    reply = asyncio.run(_api(recorded).answer(endpoint, "/embed", _request()))
+    assert (reply.status, recorded) == (503, ["not_ready"])
+
+
+def test_a_request_whose_client_has_gone_is_not_answered() -> None:
+    """It is counted, and its cancellation goes on."""
+    recorded: list[str] = []
+
+    async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
+        await asyncio.sleep(60)
+        return HttpReply(b"")
+
+    async def leave() -> None:
+        exchange = asyncio.create_task(_api(recorded).answer(endpoint, "/embed", _request()))
+        await asyncio.sleep(0)
+        exchange.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange
+
+    asyncio.run(leave())
+    assert recorded == ["client_gone"]
