@@ -74,12 +74,13 @@ class Pipeline:
         _check_count(request)
         task.check(request.options, model.manifest)
         inputs = model.prompted(request.inputs, request.prompt_name)
-        size = task.size_bytes(model.tokenizer, inputs)
+        sizes = task.sizes_bytes(model.tokenizer, inputs)
+        size = sum(sizes)
         longest = None if task.windows else model.manifest.max_length
         self._users[model.index] += 1
         try:
             with self._dispatcher.admission.admit(
-                *(model.index, size, len(inputs)),
+                *(model.index, sizes),
                 longest=longest,
                 arrival=request.arrival,
                 timeout_ms=request.timeout_ms,
@@ -96,7 +97,7 @@ class Pipeline:
                 if size <= _INLINE_BYTES:
                     texts = encode()
                 else:
-                    permit.expect(size, len(inputs), longest)
+                    permit.expect(sizes, longest)
                     texts = await self._in_turn(encode, permit.deadline)
                     permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6
@@ -142,7 +143,7 @@ class Pipeline:
         """
         if size <= _INLINE_BYTES:
             return work(model.tokenizer)
-        with self._dispatcher.admission.reserve(estimate_tokens(size, 1), time.perf_counter()):
+        with self._dispatcher.admission.reserve(estimate_tokens([size], None), time.perf_counter()):
             return await self._in_turn(lambda: work(model.tokenizer), None)
 
     async def _in_turn(self, work: Callable[[], R], deadline: float | None) -> R:

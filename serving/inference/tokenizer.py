@@ -80,12 +80,12 @@ class TextTokenizer:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
         return opened
 
-    def size_bytes(self, inputs: Sequence[TextInput]) -> int:
-        """Size of the inputs; raises `InvalidRequest` for a text of more than `max_characters`."""
-        total = 0
+    def sizes_bytes(self, inputs: Sequence[TextInput]) -> list[int]:
+        """Size of each input; raises `InvalidRequest` for a text of more than `max_characters`."""
+        sizes = []
         for index, value in enumerate(inputs):
             if not isinstance(value, str | tuple):
-                total += 4 * len(value if isinstance(value, list) else value.ids)
+                sizes.append(4 * len(value if isinstance(value, list) else value.ids))
                 continue
             size = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
             if size > self.max_characters:
@@ -93,8 +93,10 @@ class TextTokenizer:
                     f"input {index} has {size} characters; at most {self.max_characters} are read"
                     f" ({CHARACTERS_PER_TOKEN} for each of the model's {self.max_length} tokens)"
                 )
-            total += len(value.encode()) if isinstance(value, str) else sum(len(part.encode()) for part in value)
-        return total
+            sizes.append(
+                len(value.encode()) if isinstance(value, str) else len(value[0].encode()) + len(value[1].encode())
+            )
+        return sizes
 
     def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
         """Token ids of each input; raises `InvalidRequest` for one that is too long or has ids that the model lacks."""
@@ -111,21 +113,21 @@ class TextTokenizer:
             )
         return aligned
 
-    def windows_size_bytes(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """Size of pairs whose second parts are read in windows.
+    def windows_sizes_bytes(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Size of each pair whose second part is read in windows.
 
         Raises:
             InvalidRequest: A first part has more than `max_characters`, or a second more than its limit.
         """
-        total = self.size_bytes([first for first, _ in pairs])
+        sizes = self.sizes_bytes([first for first, _ in pairs])
         for index, (_, second) in enumerate(pairs):
             size = len(second.encode())
             if size > CONTEXT_LIMIT_BYTES:
                 raise InvalidRequest(
                     f"the context of input {index} has {size} bytes; at most {CONTEXT_LIMIT_BYTES} are read"
                 )
-            total += size
-        return total
+            sizes[index] += size
+        return sizes
 
     def encode_windows(
         self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: Truncate

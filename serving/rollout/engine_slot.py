@@ -137,6 +137,7 @@ class EngineSlot:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervision: asyncio.Task[None] | None = None
+        self._choosing: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
@@ -326,9 +327,19 @@ class EngineSlot:
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: an engine of another kind is started, or the server ends."""
-        choice = self._chooser.instead(self.choice.engine, reason, self.models, crashed=crashed)
-        if choice is not None:
-            asyncio.get_running_loop().call_soon(self._start_instead, choice)
+        self._choosing = self._spawn(self._instead(reason, crashed=crashed))
+
+    async def _instead(self, reason: str, *, crashed: bool) -> None:
+        """Starts an engine of another kind, or fails the server. Cached files of gigabytes are hashed in a thread."""
+
+        def prepared() -> PreparedLoad | None:
+            choice = self._chooser.instead(engine, reason, models, crashed=crashed)
+            return None if choice is None else self._loads.prepare(choice)
+
+        engine, models = self.choice.engine, tuple(self.models)
+        instead = await asyncio.to_thread(prepared)
+        if instead is not None:
+            self._start_instead(instead)
             return
         self._failed = True
         self._lifecycle.fail(reason)
@@ -353,13 +364,14 @@ class EngineSlot:
             self.reject(kind, "its process ended soon after it had taken over")
         return True
 
-    def _start_instead(self, choice: Choice) -> None:
+    def _start_instead(self, prepared: PreparedLoad) -> None:
+        choice = prepared.choice
         # A request that is being read knows its model by its index.
         indices = {model.name: model.index for model in self.models}
         self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.summary()
-        self._prepared = self._loads.prepare(choice)
-        self._supervisor.set_load(self._prepared.load)
+        self._prepared = prepared
+        self._supervisor.set_load(prepared.load)
         self._supervise()
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
@@ -426,6 +438,8 @@ class EngineSlot:
         return task
 
     async def close(self) -> None:
+        if self._choosing is not None:
+            self._choosing.cancel()
         if self._supervision is not None:
             self._supervision.cancel()
         if self._drain is not None:

@@ -69,6 +69,7 @@ class Versions:
         self._chooser = chooser
         self._builder = builder
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
         self._loading: Key | None = None
         self.unserved = UnservedVersions(settings.models, settings.cache_dir, settings.watch_models_s)
         self.outcomes = {"switched": 0, "refused": 0, "failed": 0, "rolled_back": 0}
@@ -94,7 +95,7 @@ class Versions:
         Raises:
             ModelNotFound: The repository had no such model when the server started, or has no such version.
             VersionRefused: It must not or cannot be served.
-            VersionNotLoaded: It could not be loaded now.
+            VersionNotLoaded: It could not be loaded now, or the server ends.
         """
         self._check_name(name)
         await self._shielded(self._load(name, version))
@@ -105,9 +106,16 @@ class Versions:
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
+        if self._stopped:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise  # the caller has left
+            raise VersionNotLoaded("the server ends before the version could be loaded") from None
 
     def unload(self, name: str) -> None:
         """Takes a model out of service; its memory stays with the engine."""
@@ -126,9 +134,14 @@ class Versions:
                 self.unserved.leave_out((name, ended[name]), reason)
                 log.error("%s: the engine of version %d ended, version %d serves again", name, ended[name], version)
 
-    async def close(self) -> None:
-        for task in list(self._tasks):
+    def stop(self) -> None:
+        """Gives up what is being loaded and loads no more; whoever asked for it is told."""
+        self._stopped = True
+        for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _load(self, name: str, version: int | None) -> None:

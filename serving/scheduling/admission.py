@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _BYTES_PER_TOKEN = 4
 """Of English text in WordPiece, about; the exact count replaces the estimate."""
 
+_SPECIAL_TOKENS = 2
+
 _DEADLINE_COST_FACTOR = 3.0
 """A request without a timeout has at least so many times its predicted cost."""
 
@@ -43,9 +45,15 @@ class AdmissionLimits:
     max_timeout_ms: float = 60_000.0
 
 
-def estimate_tokens(size_bytes: int, inputs: int) -> int:
-    """Tokens that texts of so many bytes will have, special tokens included: an estimate, not a bound."""
-    return size_bytes // _BYTES_PER_TOKEN + 2 * inputs
+def estimate_tokens(sizes: Sequence[int], longest: int | None) -> int:
+    """Tokens that inputs of so many bytes each will have, special tokens included: an estimate, not a bound.
+
+    What goes beyond `longest` tokens of an input is cut off or refused, and does not count.
+    """
+    if longest is not None:
+        most = _BYTES_PER_TOKEN * (longest - _SPECIAL_TOKENS)
+        sizes = [min(size, most) for size in sizes]
+    return sum(sizes) // _BYTES_PER_TOKEN + _SPECIAL_TOKENS * len(sizes)
 
 
 class Permit:
@@ -80,14 +88,13 @@ class Permit:
             self.alone_us, self.demand = None, outlook.demand(self.model, lengths)
             admission.take(self, sum(lengths), self.demand, now)
 
-    def expect(self, size_bytes: int, inputs: int, longest: int | None) -> None:
+    def expect(self, sizes: Sequence[int], longest: int | None) -> None:
         """Lets predictions count the estimated work of a request whose texts wait for the tokenizer.
 
         The arguments are those of `Admission.admit`.
         """
         outlook = self._admission.outlook
-        lengths = _least_lengths(estimate_tokens(size_bytes, inputs), inputs, longest)
-        self._expected_us = int(outlook.demand(self.model, lengths).work_us)
+        self._expected_us = int(outlook.demand(self.model, _least_lengths(sizes, longest)).work_us)
         outlook.expected_us += self._expected_us
 
     def expect_no_more(self) -> None:
@@ -136,8 +143,7 @@ class Admission:
     def admit(
         self,
         model: ModelIndex,
-        size_bytes: int,
-        inputs: int,
+        sizes: Sequence[int],
         *,
         longest: int | None,
         arrival: float,
@@ -149,8 +155,7 @@ class Admission:
 
         Args:
             model: Which model it is for.
-            size_bytes: Of its inputs.
-            inputs: How many; at least one.
+            sizes: Bytes of each of its inputs; at least one.
             longest: Tokens of the longest text that the model takes; None where longer ones are read in windows.
             arrival: When the request was complete.
             timeout_ms: The client's own limit; None for the server's default.
@@ -162,18 +167,17 @@ class Admission:
             Overloaded: There is no room now, or its answer would come too late; `retry_after_s` says when to try again.
             DeadlineExceeded: The deadline has passed, or even an idle server would be too late.
         """
-        tokens = estimate_tokens(size_bytes, inputs)
+        tokens = estimate_tokens(sizes, longest)
         if timeout_ms is None:
-            length = max(1, tokens // inputs)
-            length = length if longest is None else min(length, longest)
-            cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * inputs  # roughly
+            length = max(1, tokens // len(sizes))
+            cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
             timeout_ms = max(self._limits.default_timeout_ms, _DEADLINE_COST_FACTOR * cost_us / 1e3)
         permit = Permit(self, model, priority, arrival + min(timeout_ms, self._limits.max_timeout_ms) / 1e3)
         demand = None
         if self.outlook.crowded:
             # Under overload nearly everything is refused: it should not be tokenised first.
-            demand = self.outlook.demand(model, _least_lengths(tokens, inputs, longest))
-        self.take(permit, tokens if longest is None else min(tokens, inputs * longest), demand, now)
+            demand = self.outlook.demand(model, _least_lengths(sizes, longest))
+        self.take(permit, tokens, demand, now)
         return permit
 
     def reserve(self, tokens: int, now: float) -> Permit:
@@ -227,7 +231,7 @@ class Admission:
         return Overloaded(message, retry_after_s=drain_s, jitter=self._jitter())
 
 
-def _least_lengths(tokens: int, inputs: int, longest: int | None) -> list[int]:
-    """The lengths that texts have at least: half the estimate, below which few fall."""
-    length = max(1, tokens // (2 * inputs))
-    return [length if longest is None else min(length, longest)] * inputs
+def _least_lengths(sizes: Sequence[int], longest: int | None) -> list[int]:
+    """The lengths that inputs have at least: half of the estimate, below which few fall."""
+    lengths = [max(1, estimate_tokens([size], None) // 2) for size in sizes]
+    return lengths if longest is None else [min(length, longest) for length in lengths]

@@ -133,6 +133,19 @@ def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
 
 
+def test_a_load_call_is_answered_when_the_server_ends(own_shelf: Shelf) -> None:
+    """With 503 and the reason, at once: its client is there, and the version cannot be loaded any more."""
+    with Server(own_shelf.root, *FAKE, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
+        first = engines(running)
+        own_shelf.add()
+        call = pool.submit(load, running)
+        os.kill(candidate(running, first), signal.SIGSTOP)
+        assert running.stop() == 0
+        assert call.result().status == 503
+        assert call.result().json()["error"] == "the server ends before the version could be loaded"
+        assert "client_gone" not in running.log
+
+
 def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_shelf: Shelf) -> None:
     """They fail with 503; those of the version that serves do not notice, and the next swap need not wait."""
     options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")

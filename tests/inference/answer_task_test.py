@@ -198,15 +198,15 @@ def test_a_model_too_short_for_questions() -> None:
 
 def test_the_size_of_a_context_is_limited(tokenizer: TextTokenizer) -> None:
     """A context may be far longer than a text, but not endless; a question is a text."""
-    assert tokenizer.windows_size_bytes([("a", "x" * CONTEXT_LIMIT_BYTES)]) == CONTEXT_LIMIT_BYTES + 1
+    assert tokenizer.windows_sizes_bytes([("a", "x" * CONTEXT_LIMIT_BYTES)]) == [CONTEXT_LIMIT_BYTES + 1]
     with pytest.raises(InvalidRequest, match=rf"context of input 1 has \d+ bytes; at most {CONTEXT_LIMIT_BYTES}"):
-        tokenizer.windows_size_bytes([("a", "b"), ("a", "ä" * (CONTEXT_LIMIT_BYTES // 2 + 1))])
+        tokenizer.windows_sizes_bytes([("a", "b"), ("a", "ä" * (CONTEXT_LIMIT_BYTES // 2 + 1))])
     with pytest.raises(InvalidRequest, match="input 0"):
-        tokenizer.windows_size_bytes([("x" * (tokenizer.max_characters + 1), "b")])
+        tokenizer.windows_sizes_bytes([("x" * (tokenizer.max_characters + 1), "b")])
 
 
 @pytest.mark.parametrize("wrong", ["a text", [1, 2]], ids=["text", "ids"])
 def test_a_question_needs_a_context(tokenizer: TextTokenizer, wrong: str | list[int]) -> None:
     """An input that is no pair is refused."""
     with pytest.raises(InvalidRequest, match="pair"):
-        answer.size_bytes(tokenizer, [wrong])
+        answer.sizes_bytes(tokenizer, [wrong])

@@ -116,19 +116,19 @@ def test_bad_token_ids(tokenizer: TextTokenizer, ids: list[int], truncate: bool)
 
 def test_size(tokenizer: TextTokenizer) -> None:
     """The size counts characters of texts and pairs, and four for each id."""
-    assert tokenizer.size_bytes(["four", ("ab", "c"), [1, 2]]) == 4 + 3 + 8
+    assert tokenizer.sizes_bytes(["four", ("ab", "c"), [1, 2]]) == [4, 3, 8]
 
 
 @pytest.mark.parametrize("too_long", ["x" * 8193, ("x" * 8000, "y" * 193)], ids=["text", "pair"])
 def test_size_limit(tokenizer: TextTokenizer, too_long: str | tuple[str, str]) -> None:
     """A text or pair of more than 32 characters for each of the model's tokens is refused, and named."""
     with pytest.raises(InvalidRequest, match=r"input 2 has 8193 characters.* 8192"):
-        tokenizer.size_bytes(["a", "b", too_long])
+        tokenizer.sizes_bytes(["a", "b", too_long])
 
 
 def test_size_limit_itself(tokenizer: TextTokenizer) -> None:
     """Exactly so many are read."""
-    assert tokenizer.size_bytes(["x" * 8192]) == 8192
+    assert tokenizer.sizes_bytes(["x" * 8192]) == [8192]
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=4))

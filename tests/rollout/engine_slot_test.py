@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -233,6 +234,30 @@ def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
         bench.slot.start()
         await bench.until(SlotState.FAILED)
         assert (bench.lifecycle.state, bench.lifecycle.failure) == (State.FAILED, "no such weights")
+        await bench.slot.close()
+
+    asyncio.run(main())
+
+
+def test_another_engine_is_looked_for_beside_the_event_loop(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached files of gigabytes are verified for it; meanwhile the server is warming and says so."""
+    looking, go_on = threading.Event(), threading.Event()
+
+    def look(*_: object, **__: object) -> None:
+        looking.set()
+        assert go_on.wait(10)
+
+    async def main() -> None:
+        bench = Bench(models)
+        monkeypatch.setattr(Chooser, "instead", look)
+        bench.refuse = True
+        bench.slot.start()
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(looking.wait, 10)
+        assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
+        go_on.set()
+        await bench.until(SlotState.FAILED)
+        assert bench.lifecycle.failure == "no such weights"
         await bench.slot.close()
 
     asyncio.run(main())

@@ -28,7 +28,12 @@ def admit(
 ) -> Permit:
     """A permit for a request that arrived at 7 s."""
     return admission.admit(
-        FIRST, size, inputs, longest=longest, arrival=7.0, timeout_ms=timeout_ms, priority=DEFAULT_PRIORITY, now=7.1
+        *(FIRST, [size // inputs] * inputs),
+        longest=longest,
+        arrival=7.0,
+        timeout_ms=timeout_ms,
+        priority=DEFAULT_PRIORITY,
+        now=7.1,
     )
 
 
@@ -63,9 +68,32 @@ def test_what_will_be_cut_off_is_not_counted() -> None:
         assert permit.tokens == 5002
 
 
+def test_one_long_text_does_not_count_for_the_short_ones_beside_it() -> None:
+    """It is cut, and they are as short as they are; so neither queue nor deadline is asked for more."""
+    sizes = [16_000, *[40] * 31]
+    assert estimate_tokens(sizes, 512) == 512 + 31 * 12
+    admission = bound(1000)
+    permit = admission.admit(FIRST, sizes, longest=512, arrival=7.0, timeout_ms=None, priority=2, now=7.0)
+    with permit:
+        assert permit.tokens == 512 + 31 * 12
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=300), st.integers(8, 8192), st.integers(16, 1 << 20))
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_an_idle_server_never_asks_to_come_back_later(sizes: list[int], longest: int, capacity: int) -> None:
+    """What is refused there would be refused for ever: it is told so, and nothing that the model would cut counts."""
+    admission = bound(capacity)
+    tokens = estimate_tokens(sizes, longest)
+    assert tokens <= sum(min(longest, size // 4 + 3) for size in sizes)
+    assert tokens <= longest * len(sizes)
+    with pytest.raises(InvalidRequest, match="send fewer at once") if tokens > capacity else contextlib.nullcontext():
+        admission.admit(FIRST, sizes, longest=longest, arrival=0.0, timeout_ms=None, priority=2, now=0.0)
+        assert admission.in_flight == tokens
+
+
 def test_an_estimate_is_a_quarter_of_the_bytes_and_two_tokens_an_input() -> None:
     """As in English prose; the special tokens of each input are counted."""
-    assert estimate_tokens(400, 3) == 106
+    assert estimate_tokens([100, 200, 100], None) == 106
 
 
 def test_a_permit_holds_its_tokens_until_its_block_ends() -> None:

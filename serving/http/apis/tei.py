@@ -180,7 +180,7 @@ async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
     def read(tokenizer: TextTokenizer) -> bytes:
         return msgspec.json.encode([tokenizer.tokens(text, special=message.add_special_tokens) for text in prompted])
 
-    return HttpReply(await api.pipeline.read(model, model.tokenizer.size_bytes(prompted), read))
+    return HttpReply(await api.pipeline.read(model, sum(model.tokenizer.sizes_bytes(prompted)), read))
 
 
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))

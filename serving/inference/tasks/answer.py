@@ -43,8 +43,8 @@ def check(options: AnswerOptions, _: Manifest) -> None:
         raise InvalidRequest(f"windows overlap by 0 tokens at least, not by {options.overlap_tokens}")
 
 
-def size_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> int:
-    return tokenizer.windows_size_bytes(pairs_of(inputs))
+def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> list[int]:
+    return tokenizer.windows_sizes_bytes(pairs_of(inputs))
 
 
 def encode(
@@ -125,4 +125,4 @@ def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
     return answers
 
 
-TASK = Task("answer", _finish, check, size_bytes, encode, token_outputs=True, windows=True)
+TASK = Task("answer", _finish, check, sizes_bytes, encode, token_outputs=True, windows=True)

@@ -58,7 +58,7 @@ class Task(Generic[O, A]):
     Attributes:
         name: As manifests call it; None suits models of every task.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
-        size_bytes: Size of the inputs; refuses those that are too long to be tokenised.
+        sizes_bytes: Size of each input; refuses those that are too long to be tokenised.
         encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         windows: Whether a text that is too long is read in several windows; otherwise it is cut.
@@ -67,7 +67,7 @@ class Task(Generic[O, A]):
     name: TaskName | None
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
-    size_bytes: Callable[[TextTokenizer, Sequence[TextInput]], int] = TextTokenizer.size_bytes
+    sizes_bytes: Callable[[TextTokenizer, Sequence[TextInput]], list[int]] = TextTokenizer.sizes_bytes
     encode: Encode[O] | None = None
     token_outputs: bool = False
     windows: bool = False
