@@ -15,9 +15,11 @@ from serving.errors import (
     ClientGone,
     DeadlineExceeded,
     InternalError,
+    InvalidRequest,
     MalformedRequest,
     UnsupportedMediaType,
 )
+from serving.grpc.fields import has_more_fields
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflated
 from serving.records import RequestTrace
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Call
     from serving.net.observer import RequestObserver
+
+_UNCOUNTED_BYTES = 16_384
+"""A message of this size is parsed in a millisecond, whatever is in it."""
+
+_MOST_FIELDS = 4096
+"""Of a message beside its inputs; numbers are packed, many into one field."""
 
 log = logging.getLogger("bertserve.grpc")
 
@@ -108,6 +116,8 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
     if call.deadline is not None and call.deadline <= call.connection.loop.time():
         raise DeadlineExceeded("the call's deadline had passed before its message was read")
     kind = call.head.method.kind
+    if len(data) > _UNCOUNTED_BYTES:
+        _check_fields(call, data)
     request = kind()
     try:
         request.ParseFromString(data)
@@ -116,6 +126,12 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
     if trace is not None and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
+
+
+def _check_fields(call: Call, data: bytes) -> None:
+    most = _MOST_FIELDS + call.environment.settings.max_v2_batch_size
+    if has_more_fields(data, call.head.method.kind, most):
+        raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
 
 
 def _request_id(call: Call, request: Message | None) -> str:

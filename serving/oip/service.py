@@ -11,7 +11,7 @@ import msgspec
 
 from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
-from serving.oip.tensors import IDS, inputs_of
+from serving.oip.tensors import IDS, check_sizes, inputs_of
 from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
@@ -167,6 +167,7 @@ class V2Service:
         view = self._find(name)
         if outputs:
             view.check_outputs(outputs)
+        check_sizes(tensors, self.max_inputs)
         inputs = inputs_of(tensors)
         if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")

@@ -31,6 +31,8 @@ _LENGTH = struct.Struct("<I")
 _LARGEST_DIMENSION = 2**31
 _NUMBERS = {INT32: "<i4", INT64: "<i8", FP32: "<f4"}
 _MATRIX = 2
+_MOST_NUMBERS = 1 << 20
+"""One by one; it takes tens of milliseconds to look at them."""
 
 
 class Tensor(msgspec.Struct):
@@ -103,6 +105,22 @@ def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
     )
 
 
+def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
+    """Refuses tensors of more rows or dimensions than any request may have, before anything walks through them."""
+    for tensor in tensors:
+        if len(tensor.shape) > _MATRIX:
+            raise InvalidRequest(
+                f"input {tensor.name!r} has {len(tensor.shape)} dimensions; at most {_MATRIX} are taken"
+            )
+        if tensor.shape:
+            check_inputs(tensor.shape[0], max_inputs)
+
+
+def check_inputs(count: int, max_inputs: int) -> None:
+    if count > max_inputs:
+        raise InvalidRequest(f"{count} inputs in one request; at most {max_inputs} are taken")
+
+
 def texts_of(tensor: Tensor) -> list[str]:
     """The elements of a BYTES tensor of the shape [n] or [n, 1].
 
@@ -118,7 +136,7 @@ def texts_of(tensor: Tensor) -> list[str]:
         raise InvalidRequest(f"unexpected shape for input {name!r}: expected [n] or [n, 1]")
     if tensor.blob is not None:
         return split_bytes(tensor.blob, shape[0], name)
-    texts = _flat(tensor)
+    texts = list(_flat(tensor))
     if not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"input {name!r} must hold texts")
     _check_count(name, shape[0], len(texts))
@@ -201,10 +219,12 @@ def _matrix(tensor: Tensor) -> NDArray[np.int64]:
     else:
         numbers = _flat(tensor)
         _check_count(name, count, len(numbers))
-        if not all(isinstance(value, int) for value in numbers):
+        if count > _MOST_NUMBERS:
+            raise InvalidRequest(f"input {name!r} holds {count} numbers; at most {_MOST_NUMBERS} are taken")
+        if not set(map(type, numbers)) <= {int, bool}:
             raise InvalidRequest(f"input {name!r} must hold whole numbers")
         try:
-            values = np.array(numbers, np.int64)
+            values = np.fromiter(numbers, np.int64, count)
         except OverflowError:
             raise InvalidRequest(f"input {name!r} holds a number that is no {INT64}") from None
     if values.size and (values.min() < -_LARGEST_DIMENSION or values.max() >= _LARGEST_DIMENSION):
@@ -212,8 +232,11 @@ def _matrix(tensor: Tensor) -> NDArray[np.int64]:
     return values.reshape(shape)
 
 
-def _flat(tensor: Tensor) -> list[Any]:
-    return [value for row in tensor.data or () for value in (row if isinstance(row, list) else (row,))]
+def _flat(tensor: Tensor) -> Sequence[Any]:
+    data = tensor.data or ()
+    if not data or not isinstance(data[0], list):
+        return data
+    return [value for row in data for value in (row if isinstance(row, list) else (row,))]
 
 
 def _check_count(name: str, expected: int, count: int, what: str = "elements") -> None:

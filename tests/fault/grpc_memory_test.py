@@ -64,6 +64,17 @@ def request(text: str = "small", model: str = NAME, padding: int = SIZE) -> byte
     return message.SerializeToString()
 
 
+def tensor(name: str, datatype: str, shape: list[int], **contents: list[int]) -> bytes:
+    """A request with one tensor; without contents it is a blob of empty texts."""
+    message = pb.ModelInferRequest(model_name=NAME)
+    added = message.inputs.add(name=name, datatype=datatype, shape=shape)
+    for field, values in contents.items():
+        getattr(added.contents, field).extend(values)
+    if not contents:
+        message.raw_input_contents.append(bytes(SIZE))
+    return message.SerializeToString()
+
+
 GOOD = request()
 RESET = CANCEL.to_bytes(4, "big")
 
@@ -177,6 +188,13 @@ def told(server: Server, count: int) -> None:
 WAYS: dict[str, Callable[[Server, int], None]] = {
     "an unknown model": refused(request(model="nobody"), 5),
     "no message": refused(b"\xff" * SIZE, 3),
+    "many tensors": refused(b"\x2a\0" * (SIZE // 2), 3),
+    "many outputs": refused(b"\x32\0" * (SIZE // 2), 3),
+    "many parameters": refused(b"".join(b"\x22\x06\x0a\x04%04x" % number for number in range(1 << 16)) * 4, 3),
+    "many texts": refused(tensor("text", "BYTES", [SIZE // 4, 1]), 3),
+    "many numbers": refused(tensor("input_ids", "INT32", [1, SIZE - 99], int_contents=[5] * (SIZE - 99)), 3),
+    "many rows": refused(tensor("input_ids", "INT64", [SIZE // 8, 1], int64_contents=[5] * (SIZE // 8)), 3),
+    "many dimensions": refused(tensor("input_ids", "INT64", [5] * (SIZE // 2), int64_contents=[5]), 3),
     "too many characters": refused(request("x" * SIZE, padding=0), 3),
     "too late": refused(GOOD, 4, grpc_timeout="1u"),
     "too late to be computed": refused(GOOD, 4, grpc_timeout="30m"),

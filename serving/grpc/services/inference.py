@@ -13,10 +13,12 @@ from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.net.requests import priority_of
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
-from serving.oip.tensors import BYTES, Tensor, decode_text
+from serving.oip.tensors import BYTES, Tensor, check_inputs, decode_text
 from serving.records import DEFAULT_PRIORITY, InferRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call
@@ -29,6 +31,7 @@ _OPEN = frozenset({"ServerLive", "ServerReady"})
 """What probes ask, and need no API key for."""
 
 _US_PER_MS = 1000
+_MOST_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata with which a client wants the errors of a stream as the call's own status."""
 
@@ -111,10 +114,12 @@ class InferenceService:
         """Answers a request; the outputs come back in `raw_output_contents`."""
         arrival = time.perf_counter()
         names: list[str] = []
+        if len(request.outputs) > _MOST_TENSORS:
+            raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
         for choice in request.outputs:
             refuse_unsupported(choice.parameters)
             names.append(choice.name)
-        view, inputs = self._service.inputs(request.model_name, _tensors(request), names)
+        view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
         infer_request = InferRequest(
             inputs=inputs,
             options=view.options,
@@ -160,9 +165,11 @@ def _message(struct: msgspec.Struct, message: Message) -> Message:
     return ParseDict(msgspec.to_builtins(struct), message)
 
 
-def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
+def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
     """The inputs, from `raw_input_contents` or from each one's `contents`."""
     raw = request.raw_input_contents
+    if len(request.inputs) > _MOST_TENSORS:
+        raise InvalidRequest(f"{len(request.inputs)} input tensors in one request; no model takes so many")
     if raw and len(raw) != len(request.inputs):
         raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
     tensors = []
@@ -175,14 +182,16 @@ def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
             blob = memoryview(raw[index])
             tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, blob))
         else:
-            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, _contents(tensor)))
+            tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, _contents(tensor, max_inputs)))
     return tensors
 
 
-def _contents(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) -> Sequence[Any]:
+    contents = tensor.contents
     if tensor.datatype == BYTES:
-        return [decode_text(element) for element in tensor.contents.bytes_contents]
-    return [*tensor.contents.int_contents, *tensor.contents.int64_contents]
+        check_inputs(len(contents.bytes_contents), max_inputs)
+        return [decode_text(element) for element in contents.bytes_contents]
+    return contents.int_contents or contents.int64_contents
 
 
 def _truncate(request: pb.ModelInferRequest) -> bool | None:
