@@ -140,6 +140,7 @@ def test_a_load_call_is_answered_when_the_server_ends(own_shelf: Shelf) -> None:
         own_shelf.add()
         call = pool.submit(load, running)
         os.kill(candidate(running, first), signal.SIGSTOP)
+        assert get(running.http, "/status").json()["slot"] == {"state": "serving", "previous": None}
         assert running.stop() == 0
         assert call.result().status == 503
         assert call.result().json()["error"] == "the server ends before the version could be loaded"
