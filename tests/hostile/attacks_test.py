@@ -32,17 +32,6 @@ NOISE_MB = 10
 MOST_DESCRIPTORS = 1_300
 MOST_LINES = 60
 
-MENDED_LATER: dict[str, str] = {
-    "HTTP: JSON bodies of 2 MB": "large bodies are parsed on the event loop, one after another",
-}
-"""Attacks that still succeed, and what is missing."""
-
-
-def attacks() -> list[Any]:
-    """Their names, marked."""
-    marks = {name: [pytest.mark.xfail(reason=reason, strict=False)] for name, reason in MENDED_LATER.items()}
-    return [pytest.param(name, marks=marks.get(name, [])) for name in ATTACKS]
-
 
 def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> None:
     """That an attack does nothing. What the allocator keeps of a first one must be enough for a second."""
@@ -65,7 +54,7 @@ def left(found: dict[str, Any]) -> float:
     return float(found["memory_mb"]["after"] - found["memory_mb"]["before"])
 
 
-@pytest.mark.parametrize("name", attacks())
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack(attacked: Server, victim: Victim, polite: Polite, attacker: Child, name: str) -> None:
     """A moment of it leaves nothing behind and holds nobody up."""
     check(victim, polite, attacker, name, SHORT)
@@ -73,7 +62,7 @@ def test_an_attack(attacked: Server, victim: Victim, polite: Polite, attacker: C
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", attacks())
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_in_full(attacked: Server, victim: Victim, polite: Polite, attacker: Child, name: str) -> None:
     """Nor does one that lasts."""
     check(victim, polite, attacker, name, FULL)
