@@ -43,7 +43,7 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
     """Runs a call's method on a message.
 
     A call of one message is ended here, well or with an error; of one message of several, the result is the reply, or
-    the error with which the call ends.
+    the error with which the call ends. Other results mean nothing.
     """
     method, observer = call.head.method, call.environment.observer
     trace = None if observer is None else _begin_trace(call, data)
@@ -78,7 +78,8 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
             _end_trace(observer, trace, failure)
     if failure is not None and method.duplex is None:
         call.refuse(failure, request_id)
-    return reply if failure is None else failure
+    # The call keeps its task, and the task its result: not a reply that has been sent.
+    return failure or (b"" if method.duplex is None else reply)
 
 
 def _begin_trace(call: Call, data: bytes) -> RequestTrace:
@@ -101,13 +102,21 @@ def _end_trace(observer: RequestObserver, trace: RequestTrace, failure: Bertserv
 
 
 async def _inflate(call: Call, data: bytes) -> bytes:
-    """A compressed message as it was."""
+    """A compressed message as it was.
+
+    Raises:
+        BuffersFull: There is no room for it.
+    """
     encoding = call.metadata(b"grpc-encoding") or b"identity"
     if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
-    message = await asyncio.to_thread(inflated, data, COMPRESSIONS[encoding], call.head.body_limit)
-    if not call.grow(len(message)):
-        raise BuffersFull
+    limit, wbits = call.head.body_limit, COMPRESSIONS[encoding]
+    # One at a time, with room for as much as it may grow to: small messages could make many large ones at once.
+    async with call.environment.inflating:
+        if not call.grow(limit):
+            raise BuffersFull
+        message = await asyncio.to_thread(inflated, data, wbits, limit)
+        call.grow(len(message) - limit)
     return message
 
 

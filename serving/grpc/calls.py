@@ -76,12 +76,14 @@ class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
         record_error: Counts and logs an error.
         keys: What all but the open methods need one of.
         observer: Traces requests; None where nothing reads the traces.
+        inflating: Held by the call whose message is being decompressed.
     """
 
     settings: Settings
     record_error: RecordError
     keys: ApiKeys | None
     observer: RequestObserver | None
+    inflating: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
 
 class Call(msgspec.Struct, eq=False):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.hostile.measure import LEFT_MB, MOST_MB, soak
+from loadtest.benchmarks.hostile.measure import LEFT_MB, soak
 from loadtest.benchmarks.hostile.polite import Polite
 from loadtest.benchmarks.server_process import few_descriptors
 from tests.support.hostile import victim_of
@@ -34,7 +34,7 @@ TRACED = (sys.executable, str(ROOT / "tests" / "support" / "traced_server.py"))
 def test_memory_stays_flat(
     serve: Callable[..., Server], attacker: Child, tmp_path: Path, rounds: int, seconds: float
 ) -> None:
-    """What the first round needed is enough for all further ones, and the polite client beside them never fails.
+    """After every round it is what it was at the start, and the polite client beside them never fails.
 
     Where memory grows, the same traffic goes to a server that traces its allocations, and the failure shows what grew.
     """
@@ -45,8 +45,7 @@ def test_memory_stays_flat(
         found = soak(victim, attacker, rounds, seconds)
         assert polite.faults() == []
     memory = found["memory_mb"]
-    assert max(memory) - memory[0] <= MOST_MB
-    if max(memory[2:]) - memory[1] > LEFT_MB + NOISE_MB:
+    if max(memory) - memory[0] > LEFT_MB + NOISE_MB:
         pytest.fail(json.dumps(found) + "\n" + _growth(serve, attacker, tmp_path / "growth.txt"))
 
 
