@@ -1,7 +1,8 @@
 """Many deadlines on one timer of the event loop.
 
 Setting and cancelling a timer costs tens of microseconds a request, and nearly every deadline is cancelled. So one
-timer is armed for the earliest; a cancelled deadline stays in the heap until its time has come.
+timer is armed for the earliest; a cancelled deadline stays in the heap until its time has come, or until
+the heap has doubled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_SWEPT_AT = 1024
 
 
 class Deadline:
@@ -33,14 +37,23 @@ class DeadlineTimer:
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = float("inf")
+        self._swept_at = _SWEPT_AT
 
     def at(self, when: float, callback: Callable[[], None]) -> Deadline:
         """Calls `callback` at a time of the event loop's clock, in seconds."""
         deadline = Deadline(callback)
         heapq.heappush(self._heap, (when, next(self._serial), deadline))
+        if len(self._heap) > self._swept_at:
+            self._sweep()
         if when < self._armed_for:
             self._arm(when)
         return deadline
+
+    def _sweep(self) -> None:
+        """Drops what is cancelled; the next time is when as many have come, so that each deadline pays little."""
+        self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+        heapq.heapify(self._heap)
+        self._swept_at = max(_SWEPT_AT, 2 * len(self._heap))
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:

@@ -153,10 +153,10 @@ class Pipeline:
                 await self._tokenizer_turn.acquire()
         except TimeoutError:
             raise self._dispatcher.missed() from None
-        try:
-            return await asyncio.to_thread(work)
-        finally:
-            self._tokenizer_turn.release()
+        # The turn ends with the thread, which goes on when the client leaves: else others would start beside it.
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        running.add_done_callback(lambda _: self._tokenizer_turn.release())
+        return await asyncio.shield(running)
 
 
 def _check_count(request: InferRequest[A]) -> None:

@@ -49,6 +49,20 @@ async def test_deadlines_of_one_time_fire_in_the_order_in_which_they_were_set() 
 
 
 @virtually
+async def test_cancelled_deadlines_do_not_pile_up() -> None:
+    """Ten thousand that were cancelled long before their time leave little behind, and the others are kept."""
+    fired: list[int] = []
+    timer = DeadlineTimer()
+    for number in range(10_000):
+        deadline = timer.at(30.0, lambda number=number: fired.append(number))
+        if number % 1000:
+            deadline.cancel()
+    assert len(timer._heap) < 2000
+    await asyncio.sleep(31)
+    assert fired == list(range(0, 10_000, 1000))
+
+
+@virtually
 async def test_a_deadline_for_the_past_fires_at_once() -> None:
     """It still fires from the loop, not from the call that sets it."""
     await asyncio.sleep(10)

@@ -28,12 +28,13 @@ class Blocked:
 
     def __init__(self) -> None:
         self.began = 0
-        self.go_on = threading.Event()
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
 
     def encode(self, _: object, **__: object) -> list[Any]:
         """Never returns an answer that would be used."""
         self.began += 1
-        self.go_on.wait()
+        self.has_begun.set()
+        self.go_on.wait(60)
         return []
 
 
@@ -65,15 +66,20 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
             request = InferRequest([LONG], EmbedOptions(), now(), "id", 8, timeout_ms=timeout_ms)
             return asyncio.create_task(pipeline.infer(request))
 
-        first, second = ask(60_000.0), ask(50.0)
+        first = ask(60_000.0)
+        await asyncio.to_thread(tokenizer.has_begun.wait, 30)
+        second = ask(50.0)
         with pytest.raises(DeadlineExceeded):
             await asyncio.wait_for(second, 30)
         assert (tokenizer.began, first.done()) == (1, False)
         assert dispatcher.load().misses == {"queue": 1, "engine": 0}
         assert dispatcher.load().admitted_tokens == 512
         first.cancel()
-        tokenizer.go_on.set()
         await asyncio.wait({first})
+        assert pipeline._tokenizer_turn.locked(), "its thread goes on, and no other begins beside it"
+        tokenizer.go_on.set()
+        async with asyncio.timeout(30), pipeline._tokenizer_turn:
+            pass
         assert dispatcher.load().admitted_tokens == 0
         assert dispatcher.load().wait_s == 0
 

@@ -8,7 +8,7 @@ windows; work in one turn of the caller's loop; and work that nothing comes of, 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from serving.grpc.h2 import frames
 from serving.grpc.h2.flow import LOW_WINDOW, ReceivingWindow, SendingWindow
@@ -100,28 +100,14 @@ class H2Connection:
         self._rest = b""
         self._block: bytearray | None = None
         self._block_flags = self._block_stream = self._block_cost = 0
-        self._on_frame: tuple[Callable[[int, int, bytes], None], ...] = (
-            self._on_data,
-            self._on_headers,
-            self._on_priority,
-            self._on_rst_stream,
-            self._on_settings,
-            self._on_push_promise,
-            self._on_ping,
-            self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
-            *[self._on_unknown] * (_FRAME_TYPES - CONTINUATION - 1),
-        )
 
     # What the caller's transport calls.
 
     def receive(self, data: bytes) -> list[Event]:
         """Reads bytes of the peer's, as far as one turn's work goes (`pending`)."""
-        events = self._events = []
         if self.finished:
             self.pending = False
-            return events
+            return []
         if self._rest:
             data = self._rest + data
         self._work = work = self._limits.turn_work
@@ -136,6 +122,8 @@ class H2Connection:
         self._credit -= work - self._work
         if self._credit < 0 and not self.finished:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+        # Not kept: an idle connection would hold the data of its last read.
+        events, self._events = self._events, []
         return events
 
     def data_to_send(self) -> bytes:
@@ -155,17 +143,15 @@ class H2Connection:
         self._sending.paused = True
 
     def resume(self) -> list[Event]:
-        events = self._events = []
         self._sending.paused = False
         self._go_on(self._sending.drain())
-        return events
+        return self._take_events()
 
     def renew(self, seconds: float) -> list[Event]:
         """Gives back credit for so many seconds, and sends what small windows hold back."""
-        events = self._events = []
         self._credit = min(self._limits.credit, self._credit + round(self._limits.credit_per_s * seconds))
         self._go_on(self._sending.drain_small(self.streams))
-        return events
+        return self._take_events()
 
     @property
     def partial(self) -> bool:
@@ -247,9 +233,12 @@ class H2Connection:
             self.finished = not self._streams
 
     def terminate(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> list[Event]:
-        events = self._events = []
         if not self.finished:
             self._fail(ConnectionFault(code, reason))
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
         return events
 
     # Parsing.
@@ -294,7 +283,7 @@ class H2Connection:
                 if kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS:
                     self._on_block(flags, number, payload)
                 else:
-                    self._on_frame[kind](flags, number, payload)
+                    self._ON_FRAME[kind](self, flags, number, payload)
             except StreamFault as fault:
                 self._reset_faulty(number, fault.code)
         if at > start and self._block is None:
@@ -470,6 +459,21 @@ class H2Connection:
 
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
         """Ignores a frame of another type (section 5.5)."""
+
+    # Functions, not bound methods: those would hold the connection, which holds them.
+    _ON_FRAME: ClassVar[tuple[Callable[[H2Connection, int, int, bytes], None], ...]] = (
+        _on_data,
+        _on_headers,
+        _on_priority,
+        _on_rst_stream,
+        _on_settings,
+        _on_push_promise,
+        _on_ping,
+        _on_goaway,
+        _on_window_update,
+        _on_continuation,
+        *[_on_unknown] * (_FRAME_TYPES - CONTINUATION - 1),
+    )
 
     # Streams.
 
