@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _VARINT, _FIXED64, _SIZED, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_LONGEST_VARINT_BITS = 70
 _WIDTHS = {_FIXED64: 8, _GROUP: 0, _GROUP_END: 0, _FIXED32: 4}
 
 
@@ -43,7 +44,7 @@ def has_more_fields(data: bytes, kind: type[Message], most: int) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins here, and where it ends."""
+    """The number that begins here, and where it ends; raises IndexError for one of more than ten bytes."""
     value = data[at]
     at += 1
     if value < 0x80:  # noqa: PLR2004  as nearly all
@@ -54,6 +55,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
         at += 1
+        if shift >= _LONGEST_VARINT_BITS:  # or one number of all the message would take minutes
+            raise IndexError
     return value | byte << shift, at + 1
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from serving.errors import (
     BertserveError,
+    BuffersFull,
     EmptyInput,
     InvalidRequest,
     Overloaded,
@@ -44,6 +45,7 @@ _TEI_TYPES: Mapping[type[BertserveError], str] = {
     WrongTask: "Backend",
     InvalidRequest: "Validation",
     Overloaded: "Overloaded",
+    BuffersFull: "Overloaded",
     Unavailable: "Unhealthy",
     BertserveError: "Backend",
 }

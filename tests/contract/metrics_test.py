@@ -159,7 +159,8 @@ def test_tritons_names_agree_with_the_statistics(server: Server) -> None:
 def test_what_waits_is_predicted_and_pending(models: Path) -> None:
     """While an engine is busy: requests that wait, for Triton's dashboards, and how long a new one would."""
     request = (
-        b'POST /embed HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"inputs": "a text"}'
+        b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+        b'{"inputs": "a text"}'
     )
     options = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--engine-hang-s", "60")
     with Server(models, *options) as busy, contextlib.ExitStack() as connections:

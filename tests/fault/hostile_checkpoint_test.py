@@ -73,9 +73,10 @@ def header(size: int, content: bytes) -> Spoil:
 
 
 CASES: dict[str, tuple[Spoil, str]] = {
+    "pytorch_model.bin": (only_pickled("pytorch_model.bin"), "no weights of PyTorch"),
     **{
-        name: (only_pickled(name), "only pickled weights")
-        for name in ("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "last.ckpt")
+        name: (only_pickled(name), "model.safetensors is missing")
+        for name in ("pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "last.ckpt")
     },
     "pickled under the other name": (lambda f, c: (f / WEIGHTS).write_bytes(pickled(c)), "is damaged"),
     "archive under the other name": (lambda f, c: zipped(f / WEIGHTS, c), "is damaged"),

@@ -39,6 +39,12 @@ def test_many_fields_of_any_kind(field: bytes) -> None:
     assert not has_more_fields(field * 1000, KIND, 1000)
 
 
+def test_a_number_that_does_not_end() -> None:
+    """One of millions of bytes is no number, and is not added up."""
+    assert not has_more_fields(b"\xff" * (4 << 20), KIND, 1000)
+    assert not has_more_fields(b"\x08" + b"\x80" * (4 << 20), KIND, 1000)
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     """What is no message is left to the parser."""

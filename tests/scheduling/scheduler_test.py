@@ -177,7 +177,7 @@ def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
     scheduler = one_lane(per_token(125))
     submit(scheduler, 64)
     with Permit(scheduler.admission, FIRST, DEFAULT_PRIORITY, 60.0) as permit:
-        permit.expect(4 * 126 * 10, 10, None)
+        permit.expect([4 * 126] * 10, None)
         assert scheduler.outlook.drain_s(0.0) == pytest.approx(0.088)
         with pytest.raises(Overloaded):
             submit(scheduler, 64, timeout=0.09)
