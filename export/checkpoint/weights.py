@@ -80,7 +80,7 @@ def find(folder: Folder) -> Weights:
     others = sorted(path.name for pattern in _OTHERS for path in folder.path.glob(pattern))
     instead = f", and {others[0]} is not read" if others else ""
     raise ExportError(
-        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} is missing, {_SINGLE[_PICKLED]} likewise{instead}; save the model "
+        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing{instead}; save the model "
         "with Transformers' save_pretrained"
     )
 

@@ -226,5 +226,5 @@ def test_shards_that_do_not_fit_are_refused(folder: Path, name: str) -> None:
 def test_old_checkpoints_without_safetensors_say_what_is_missing(folder: Path) -> None:
     """Weights of TensorFlow or Flax alone are not read."""
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    with pytest.raises(ExportError, match=r"pytorch_model\.bin likewise, and tf_model\.h5 is not read"):
+    with pytest.raises(ExportError, match=r"pytorch_model\.bin are missing, and tf_model\.h5 is not read"):
         opened(folder)

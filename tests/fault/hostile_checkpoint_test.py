@@ -75,7 +75,7 @@ def header(size: int, content: bytes) -> Spoil:
 CASES: dict[str, tuple[Spoil, str]] = {
     "pytorch_model.bin": (only_pickled("pytorch_model.bin"), "no weights of PyTorch"),
     **{
-        name: (only_pickled(name), "model.safetensors is missing")
+        name: (only_pickled(name), "model.safetensors and pytorch_model.bin are missing")
         for name in ("pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "last.ckpt")
     },
     "pickled under the other name": (lambda f, c: (f / WEIGHTS).write_bytes(pickled(c)), "is damaged"),
