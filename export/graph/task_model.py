@@ -169,8 +169,8 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
     known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id", *family.settings]
     settings |= {key: config[key] for key in known if key in config}
     settings[family.activation] = checkpoint.activation
-    if family.epsilon:
-        settings["layer_norm_eps"] = config.get("layer_norm_eps", 1e-12)
+    if family.epsilon and "layer_norm_eps" in config:
+        settings["layer_norm_eps"] = config["layer_norm_eps"]
     if checkpoint.task in {"classify", "rerank", "tag"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     # The exporter and the fusions know this form of attention, and no other.

@@ -21,7 +21,7 @@ from serving.errors import (
 )
 from serving.grpc.fields import has_more_fields
 from serving.logs import fields
-from serving.net.requests import COMPRESSIONS, inflated
+from serving.net.requests import COMPRESSIONS, inflating
 from serving.records import RequestTrace
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ log = logging.getLogger("bertserve.grpc")
 async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveError:
     """Runs a call's method on a message.
 
-    A call of one message is ended here, well or with an error; of one message of several, the result is the reply, or
-    the error with which the call ends. Other results mean nothing.
+    A call of one message is ended here, and the result is empty: its task, which is kept, would hold the reply. Of one
+    message of several, the result is the reply, or the error with which the call ends.
     """
     method, observer = call.head.method, call.environment.observer
     trace = None if observer is None else _begin_trace(call, data)
@@ -78,7 +78,6 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
             _end_trace(observer, trace, failure)
     if failure is not None and method.duplex is None:
         call.refuse(failure, request_id)
-    # The call keeps its task, and the task its result: not a reply that has been sent.
     return failure or (b"" if method.duplex is None else reply)
 
 
@@ -112,11 +111,13 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     limit, wbits = call.head.body_limit, COMPRESSIONS[encoding]
     # One at a time, with room for as much as it may grow to: small messages could make many large ones at once.
-    async with call.environment.inflating:
-        if not call.grow(limit):
-            raise BuffersFull
-        message = await asyncio.to_thread(inflated, data, wbits, limit)
-        call.grow(len(message) - limit)
+    turn = call.environment.inflating
+    await turn.acquire()
+    if not call.grow(limit):
+        turn.release()
+        raise BuffersFull
+    message = await inflating(turn, data, wbits, limit)
+    call.grow(len(message) - limit)
     return message
 
 

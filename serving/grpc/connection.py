@@ -94,7 +94,7 @@ class GrpcConnection(asyncio.Protocol):
         self._application = application
         self.loop = asyncio.get_running_loop()
         self._behind = b""
-        self._paused = self._closing = False
+        self._paused = self._closing = self._turn_is_due = False
         self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
         self._progress = self._buffered = self._unread = 0
@@ -129,7 +129,7 @@ class GrpcConnection(asyncio.Protocol):
         self._handle(self.h2.receive(data))
         self.flush()
         if self.h2.pending:
-            self.loop.call_soon(self._take_rest)
+            self._take_rest_next_turn()
 
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, until it does or the tick ends it."""
@@ -147,18 +147,24 @@ class GrpcConnection(asyncio.Protocol):
         self._handle(self.h2.resume())
         self.flush()
         if self.h2.pending:
-            self.loop.call_soon(self._take_rest)
+            self._take_rest_next_turn()
         else:
             self._transport.resume_reading()
 
+    def _take_rest_next_turn(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self.loop.call_soon(self._take_rest)
+
     def _take_rest(self) -> None:
+        self._turn_is_due = False
         if self._paused or not self.h2.pending or self._transport.is_closing():
             return
         data, self._behind = self._behind, b""
         self._handle(self.h2.receive(data))
         self.flush()
         if self.h2.pending:
-            self.loop.call_soon(self._take_rest)
+            self._take_rest_next_turn()
         elif not self._closing:
             self._transport.resume_reading()
 
@@ -232,7 +238,7 @@ class GrpcConnection(asyncio.Protocol):
     def _renew(self, seconds: float) -> None:
         self._handle(self.h2.renew(seconds))
         if self.h2.pending:
-            self.loop.call_soon(self._take_rest)
+            self._take_rest_next_turn()
 
     def drain(self) -> None:
         """The server ends: sends the client away, and takes what it sends before it has heard of that."""

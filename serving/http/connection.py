@@ -67,7 +67,7 @@ _PIECE_BYTES = 2048
 """So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
 
 _TURN_BYTES = 32_768
-"""So much is parsed in a turn of the event loop. Of a body whose length is known, what one read has brought is."""
+"""What a connection parses in a turn of the event loop; of a body of known length, all that one read has brought."""
 
 _ROOM_BYTES = 65_536
 """A body takes room for so much at a time."""
@@ -196,7 +196,7 @@ class HttpConnection(asyncio.Protocol):
         *("_header_bytes", "_header_lines", "_headers", "_held", "_host", "_idle_since", "_keep_alive"),
         *("_last_at", "_last_reply", "_length", "_limits", "_loop", "_parser", "_path", "_paused", "_port"),
         *("_query", "_reading", "_reply_room", "_rest", "_rest_room", "_room", "_share", "_timed", "_timer"),
-        *("_transport", "_unread", "_url", "_used", "_violation", "_writable"),
+        *("_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation", "_writable"),
     )
 
     def __init__(self, port: HttpPort) -> None:
@@ -209,7 +209,7 @@ class HttpConnection(asyncio.Protocol):
         self._timed = _Reading.NOTHING
         self._timer: asyncio.TimerHandle | None = None
         self._rest = memoryview(b"")
-        self._paused = False
+        self._paused = self._turn_is_due = False
         self._ending = False
         self._share = port.budget.share()
         self._rest_room = 0
@@ -283,7 +283,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._rest or at >= _TURN_BYTES:
             self._paused = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
+            self._read_on_next_turn()
         elif self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -301,7 +301,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._refuse(BuffersFull())
 
+    def _read_on_next_turn(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._read_on)
+
     def _read_on(self) -> None:
+        self._turn_is_due = False
         if self._ending or self._ahead:
             return
         self._share.give(self._rest_room)
@@ -333,7 +339,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_timer(self._reading)
 
     def pause_writing(self) -> None:
-        """The client does not read its reply: it must take some in each time that a client gets to send a body."""
+        """The client does not read its reply: it must take some of it within the time for a body."""
         self._writable.clear()
         self._expect_progress()
 
@@ -470,7 +476,7 @@ class HttpConnection(asyncio.Protocol):
     def _answer_next(self) -> None:
         request, keep_alive = self._ahead.popleft()
         if self._paused and not self._ahead:
-            self._loop.call_soon(self._read_on)
+            self._read_on_next_turn()
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:

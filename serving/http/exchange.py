@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,10 +21,12 @@ from serving.errors import (
 )
 from serving.http.faults import error_body, status_of
 from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflated, priority_of
+from serving.net.requests import COMPRESSIONS, inflated, inflating, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
+    import asyncio
+
     from serving.records import Outcome
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -203,14 +204,15 @@ class HttpRequest(msgspec.Struct):
             self.body = inflated(self.body, wbits, limit)
 
     async def _inflate(self, wbits: int, limit: int, turn: asyncio.Lock) -> None:
-        async with turn:
-            if self.share is not None and not self.share.take(limit):
-                raise BuffersFull
-            self.held += limit
-            self.body = await asyncio.to_thread(inflated, self.body, wbits, limit)
-            if self.share is not None:
-                self.share.give(limit - len(self.body))
-            self.held -= limit - len(self.body)
+        await turn.acquire()
+        if self.share is not None and not self.share.take(limit):
+            turn.release()
+            raise BuffersFull
+        self.held += limit
+        self.body = await inflating(turn, self.body, wbits, limit)
+        if self.share is not None:
+            self.share.give(limit - len(self.body))
+        self.held -= limit - len(self.body)
 
     def json(self, decoder: JsonDecoder[M]) -> M:
         """The message in the body.

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from serving.errors import StartupError
@@ -302,6 +303,7 @@ class Acceptor:
             accepted = _Accepted(opened, give_back)
             self._opening.add(accepted)
             accepted.opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            accepted.opening.add_done_callback(partial(self._opened, accepted))
         self._accepts = min(_ACCEPTS, 2 * self._accepts)
 
     async def _open(self, accepted: _Accepted) -> None:
@@ -317,8 +319,14 @@ class Acceptor:
             )
         except OSError:  # the client has gone or agrees on no TLS
             accepted.close()
-        finally:
-            self._opening.discard(accepted)
+        except Exception:
+            accepted.close()
+            raise
+
+    def _opened(self, accepted: _Accepted, task: asyncio.Task[None]) -> None:
+        self._opening.discard(accepted)
+        if task.cancelled():  # perhaps before it began
+            accepted.close()
 
     def _refuse(self, opened: socket.socket) -> None:
         with opened, suppress(OSError):

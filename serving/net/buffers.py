@@ -55,12 +55,11 @@ class BufferShare:
     def take(self, size: int) -> bool:
         """Holds so many bytes more; False, and as many as before, where that is beyond the budget or the share."""
         budget, held = self._budget, self.held + size
-        counted = max(0, held - self._free_bytes) - max(0, self.held - self._free_bytes)
-        if counted and (budget.used + counted > budget.limit_bytes or held > budget.share_bytes):
+        more = self._counted(held) - self._counted(self.held)
+        if more and (budget.used + more > budget.limit_bytes or held > budget.share_bytes):
             budget.refusals += 1
             return False
-        budget.used += counted
-        self.held = held
+        self._hold(held)
         return True
 
     def take_made(self, size: int) -> bool:
@@ -69,15 +68,19 @@ class BufferShare:
         if budget.used >= budget.limit_bytes:
             budget.refusals += 1
             return False
-        budget.used += size
-        self.held += size
+        self._hold(self.held + size)
         return True
 
     def give(self, size: int) -> None:
         """Gives back so many of the bytes held."""
-        held = max(0, self.held - size)
-        self._budget.used -= max(0, self.held - self._free_bytes) - max(0, held - self._free_bytes)
+        self._hold(max(0, self.held - size))
+
+    def _hold(self, held: int) -> None:
+        self._budget.used += self._counted(held) - self._counted(self.held)
         self.held = held
+
+    def _counted(self, held: int) -> int:
+        return max(0, held - self._free_bytes)
 
     def close(self) -> None:
         """Gives all back; nothing is taken afterwards."""

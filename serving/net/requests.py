@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -62,3 +63,13 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
     if not stream.eof or stream.unused_data:
         raise MalformedRequest("the compressed body ends too early, or something follows it")
     return body
+
+
+def inflating(turn: asyncio.Lock, data: bytes, wbits: int, limit: int) -> asyncio.Future[bytes]:
+    """Decompresses a body as `inflated`, in a thread; releases `turn`, which is held, when the thread has ended.
+
+    The thread goes on where the client leaves meanwhile. Were its turn over then, others would start beside it.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, inflated, data, wbits, limit)
+    running.add_done_callback(lambda _: turn.release())
+    return asyncio.shield(running)
