@@ -319,14 +319,14 @@ class Acceptor:
             )
         except OSError:  # the client has gone or agrees on no TLS
             accepted.close()
-        except Exception:
-            accepted.close()
-            raise
 
     def _opened(self, accepted: _Accepted, task: asyncio.Task[None]) -> None:
         self._opening.discard(accepted)
         if task.cancelled():  # perhaps before it began
             accepted.close()
+        elif (error := task.exception()) is not None:
+            accepted.close()
+            raise error  # which the loop's handler logs
 
     def _refuse(self, opened: socket.socket) -> None:
         with opened, suppress(OSError):

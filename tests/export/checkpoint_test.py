@@ -211,7 +211,7 @@ def no_frame(folder: Path) -> None:
 
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (other_weights_only, r"model.safetensors and pytorch_model.bin are missing, and model.ckpt is not read"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors and pytorch_model.bin are missing"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
