@@ -74,6 +74,7 @@ class Server:
     grpc: GrpcListener
     probes: ProbeListener
     places: Places
+    budget: BufferBudget
     recent: Recent
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
     span_sender: SpanSender | None
@@ -202,13 +203,12 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         grpc=grpc,
         probes=probes,
         places=places,
+        budget=budget,
         recent=recent,
         background=background,
         span_sender=span_sender,
     )
     _show(metrics, server, v2_service, spans, log_writer)
-    metrics.read(catalogue.BUFFERS, lambda: budget.used)
-    metrics.read(catalogue.BUFFER_REFUSALS, lambda: budget.refusals)
     return server
 
 
@@ -224,6 +224,8 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.read(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
     metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
     metrics.read(catalogue.CONNECTIONS, lambda: {"http": server.http.connections, "grpc": server.grpc.connections})
+    metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
+    metrics.read(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
     places = {"clients": server.places, "probes": server.probes.places}
     metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in places.items()})
     metrics.read(

@@ -10,7 +10,7 @@ import msgspec
 
 from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest, NotReady
 from serving.grpc.boundary import answer
-from serving.grpc.calls import FREE_BYTES, PREFIX_BYTES, Call, Metadata, read_prefix
+from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
 from serving.security.keys import refusal
 
 _MAX_ANSWERS = 64
@@ -97,7 +97,7 @@ class BidirectionalCall(Call, eq=False):
             error = self._send_answers()
             while error is None and self._may_start() and (message := self._next_message()):
                 self._start(*message)
-            if error is None and (self._kept() > FREE_BYTES or self._held) and not self._hold(self._kept()):
+            if error is None and (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
                 error = BuffersFull()
         except BertserveError as refused:
             error = refused.bare()

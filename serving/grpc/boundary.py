@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 
 from serving.errors import (
     BertserveError,
-    BuffersFull,
     ClientGone,
     DeadlineExceeded,
     InternalError,
@@ -21,7 +20,7 @@ from serving.errors import (
 )
 from serving.grpc.fields import has_more_fields
 from serving.logs import fields
-from serving.net.requests import COMPRESSIONS, inflating
+from serving.net.requests import COMPRESSIONS, inflate
 from serving.records import RequestTrace
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Call
     from serving.net.observer import RequestObserver
 
-_UNCOUNTED_BYTES = 16_384
+_UNCHECKED_BYTES = 16_384
 """A message of this size is parsed in a millisecond, whatever is in it."""
 
 _MOST_FIELDS = 4096
@@ -109,16 +108,8 @@ async def _inflate(call: Call, data: bytes) -> bytes:
     encoding = call.metadata(b"grpc-encoding") or b"identity"
     if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
-    limit, wbits = call.head.body_limit, COMPRESSIONS[encoding]
-    # One at a time, with room for as much as it may grow to: small messages could make many large ones at once.
-    turn = call.environment.inflating
-    await turn.acquire()
-    if not call.grow(limit):
-        turn.release()
-        raise BuffersFull
-    message = await inflating(turn, data, wbits, limit)
-    call.grow(len(message) - limit)
-    return message
+    wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
+    return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
@@ -126,7 +117,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
     if call.deadline is not None and call.deadline <= call.connection.loop.time():
         raise DeadlineExceeded("the call's deadline had passed before its message was read")
     kind = call.head.method.kind
-    if len(data) > _UNCOUNTED_BYTES:
+    if len(data) > _UNCHECKED_BYTES:
         _check_fields(call, data)
     request = kind()
     try:

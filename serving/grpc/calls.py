@@ -31,7 +31,7 @@ _PREFIX = struct.Struct(">BI")
 
 PREFIX_BYTES = _PREFIX.size
 
-FREE_BYTES = 4096
+UNCOUNTED_BYTES = 4096
 """A message that arrives at once and is no larger is not counted as what its connection holds."""
 
 Metadata = tuple[tuple[str, str], ...]

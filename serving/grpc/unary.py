@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest
 from serving.grpc.boundary import answer
-from serving.grpc.calls import FREE_BYTES, PREFIX_BYTES, Call, read_prefix
+from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, read_prefix
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ class UnaryCall(Call, eq=False):
                 raise MalformedRequest("more than one message")
             if ended and excess:
                 raise MalformedRequest("the call ends before its message does")
-            if (excess or self._held or len(body) > FREE_BYTES) and not self._hold(len(body)):
+            if (excess or self._held or len(body) > UNCOUNTED_BYTES) and not self._hold(len(body)):
                 raise BuffersFull
         except BertserveError as error:
             self.refuse(error)

@@ -447,7 +447,7 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange is None:
             self._answer_next()
 
-    # What this class does with it.
+    # What the port and its places call.
 
     def end_when_idle(self) -> None:
         """Closes the connection now, or once the request that has begun is answered."""
@@ -472,6 +472,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         else:
             self._transport.abort()  # TLS would wait for a farewell
+
+    # What this class does with a request.
 
     def _answer_next(self) -> None:
         request, keep_alive = self._ahead.popleft()

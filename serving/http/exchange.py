@@ -12,7 +12,6 @@ import numpy as np
 from serving.errors import (
     BertserveError,
     BodyTooLarge,
-    BuffersFull,
     InvalidRequest,
     MalformedRequest,
     MethodNotAllowed,
@@ -21,7 +20,7 @@ from serving.errors import (
 )
 from serving.http.faults import error_body, status_of
 from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflated, inflating, priority_of
+from serving.net.requests import COMPRESSIONS, inflate, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
@@ -199,20 +198,19 @@ class HttpRequest(msgspec.Struct):
             try:
                 self.body = inflated(self.body, wbits, _INLINE_BYTES)
             except BodyTooLarge:
-                await self._inflate(wbits, limit, turn)
+                self.body = await inflate(turn, self._grow, self.body, wbits, limit)
         else:
             self.body = inflated(self.body, wbits, limit)
 
-    async def _inflate(self, wbits: int, limit: int, turn: asyncio.Lock) -> None:
-        await turn.acquire()
-        if self.share is not None and not self.share.take(limit):
-            turn.release()
-            raise BuffersFull
-        self.held += limit
-        self.body = await inflating(turn, self.body, wbits, limit)
+    def _grow(self, size: int) -> bool:
+        """Counts so many bytes of the body more, or less; whether there is room for them."""
         if self.share is not None:
-            self.share.give(limit - len(self.body))
-        self.held -= limit - len(self.body)
+            if size <= 0:
+                self.share.give(-size)
+            elif not self.share.take(size):
+                return False
+        self.held += size
+        return True
 
     def json(self, decoder: JsonDecoder[M]) -> M:
         """The message in the body.

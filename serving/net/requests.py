@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.errors import BertserveError, BodyTooLarge, InvalidRequest, MalformedRequest
+from serving.errors import BertserveError, BodyTooLarge, BuffersFull, InvalidRequest, MalformedRequest
 from serving.records import DEFAULT_PRIORITY, PRIORITIES
 
 if TYPE_CHECKING:
@@ -65,11 +65,25 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
     return body
 
 
-def inflating(turn: asyncio.Lock, data: bytes, wbits: int, limit: int) -> asyncio.Future[bytes]:
-    """Decompresses a body as `inflated`, in a thread; releases `turn`, which is held, when the thread has ended.
+async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, wbits: int, limit: int) -> bytes:
+    """Decompresses a body as `inflated`, in a thread, in its turn: small bodies could make many large ones at once.
 
-    The thread goes on where the client leaves meanwhile. Were its turn over then, others would start beside it.
+    Args:
+        turn: Held by the one that grows. It ends with the thread, which goes on where the client leaves meanwhile.
+        grow: Counts so many bytes more, or less; whether there is room. It is asked for as much as the body may become.
+        data: The body.
+        wbits: As zlib has it.
+        limit: Bytes that it may grow to.
+
+    Raises:
+        BuffersFull: There is no room.
     """
+    await turn.acquire()
+    if not grow(limit):
+        turn.release()
+        raise BuffersFull
     running = asyncio.get_running_loop().run_in_executor(None, inflated, data, wbits, limit)
     running.add_done_callback(lambda _: turn.release())
-    return asyncio.shield(running)
+    body = await asyncio.shield(running)
+    grow(len(body) - limit)
+    return body

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from loadtest.benchmarks.processes import resident_bytes
 from tests.support.clients import MODEL_INFER, bytes_tensor, metric
 from tests.support.http2 import (
     CANCEL,
@@ -29,6 +29,7 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 SIZE = 2 << 20
 CALLS, WARM_UP = 80, 10
@@ -45,14 +46,6 @@ def server(models: Path) -> Iterator[Server]:
     """A server whose batches take long enough to leave while they run, with all that observes requests."""
     with Server(models, *FAKE, "--fake-ms", "100", "--access-log", "true", "--log-level", "error") as running:
         yield running
-
-
-def resident_bytes(server: Server) -> int:
-    """Of the server process, without its engine's."""
-    for line in Path(f"/proc/{server.pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("a process without memory")
 
 
 def request(text: str = "small", model: str = NAME, padding: int = SIZE) -> bytes:
@@ -215,6 +208,6 @@ WAYS: dict[str, Callable[[Server, int], None]] = {
 def test_large_messages_leave_nothing(server: Server, way: str) -> None:
     """However their calls end."""
     WAYS[way](server, WARM_UP)
-    before = resident_bytes(server)
+    before = resident_bytes(server.pid)
     WAYS[way](server, CALLS)
-    assert resident_bytes(server) - before < ALLOWED_BYTES
+    assert resident_bytes(server.pid) - before < ALLOWED_BYTES

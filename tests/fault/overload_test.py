@@ -7,11 +7,11 @@ import dataclasses
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loadtest.benchmarks.processes import resident_bytes
 from loadtest.generator.scenario import Phase, Scenario
 from tests.support import status_details
 from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, metric, post_json
@@ -21,6 +21,7 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.clients import Transport
 
@@ -205,26 +206,20 @@ def load(multiple: float, lasting_s: float) -> Scenario:
     return dataclasses.replace(EVEN, phases=phases, rate=multiple * CAPACITY, arrivals="poisson")
 
 
-def resident_mb(server: Server) -> float:
-    """Memory of the server process, in MB."""
-    pages = int(Path(f"/proc/{server.pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096 / 1e6
-
-
 @protocols
 @seconds
 def test_row_39_ten_times_the_capacity(quick_server: Server, protocol: str, lasting_s: float) -> None:
     """What is answered does not fall: the rest is refused at once, and nothing piles up."""
     target = target_of(quick_server, protocol)
     twice = measured(target, load(2, lasting_s))
-    memory = resident_mb(quick_server)
+    memory = resident_bytes(quick_server.pid)
     flooded = measured(target, load(10, lasting_s))
     assert len(flooded.latency) >= 0.75 * len(twice.latency)
     assert len(flooded.latency) + flooded.failed == flooded.offered
     refused = flooded.faults["429 Too Many Requests"] + flooded.faults["RESOURCE_EXHAUSTED"]
     assert refused > flooded.offered / 2
     assert flooded.failed - refused <= 0.25 * len(flooded.latency), flooded.faults
-    assert resident_mb(quick_server) < memory + 30
+    assert resident_bytes(quick_server.pid) < memory + 30_000_000
     assert metric(quick_server, "bertserve_admitted_tokens") == 0
     assert ask(quick_server, TEXT) == 200
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from loadtest.benchmarks.processes import resident_bytes
 from tests.support.clients import RawConnection
 from tests.support.server import FAKE, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 BODY_LIMIT = 4 << 20
 BODIES = 24
@@ -91,11 +92,6 @@ REFUSED = {
 }
 
 
-def resident(server: Server) -> int:
-    """Bytes of the server process's resident memory."""
-    return int(Path(f"/proc/{server.pid}/statm").read_text(encoding="ascii").split()[1]) * 4096
-
-
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -> None:
     """Whatever they are refused for, and wherever on their way."""
@@ -106,7 +102,7 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
             with RawConnection(uncollected_server.http) as connection:
                 connection.send(sent)
                 assert connection.status() == status
-        return resident(uncollected_server)
+        return resident_bytes(uncollected_server.pid)
 
     before = refuse(4)
     assert refuse(BODIES) - before < MOST_GROWTH
@@ -120,7 +116,7 @@ def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int)
         for _ in range(count):
             with RawConnection(uncollected_server.http) as connection:
                 connection.send(request("/embed", filled(_TEXTS))[:sent])
-        return resident(uncollected_server)
+        return resident_bytes(uncollected_server.pid)
 
     before = leave(4)
     assert leave(BODIES * 4) - before < MOST_GROWTH
@@ -130,13 +126,13 @@ def test_idle_connections_hold_no_body(uncollected_server: Server) -> None:
     """A request that was answered is forgotten, however long its connection is kept."""
     sent = request("/embed", filled(_TEXTS)).replace(b"Connection: close", b"Connection: keep-alive")
     kept = []
-    before = resident(uncollected_server)
+    before = resident_bytes(uncollected_server.pid)
     try:
         for _ in range(BODIES):
             kept.append(RawConnection(uncollected_server.http))
             kept[-1].send(sent)
             assert kept[-1].socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert resident(uncollected_server) - before < MOST_GROWTH
+        assert resident_bytes(uncollected_server.pid) - before < MOST_GROWTH
     finally:
         for connection in kept:
             connection.socket.close()

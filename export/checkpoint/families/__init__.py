@@ -1,7 +1,6 @@
 """The families of checkpoints that can be exported, a module for each.
 
-To add one, write its module beside the others, list it in `_ALL`, and give `tests/support/checkpoints.py` its stem:
-every test of every task then runs for it too.
+CONTRIBUTING.md says how to add one.
 """
 
 from export.checkpoint.families import (

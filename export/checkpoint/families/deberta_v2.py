@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export.checkpoint.families.family import BERT_SIZES, WORD_EMBEDDING, Family
+from export.checkpoint.families.family import BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
 
 FAMILY = Family(
     model_type="deberta-v2",
@@ -39,7 +39,6 @@ FAMILY = Family(
     usual_segments=0,
     pooling_layer=False,
     embedding={},
-    # The fused attention has no place for what distances add.
-    layer={"SkipLayerNormalization": 2},
+    layer=PLAIN_ATTENTION_LAYER,
     folded=True,
 )

@@ -30,6 +30,9 @@ BERT_EMBEDDING = {"EmbedLayerNormalization": 1}
 BERT_LAYER = {"Attention": 1, "SkipLayerNormalization": 2}
 """The fused operators of a layer beside its activation's."""
 
+PLAIN_ATTENTION_LAYER = {"SkipLayerNormalization": 2}
+"""The same where the fused attention has no place for what is added to scores or done to queries and keys."""
+
 BERT_FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -78,7 +81,7 @@ class Family:
         usual_activation: What it is where config.json does not say.
         fixed: Settings and the only value of each that the fused graph computes; all are the defaults.
         pretraining: The task of its class `ForPreTraining`; None where it has no such class.
-        epsilon: Whether config.json may set the epsilon of the layer normalisations.
+        epsilon: Whether the setting of the layer normalisations' epsilon is called `layer_norm_eps`.
         segments: Whether the graph takes the segment of each token, if config.json names any.
         usual_segments: How many there are where config.json does not say.
         first_segment: Whether the model has to be told that every token is of the first segment: without being told it

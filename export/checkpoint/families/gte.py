@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
 
 FAMILY = Family(
     model_type="gte",
@@ -16,7 +16,7 @@ FAMILY = Family(
     fixed=BERT_FIXED,
     pooling_layer=False,
     embedding={"SkipLayerNormalization": 1},
-    layer={"SkipLayerNormalization": 2},
+    layer=PLAIN_ATTENTION_LAYER,
     gated=True,
     renamed={
         "encoder.layer": "layers",

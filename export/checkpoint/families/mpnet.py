@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
 
 FAMILY = Family(
     model_type="mpnet",
@@ -17,6 +17,5 @@ FAMILY = Family(
     segments=False,
     offset_positions=True,
     embedding={"SkipLayerNormalization": 1},
-    # The fused attention of ONNX Runtime's optimizer has no place for the bias.
-    layer={"SkipLayerNormalization": 2},
+    layer=PLAIN_ATTENTION_LAYER,
 )

@@ -54,7 +54,7 @@ _SKIPPED_NUMBERS = 64
 _TOO_MUCH = "too_many_pings or other work that brings nothing"
 
 _SMALL_DATA_BYTES = 512
-"""A larger frame of a body is worth what it costs. A smaller one is work for the caller too, unless it is the last."""
+"""A larger frame of a body gives back more credit than it costs; a smaller one is work, unless it is the last."""
 
 _SMALL_DATA_WORK = 3
 
