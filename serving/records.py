@@ -26,6 +26,9 @@ Row: TypeAlias = tuple[Array, ...]
 Truncate = bool | Literal["left"]
 """Whether inputs that are too long are cut: at their end, or at their beginning where `left` is said."""
 
+InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
+"""What a text is embedded for, in the words of Cohere's, Voyage's and NVIDIA's APIs."""
+
 TokenIds = array
 """Token ids as an `array('i')`: four bytes each in the machine's order, the wire's own layout."""
 
@@ -258,6 +261,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         version: None means the newest.
         truncate: None means the server's default.
         prompt_name: Key of the model's prompt to put before each text.
+        input_type: What the texts are for, in place of a prompt's name.
         timeout_ms: None means the server's default.
         trace: None where the access log and tracing are both off.
     """
@@ -271,6 +275,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
     version: str | None = None
     truncate: Truncate | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
     timeout_ms: float | None = None
     priority: int = DEFAULT_PRIORITY
     trace: RequestTrace | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
-    from serving.records import A, TaskOptions, TextInput, Truncate
+    from serving.records import A, InputType, TaskOptions, TextInput, Truncate
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
@@ -78,6 +78,7 @@ class Api:
         version: str | None = None,
         truncate: Truncate | None = None,
         prompt_name: str | None = None,
+        input_type: InputType | None = None,
         timeout_ms: float | None = None,
         priority: int | None = None,
     ) -> InferRequest[A]:
@@ -92,6 +93,7 @@ class Api:
             version: The model's version, if it names one.
             truncate: Whether to cut inputs that are too long.
             prompt_name: The model's prompt to put before each text.
+            input_type: What the texts are for, in place of a prompt's name.
             timeout_ms: A limit that the body sets; the smaller of it and the header's counts.
             priority: A priority that the body sets, in place of the header's.
 
@@ -111,6 +113,7 @@ class Api:
             version=version,
             truncate=truncate,
             prompt_name=prompt_name,
+            input_type=input_type,
             timeout_ms=limit_ms,
             priority=http.priority() if priority is None else priority,
             trace=http.trace,

@@ -73,7 +73,7 @@ class Pipeline:
         model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
         task.check(request.options, model.manifest)
-        inputs = model.prompted(request.inputs, request.prompt_name)
+        inputs = model.prompted(request.inputs, request.prompt_name, request.input_type)
         sizes = task.sizes_bytes(model.tokenizer, inputs)
         size = sum(sizes)
         longest = None if task.windows else model.manifest.max_length

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Task
-    from serving.records import TextInput
+    from serving.records import InputType, TextInput
+
+_QUERIES = ("query", "search_query")
+_DOCUMENTS = ("document", "passage", "corpus", "search_document")
+_SIDES = (_QUERIES, _DOCUMENTS)
+"""Names that prompts of the two sides of a search have; of several the first counts."""
+
+_EMBEDDING = ("embed", "embed_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +40,54 @@ class ServedModel(ModelForm):
         name = self.manifest.default_prompt
         return "" if name is None else self.manifest.prompts[name]
 
-    def prompted(self, inputs: Sequence[TextInput], name: str | None) -> Sequence[TextInput]:
-        """Texts with one of the model's prompts before each, the default one without a name; token ids have none.
+    def prompted(
+        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
+    ) -> Sequence[TextInput]:
+        """Texts with one of the model's prompts before each, the default one where none is asked for.
+
+        Token ids get no default prompt.
 
         Raises:
-            InvalidRequest: The model has no such prompt, or an input is no text although a prompt was named.
+            InvalidRequest: The model has no such prompt, or an input is no text although a prompt was asked for.
         """
-        if name is None:
+        if name is None and input_type is None:
             default = self.default_prompt
             return [default + value if isinstance(value, str) else value for value in inputs] if default else inputs
-        prompt = self.manifest.prompts.get(name)
-        if prompt is None:
-            names = ", ".join(sorted(self.manifest.prompts)) or "none"
-            raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {names})")
+        prompt = self._prompt(name, input_type)
+        if name is None and not prompt:
+            return inputs
         texts = [f"{prompt}{value}" for value in inputs if isinstance(value, str)]
         if len(texts) != len(inputs):
-            raise InvalidRequest("`prompt_name` needs texts as inputs")
+            raise InvalidRequest(f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs")
         return texts
+
+    def _prompt(self, name: str | None, input_type: InputType | None) -> str:
+        """The prompt of a name, or the one for a type of input.
+
+        A model without prompts treats all inputs alike. Where only queries, or only documents, have a prompt, the
+        other side has none, as Sentence Transformers has it.
+        """
+        prompts = self.manifest.prompts
+        names = ", ".join(sorted(prompts)) or "none"
+        if input_type is None:
+            if name not in prompts:
+                raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {names})")
+            return prompts[name]
+        if name is not None:
+            raise InvalidRequest("`prompt_name` and `input_type` both choose a prompt: send one of them")
+        if self.manifest.task not in _EMBEDDING:
+            raise InvalidRequest(f"`input_type` is for embeddings; this model is for the task {self.manifest.task}")
+        by_name = {own.casefold(): text for own, text in prompts.items()}
+        candidates = (input_type, *next((side for side in _SIDES if input_type in side), ()))
+        found = next((by_name[own] for own in candidates if own in by_name), None)
+        if found is not None:
+            return found
+        if any(prompts.values()) and (len(candidates) == 1 or by_name.keys().isdisjoint(_QUERIES + _DOCUMENTS)):
+            raise InvalidRequest(
+                f"this model has no prompt for the `input_type` {input_type} (it has: {names});"
+                " choose one by `prompt_name`"
+            )
+        return ""
 
 
 class Repository:

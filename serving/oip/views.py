@@ -196,8 +196,11 @@ class View(msgspec.Struct, frozen=True):
         )
 
     def _parameters(self, engine: EngineChoice) -> dict[str, str]:
-        kind = {"problem_type": "regression"} if self.model.manifest.regression else {}
-        return {**_parameters(engine), **kind}
+        manifest = self.model.manifest
+        kind = {"problem_type": "regression"} if manifest.regression else {}
+        prompts = {"prompts": _json(manifest.prompts)} if manifest.prompts else {}
+        default = {} if manifest.default_prompt is None else {"default_prompt_name": manifest.default_prompt}
+        return {**_parameters(engine), **kind, **prompts, **default}
 
 
 def views(repository: Repository) -> dict[str, View]:

@@ -48,7 +48,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         version="1",
         manifest=manifest,
         tokenizer=tokenizer,
-        prompted=lambda inputs, _: inputs,
+        prompted=lambda inputs, *_: inputs,
     )
 
     async def main() -> None:

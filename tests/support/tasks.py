@@ -102,7 +102,9 @@ def tiny_model(task: Task, seed: int = 0) -> TinyModel:
     return TinyModel(task, model, tokenizer)
 
 
-def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, proven: bool = True) -> Path:
+def write_bundle(
+    repository: Path, tiny: TinyModel, name: str | None = None, *, proven: bool = True, **fields: Any
+) -> Path:
     """Writes the model as a bundle that a server opens, called after its task.
 
     Args:
@@ -110,6 +112,7 @@ def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, 
         tiny: The model.
         name: Of the model; None calls it after its task.
         proven: Claim that it was compared with PyTorch.
+        **fields: Further ones of its manifest, such as prompts.
     """
     task, labels = tiny.task, LABELS.get(tiny.task, ())
     sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
@@ -152,6 +155,7 @@ def write_bundle(repository: Path, tiny: TinyModel, name: str | None = None, *, 
                 pooling="cls" if task == "embed" else None,
                 labels=labels,
                 candidates=CANDIDATES if task == "fill_mask" else 0,
+                **fields,
             )
         ).path
 

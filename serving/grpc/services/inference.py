@@ -12,6 +12,7 @@ from serving.errors import BertserveError, InvalidRequest, Unsupported
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.net.requests import priority_of
+from serving.oip.parameters import READ, infer_parameters
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, check_inputs, decode_text
 from serving.records import DEFAULT_PRIORITY, InferRequest
@@ -30,7 +31,6 @@ SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady"})
 """What probes ask, and need no API key for."""
 
-_US_PER_MS = 1000
 _MOST_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata with which a client wants the errors of a stream as the call's own status."""
@@ -120,6 +120,11 @@ class InferenceService:
             refuse_unsupported(choice.parameters)
             names.append(choice.name)
         view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
+        asked = infer_parameters(_read(request))
+        remaining_s = call.time_remaining()
+        limits = [] if remaining_s is None else [max(remaining_s, 1e-6) * 1e3]
+        if asked.timeout_ms is not None:
+            limits.append(asked.timeout_ms)
         infer_request = InferRequest(
             inputs=inputs,
             options=view.options,
@@ -128,8 +133,10 @@ class InferenceService:
             max_inputs=self._service.max_inputs,
             model=view.served,
             version=request.model_version,
-            truncate=_truncate(request) if request.parameters else None,
-            timeout_ms=_timeout_ms(request, call),
+            truncate=asked.truncate,
+            prompt_name=asked.prompt_name,
+            input_type=asked.input_type,
+            timeout_ms=min(limits, default=None),
             priority=_priority(request),
             trace=trace or call.trace,
         )
@@ -194,28 +201,10 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
     return contents.int_contents or contents.int64_contents
 
 
-def _truncate(request: pb.ModelInferRequest) -> bool | None:
-    if "truncate" not in request.parameters:
-        return None
-    value = _value(request.parameters["truncate"])
-    if not isinstance(value, bool):
-        raise InvalidRequest("the parameter `truncate` must be a bool")
-    return value
-
-
-def _timeout_ms(request: pb.ModelInferRequest, call: Call) -> float | None:
-    """The smaller of the call's deadline and v2's parameter `timeout` (microseconds)."""
-    limits = []
-    remaining_s = call.time_remaining()
-    if remaining_s is not None:
-        limits.append(max(remaining_s, 1e-6) * 1e3)
-    if "timeout" in request.parameters:
-        timeout_us = _value(request.parameters["timeout"])
-        if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or timeout_us < 0:
-            raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
-        if timeout_us:
-            limits.append(timeout_us / _US_PER_MS)
-    return min(limits, default=None)
+def _read(request: pb.ModelInferRequest) -> dict[str, Any]:
+    """The parameters that are read; there may be thousands of others."""
+    parameters = request.parameters
+    return {name: _value(parameters[name]) for name in READ if name in parameters} if parameters else {}
 
 
 def _priority(request: pb.ModelInferRequest) -> int:

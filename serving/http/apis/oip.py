@@ -23,6 +23,7 @@ from serving.http.apis.oip_messages import (
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, v2_names
 from serving.net.requests import COMPRESSIONS, priority_of
+from serving.oip.parameters import infer_parameters
 from serving.oip.service import (
     SETTINGS,
     SHARED_MEMORY,
@@ -47,7 +48,6 @@ router = Router("Open Inference Protocol v2")
 
 _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 _LENGTH_HEADER = b"inference-header-content-length"
-_US_PER_MS = 1000
 _BAD_REQUEST = 400
 _NOT_READY = b'{"error":"the model is not ready, or no model of that name and version is served"}'
 
@@ -81,6 +81,7 @@ _infer_docs = Docs(InferMessage, InferReply, _example, v2_names, binary=True)
 async def infer(api: Api, http: HttpRequest) -> HttpReply:
     message, tail = _split(http)
     parameters = message.parameters
+    asked = infer_parameters(parameters)
     names = [output.name for output in message.outputs]
     view, inputs = api.v2.inputs(http.parameters["model"], _tensors(message.inputs, tail), names)
     request = api.request(
@@ -90,8 +91,10 @@ async def infer(api: Api, http: HttpRequest) -> HttpReply:
         max_inputs=api.v2.max_inputs,
         model=view.served,
         version=http.parameters.get("version"),
-        truncate=_flag(parameters, "truncate"),
-        timeout_ms=_timeout_ms(parameters),
+        truncate=asked.truncate,
+        prompt_name=asked.prompt_name,
+        input_type=asked.input_type,
+        timeout_ms=asked.timeout_ms,
         priority=_priority(parameters),
     )
     binary = _wants_binary(message)
@@ -267,13 +270,6 @@ def _flag(parameters: dict[str, Any], name: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"the parameter `{name}` must be true or false")
     return value
-
-
-def _timeout_ms(parameters: dict[str, Any]) -> float | None:
-    value = parameters.get("timeout")
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
-    return value / _US_PER_MS if value else None
 
 
 def _priority(parameters: dict[str, Any]) -> int | None:

@@ -25,7 +25,11 @@ class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A request; parameters read: `timeout` (microseconds), `priority`, `truncate`, `binary_data_output`."""
+    """A request.
+
+    Parameters read: `timeout` (microseconds), `priority`, `truncate`, `prompt_name`, `input_type`,
+    `binary_data_output`.
+    """
 
     inputs: list[InputTensor]
     id: str | None = None

@@ -61,6 +61,8 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
             EmbedOptions(normalize=True, dimensions=message.dimensions),
             max_inputs=api.settings.max_openai_batch_size,
             model=name,
+            prompt_name=message.prompt_name,
+            input_type=message.input_type,
         )
     )
     body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -88,8 +90,9 @@ def _own_ids(api: Api, name: str | None, ids: list[int]) -> list[int]:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    created = round(datetime.fromisoformat(model.manifest.created).timestamp())
-    return ModelCard(model.name, "model", created, model.manifest.source.name)
+    manifest = model.manifest
+    created = round(datetime.fromisoformat(manifest.created).timestamp())
+    return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
 def _reply(outcome: Outcome[NDArray[np.float32]], encoding: str) -> dict[str, Any]:

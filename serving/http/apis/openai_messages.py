@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from serving.records import InputType  # noqa: TC001  msgspec reads the annotations
+
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts to embed, as OpenAI's clients ask.
@@ -17,6 +19,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         encoding_format: `base64` is little-endian float32.
         dimensions: Keep only the first so many components.
         user: Not used.
+        prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
+        input_type: What the texts are for, which chooses a prompt in place of its name.
     """
 
     input: str | list[str | list[int] | int]
@@ -24,6 +28,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
 
 
 class Embedding(msgspec.Struct):
@@ -57,12 +63,16 @@ class ModelCard(msgspec.Struct):
         id: What requests call it.
         created: When it was exported, in seconds since 1970.
         owned_by: The checkpoint that it was exported from.
+        prompts: What a request may have put before its texts, by name.
+        default_prompt_name: The one that is put there where a request asks for none.
     """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    prompts: dict[str, str]
+    default_prompt_name: str | None
 
 
 class ModelList(msgspec.Struct):

@@ -75,9 +75,12 @@ async def _infer(
     inputs: Sequence[TextInput],
     options: TaskOptions[A],
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
-    prompt_name: str | None = None,
 ) -> Outcome[A]:
     settings = api.settings
+    if isinstance(message, PredictRequest | RerankRequest):
+        prompt_name = input_type = None
+    else:
+        prompt_name, input_type = message.prompt_name, message.input_type
     return await api.pipeline.infer(
         api.request(
             http,
@@ -87,6 +90,7 @@ async def _infer(
             model=http.parameters.get("model"),
             truncate=_truncation(message.truncate, message.truncation_direction, settings.auto_truncate),
             prompt_name=prompt_name,
+            input_type=input_type,
         )
     )
 
@@ -97,7 +101,7 @@ async def embed(api: Api, http: HttpRequest) -> HttpReply:
     message = http.json(_EMBED)
     inputs = text_inputs(message.inputs)
     options = EmbedOptions(message.normalize, message.dimensions)
-    outcome = await _infer(api, http, inputs, options, message, message.prompt_name)
+    outcome = await _infer(api, http, inputs, options, message)
     body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
@@ -108,7 +112,7 @@ async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
     message = http.json(_EMBED_ALL)
     inputs = text_inputs(message.inputs)
     try:
-        outcome = await _infer(api, http, inputs, EmbedTokensOptions(), message, message.prompt_name)
+        outcome = await _infer(api, http, inputs, EmbedTokensOptions(), message)
     except WrongTask as error:
         raise WrongTask(f"{error.message}; `bertserve export MODEL --task embed_tokens` makes such a model") from None
     if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
@@ -161,7 +165,7 @@ async def similarity(api: Api, http: HttpRequest) -> HttpReply:
         raise EmptyInput("`sentences` is empty; send at least one")
     parameters = message.parameters or SimilarityParameters()
     inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-    outcome = await _infer(api, http, inputs, EmbedOptions(), parameters, parameters.prompt_name)
+    outcome = await _infer(api, http, inputs, EmbedOptions(), parameters)
     vectors = outcome.answer
     cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
     body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -175,7 +179,8 @@ async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
     texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
     model = _model(api, http)
     _check_count(api, len(texts), "inputs")
-    prompted = [text for text in model.prompted(texts, message.prompt_name) if isinstance(text, str)]
+    inputs = model.prompted(texts, message.prompt_name, message.input_type)
+    prompted = [text for text in inputs if isinstance(text, str)]
 
     def read(tokenizer: TextTokenizer) -> bytes:
         return msgspec.json.encode([tokenizer.tokens(text, special=message.add_special_tokens) for text in prompted])
@@ -230,6 +235,8 @@ async def info(api: Api, http: HttpRequest) -> HttpReply:
             tokenization_workers=1,
             version=SERVER_VERSION,
             engine=api.repository.engine,
+            prompts=manifest.prompts,
+            default_prompt_name=manifest.default_prompt,
         )
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.records import EngineChoice, Token
+from serving.records import EngineChoice, InputType, Token
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""
@@ -19,7 +19,8 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         inputs: One input or a list of them.
         truncate: Cut inputs that are too long; null means the server's default.
         truncation_direction: Which end is cut.
-        prompt_name: One of the model's prompts, put before each text.
+        prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
+        input_type: What the texts are for, which chooses a prompt in place of its name.
         normalize: Scale vectors to length 1.
         dimensions: Keep only the first so many components.
     """
@@ -28,6 +29,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
     prompt_name: str | None = None
+    input_type: InputType | None = None
     normalize: bool = True
     dimensions: int | None = None
 
@@ -39,6 +41,7 @@ class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
     prompt_name: str | None = None
+    input_type: InputType | None = None
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +101,7 @@ class SimilarityParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
     prompt_name: str | None = None
+    input_type: InputType | None = None
 
 
 class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -113,6 +117,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     inputs: str | list[str]
     add_special_tokens: bool = True
     prompt_name: str | None = None
+    input_type: InputType | None = None
 
 
 class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -147,6 +152,8 @@ class Info(msgspec.Struct):
         sha: Always null, as the next.
         docker_label: Always null.
         engine: What runs the models, and why it is not what would be faster.
+        prompts: What a request may have put before its texts, by name.
+        default_prompt_name: The one that is put there where a request asks for none.
     """
 
     model_id: str
@@ -165,6 +172,8 @@ class Info(msgspec.Struct):
     sha: str | None = None
     docker_label: str | None = None
     engine: EngineChoice | None = None
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
 
 
 Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]

@@ -1,0 +1,68 @@
+"""The parameters of a v2 request that say how to infer, from either wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from serving.errors import InvalidRequest
+from serving.records import InputType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+READ = ("truncate", "timeout", "prompt_name", "input_type")
+"""The parameters that are read; those of other names are ignored, as Triton does."""
+
+_US_PER_MS = 1000
+
+
+class InferParameters(msgspec.Struct, frozen=True):
+    """What a request's parameters ask for; each as `InferRequest` has it."""
+
+    truncate: bool | None = None
+    timeout_ms: float | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
+
+
+_NONE = InferParameters()
+
+
+def infer_parameters(values: Mapping[str, Any]) -> InferParameters:
+    """Reads the parameters of a request.
+
+    Raises:
+        InvalidRequest: One that is read has a value that it cannot have.
+    """
+    if not values:
+        return _NONE
+    return InferParameters(
+        truncate=_typed(values, "truncate", bool, "true or false"),
+        timeout_ms=_timeout_ms(values),
+        prompt_name=_typed(values, "prompt_name", str, "a text"),
+        input_type=choice(values, "input_type", get_args(InputType)),
+    )
+
+
+def _timeout_ms(values: Mapping[str, Any]) -> float | None:
+    value = values.get("timeout")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds")
+    return value / _US_PER_MS if value else None
+
+
+def _typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
+    value = values.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise InvalidRequest(f"the parameter `{name}` must be {words}")
+    return value
+
+
+def choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> Any:  # noqa: ANN401  one of them
+    """A parameter that has one of a few values; None where the request does not have it."""
+    value = values.get(name)
+    if value is not None and value not in allowed:
+        raise InvalidRequest(f"the parameter `{name}` must be one of {', '.join(allowed)}")
+    return value

@@ -1,0 +1,167 @@
+"""Prompts and types of input over every protocol: the vector is that of the text with its prompt written before it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openai
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.support.clients import get, post_json
+from tests.support.server import Server
+from tests.support.tasks import write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from tests.support.clients import HttpReply
+    from tests.support.tasks import TinyModel
+
+    Ask = Callable[..., NDArray[np.float32]]
+
+PROMPTS = {"query": "the text in ", "passage": "it is a server: ", "Clustering": "and not "}
+TEXT = "a text on the server"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of models with several prompts, with a default one, and with none."""
+    repository = tmp_path_factory.mktemp("prompted")
+    tiny = tiny_models["embed"]
+    write_bundle(repository, tiny, "searching", prompts=PROMPTS)
+    write_bundle(repository, tiny, "default", prompts={"query": PROMPTS["query"]}, default_prompt="query")
+    write_bundle(repository, tiny, "plain")
+    write_bundle(repository, tiny_models["classify"])
+    with Server(repository) as running:
+        yield running
+
+
+def post(server: Server, path: str, **message: Any) -> HttpReply:
+    """The reply to a message without what is None."""
+    body = {name: value for name, value in message.items() if value is not None}
+    return post_json(server.http, path, json.dumps(body).encode())
+
+
+def tei(server: Server, model: str, text: str = TEXT, **choice: str) -> NDArray[np.float32]:
+    """The text's vector from `/embed`."""
+    reply = post(server, f"/models/{model}/embed", inputs=text, **choice)
+    assert reply.status == 200, reply.body
+    return np.array(reply.json()[0], np.float32)
+
+
+def from_openai(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
+    """The same from the `openai` package's client, which hands on fields that it does not know."""
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
+        reply = client.embeddings.create(model=model, input=TEXT, extra_body=choice)
+    return np.array(reply.data[0].embedding, np.float32)
+
+
+def v2_json(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
+    """The same from v2 over HTTP."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
+    reply = post(server, f"/v2/models/{model}/infer", inputs=[tensor], parameters=choice)
+    assert reply.status == 200, reply.body
+    return np.array(reply.json()["outputs"][0]["data"], np.float32)
+
+
+def v2_grpc(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
+    """The same from Triton's client over gRPC."""
+    text = tritonclient.grpc.InferInput("text", [1], "BYTES")
+    text.set_data_from_numpy(np.array([TEXT.encode()], np.object_))
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        vectors = client.infer(model, [text], parameters=choice).as_numpy("embedding")
+    return np.array(vectors[0], np.float32)
+
+
+@pytest.mark.parametrize("ask", [tei, from_openai, v2_json, v2_grpc])
+@pytest.mark.parametrize(
+    ("model", "choice", "prompt"),
+    [
+        ("searching", {}, ""),
+        ("searching", {"prompt_name": "passage"}, PROMPTS["passage"]),
+        ("searching", {"input_type": "query"}, PROMPTS["query"]),
+        ("searching", {"input_type": "search_query"}, PROMPTS["query"]),
+        ("searching", {"input_type": "document"}, PROMPTS["passage"]),
+        ("searching", {"input_type": "search_document"}, PROMPTS["passage"]),
+        ("searching", {"input_type": "clustering"}, PROMPTS["Clustering"]),
+        ("default", {}, PROMPTS["query"]),
+        ("default", {"input_type": "passage"}, ""),
+        ("plain", {"input_type": "classification"}, ""),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else None,
+)
+def test_a_prompt_is_put_before_the_text(
+    server: Server, ask: Ask, model: str, choice: dict[str, str], prompt: str
+) -> None:
+    """Types of input find the prompt of their side; documents have none where only queries have one."""
+    np.testing.assert_allclose(ask(server, model, **choice), tei(server, "plain", prompt + TEXT), atol=1e-6)
+
+
+def test_prompts_of_tei_routes(server: Server) -> None:
+    """`/similarity` and `/tokenize` put prompts as `/embed` does."""
+    written = post(server, "/models/plain/tokenize", inputs=PROMPTS["query"] + TEXT).json()
+    assert post(server, "/models/searching/tokenize", inputs=TEXT, input_type="query").json() == written
+    inputs = {"source_sentence": TEXT, "sentences": ["a"]}
+    found = post(server, "/models/searching/similarity", inputs=inputs, parameters={"input_type": "query"}).json()
+    both = [tei(server, "plain", PROMPTS["query"] + text) for text in (TEXT, "a")]
+    np.testing.assert_allclose(found, [np.dot(*both)], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "choice", "words"),
+    [
+        ("searching", {"prompt_name": "quary"}, ["(it has: Clustering, passage, query)"]),
+        ("plain", {"prompt_name": "query"}, ["(it has: none)"]),
+        ("searching", {"input_type": "classification"}, ["no prompt for", "classification", "Clustering, passage"]),
+        ("searching", {"input_type": "query", "prompt_name": "query"}, ["send one of them"]),
+        ("classify", {"input_type": "query"}, ["for embeddings", "task classify"]),
+    ],
+    ids=["name", "none", "type", "both", "task"],
+)
+def test_a_prompt_that_is_not_there_is_refused(
+    server: Server, model: str, choice: dict[str, str], words: list[str]
+) -> None:
+    """A text is never embedded with another prompt than was meant; the message lists those there are."""
+    with pytest.raises(InferenceServerException) as refused:
+        v2_grpc(server, model, **choice)
+    assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert all(word in refused.value.message() for word in words)
+    if model != "classify":
+        reply = post(server, "/v1/embeddings", model=model, input=TEXT, **choice)
+        assert (reply.status, reply.json()["error"]["message"]) == (422, refused.value.message())
+
+
+def test_unknown_types_of_input_are_refused(server: Server) -> None:
+    """On either wire, with those that there are."""
+    with pytest.raises(InferenceServerException, match=r"`input_type` must be one of query, .*clustering"):
+        v2_grpc(server, "plain", input_type="image")
+    assert post(server, "/models/plain/embed", inputs=TEXT, input_type="image").status == 422
+
+
+def test_token_ids_take_no_prompt(server: Server) -> None:
+    """A type of input that means a prompt is refused for them, and one that means none is not."""
+    ids = [token["id"] for token in post(server, "/models/plain/tokenize", inputs=TEXT).json()[0]]
+    reply = post(server, "/models/searching/embed", inputs=[ids], input_type="query")
+    assert (reply.status, reply.json()["error"]) == (422, "`input_type` needs texts as inputs")
+    assert post(server, "/models/plain/embed", inputs=[ids], input_type="query").status == 200
+
+
+def test_prompts_are_listed(server: Server) -> None:
+    """`/info`, the list of models and the v2 configuration say which prompts there are."""
+    for model, prompts, default in (
+        ("searching", PROMPTS, None),
+        ("default", {"query": PROMPTS["query"]}, "query"),
+        ("plain", {}, None),
+    ):
+        info = json.loads(get(server.http, f"/models/{model}/info").body)
+        card = json.loads(get(server.http, f"/v1/models/{model}").body)
+        for found in (info, card):
+            assert (found["prompts"], found["default_prompt_name"]) == (prompts, default)
+        parameters = json.loads(get(server.http, f"/v2/models/{model}/config").body)["parameters"]
+        assert json.loads(parameters.get("prompts", {"string_value": "{}"})["string_value"]) == prompts
