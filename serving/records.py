@@ -155,6 +155,19 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
     top_k: int | None = None
 
 
+class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
+    """The answer is, for each text, the request's own labels with the likeliest first, by a model of inference.
+
+    Attributes:
+        template: A sentence with `{}` where a label goes; the model says whether the text entails it.
+        multi_label: Labels are independent of one another; otherwise their scores add up to 1.
+    """
+
+    labels: tuple[str, ...]
+    template: str = "This example is {}."
+    multi_label: bool = False
+
+
 class RerankOptions(TaskOptions[list[float]], frozen=True):
     """The answer is one score for each pair of query and text: the logit (`raw_scores`), or its sigmoid."""
 
@@ -166,7 +179,8 @@ class AnswerSpan(msgspec.Struct, frozen=True):
 
     Attributes:
         answer: The characters of the context.
-        score: Probability that the answer starts and ends there.
+        score: Probability that the answer starts and ends there, in its window; the sum where the same words are an
+            answer several times.
         start: Its first character, counted in Unicode code points.
         end: The character behind its last.
     """
@@ -183,13 +197,18 @@ class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
     Attributes:
         top_k: Answers wanted; a short context has fewer.
         no_answer: Let "the context holds no answer" compete with the answers.
-        overlap_tokens: Tokens that neighbouring windows of a long context share.
+        overlap_tokens: Tokens that neighbouring windows of a long context share; None for half of a window, 128 at
+            most.
+        window_tokens: Tokens of a window, question included; at most the model's.
+        whole_words: Answers begin and end with words, not with tokens inside of them.
     """
 
     top_k: int = 1
-    max_answer_tokens: int = 30
+    max_answer_tokens: int = 15
     no_answer: bool = False
-    overlap_tokens: int = 128
+    overlap_tokens: int | None = None
+    window_tokens: int = 384
+    whole_words: bool = True
 
 
 class Entity(msgspec.Struct, frozen=True):
@@ -210,16 +229,40 @@ class Entity(msgspec.Struct, frozen=True):
     end: int
 
 
-class TagOptions(TaskOptions[list[list[Entity]]], frozen=True):
-    """The answer is, for each text, its entities in the order of the text.
+class TaggedToken(msgspec.Struct, frozen=True):
+    """A token and its tag, prefix included.
 
     Attributes:
-        aggregation: `first` lets the first token of a word decide the word's tag, as models are trained;
-            `simple` lets each token have its own.
+        entity: The tag.
+        score: Its probability.
+        index: The token's place, special tokens counted.
+        word: The token's name in the vocabulary; the characters of the text where it has none.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    entity: str
+    score: float
+    index: int
+    word: str
+    start: int
+    end: int
+
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+"""What decides the tag of a word: its `first` token, as models are trained; the `average` of its tokens' probabilities;
+the token with the highest one (`max`). With `simple` each token has its own tag; with `none` tokens are not grouped."""
+
+
+class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
+    """The answer is, for each text, its entities in the order of the text, or its tokens where they are not grouped.
+
+    Attributes:
+        aggregation: How tokens become entities.
         ignore_labels: Tags that are no entities.
     """
 
-    aggregation: Literal["first", "simple"] = "first"
+    aggregation: Aggregation = "first"
     ignore_labels: tuple[str, ...] = ("O",)
 
 
@@ -240,9 +283,14 @@ class FilledMask(msgspec.Struct, frozen=True):
 
 
 class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
-    """The answer is, for each text and each of its masks, the best `top_k` tokens."""
+    """The answer is, for each text and each of its masks, the best `top_k` tokens.
+
+    Attributes:
+        targets: Only these words compete: tokens of the vocabulary, or what begins with one. None for all.
+    """
 
     top_k: int = 5
+    targets: tuple[str, ...] | None = None
 
 
 class TensorOptions(TaskOptions[Sequence[Row]], frozen=True):

@@ -2,7 +2,7 @@
 
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
 /v1        {"error": {"message", "type", "param", "code"}}  OpenAI
-TEI's      {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
+TEI's, /   {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
 Cohere's   {"id", "message"}                                /v1/rerank, /v2/rerank
 all else   {"error": {"reason", "message", "request_id"}}
 
@@ -32,6 +32,7 @@ TEI_PATHS = frozenset(
     {
         *("/embed", "/embed_all", "/embed_sparse", "/predict", "/rerank", "/similarity"),
         *("/tokenize", "/decode", "/info", "/health"),
+        "/",
     }
 )
 COHERE_PATHS = frozenset({"/v1/rerank", "/v2/rerank"})
@@ -146,7 +147,7 @@ def _plain(path: str) -> str:
     """The path without the name of a model."""
     if not path.startswith(_NAMED):
         return path
-    return path[path.find("/", len(_NAMED)) :] if "/" in path[len(_NAMED) :] else path
+    return path[path.find("/", len(_NAMED)) :] if "/" in path[len(_NAMED) :] else "/"
 
 
 def _first(table: Mapping[type[BertserveError], str], error: BertserveError) -> str:

@@ -74,6 +74,8 @@ class Pipeline:
         _check_count(request)
         task.check(request.options, model.manifest)
         inputs = model.prompted(request.inputs, request.prompt_name, request.input_type)
+        if task.expand is not None:
+            inputs = task.expand(inputs, request.options)
         sizes = task.sizes_bytes(model.tokenizer, inputs)
         size = sum(sizes)
         longest = None if task.windows else model.manifest.max_length

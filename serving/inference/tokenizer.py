@@ -30,6 +30,10 @@ CONTEXT_LIMIT_BYTES = 1_000_000
 """Of a context that is read in windows."""
 
 
+_WINDOW_STEPS = 6
+"""A window begins at least this part of its length behind the one before: their number stays bounded."""
+
+
 class TextTokenizer:
     """The tokenizer of one model.
 
@@ -130,28 +134,52 @@ class TextTokenizer:
         return sizes
 
     def encode_windows(
-        self, pairs: Sequence[tuple[str, str]], *, overlap: int, truncate: Truncate
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        length: int,
+        overlap: int,
+        truncate: Truncate,
+        whole_words: bool = True,
     ) -> list[AlignedText]:
         """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
 
-        Every window repeats the first part, of which `truncate` cuts what goes beyond half of the model's tokens.
-        Windows overlap by so many tokens, half of their room at most. Their `spans` are those of whole words in the
-        second part.
+        Args:
+            pairs: Every window repeats the first part.
+            length: Tokens of a window, both parts and special tokens included.
+            overlap: Tokens of the second part that neighbouring windows share; fewer where windows would not go on by
+                a sixth of their length.
+            truncate: Whether to cut what of a first part goes beyond half of a window.
+            whole_words: Whether `spans` are those of whole words in the second part, or of tokens.
 
         Raises:
-            InvalidRequest: A first part is too long, or the model too short for any second.
+            InvalidRequest: A first part is too long, or a window too short for any second.
         """
         parts = self._tokenizer.encode_batch([part for pair in pairs for part in pair], add_special_tokens=False)
         return [
             window
             for source, (first, second) in enumerate(zip(parts[::2], parts[1::2], strict=True))
-            for window in self._windows(source, first, second, overlap, truncate=truncate)
+            for window in self._windows(
+                source, first, second, length, overlap, whole_words=whole_words, truncate=truncate
+            )
         ]
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
         """The text of token ids; `bare` leaves out special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=bare)
         return text
+
+    def name(self, token: int) -> str:
+        """What the vocabulary calls a token."""
+        return self._tokenizer.id_to_token(token) or ""
+
+    def first_id(self, word: str) -> int | None:
+        """The id of a token of that name, else of the first token of a text; None where the text has none."""
+        token: int | None = self._tokenizer.token_to_id(word)
+        if token is not None:
+            return token
+        ids = self._tokenizer.encode(word, add_special_tokens=False).ids
+        return ids[0] if ids else None
 
     def tokens(self, text: str, *, special: bool) -> list[Token]:
         """The tokens of a text, which is not cut; `special` adds those that a model sees around it."""
@@ -179,19 +207,28 @@ class TextTokenizer:
         return ids if not ids or not self.frame or self.is_framed(ids) else [*self.frame[:-1], *ids, *self.frame[-1:]]
 
     def _windows(
-        self, source: int, first: Encoding, second: Encoding, overlap: int, *, truncate: Truncate
+        self,
+        source: int,
+        first: Encoding,
+        second: Encoding,
+        length: int,
+        overlap: int,
+        *,
+        whole_words: bool,
+        truncate: Truncate,
     ) -> Iterator[AlignedText]:
-        cut = self._cut_first(source, first, truncate=truncate)
+        cut = self._cut_first(source, first, length, truncate=truncate)
         # What stands around the second part is the same in every window: it is read off around any text.
         frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
         inside = [index for index, part in enumerate(frame.sequence_ids) if part == 1]
         head, tail = inside[0], len(frame) - inside[-1] - 1
-        room = self.max_length - head - tail
+        room = length - head - tail
         if room < 1:
-            raise InvalidRequest(f"the model's {self.max_length} tokens leave no room for a context")
-        step = room - min(overlap, room // 2)
+            raise InvalidRequest(f"a window of {length} tokens leaves no room for a context")
+        step = max(room - overlap, length // _WINDOW_STEPS, 1)
         ids, (spans, words) = second.ids, _alignment(second)
-        spans = _of_words(spans, words)
+        if whole_words:
+            spans = _of_words(spans, words)
         for start in range(0, max(1, len(ids) - room + step), step):
             own = slice(start, start + room)
             size = len(ids[own])
@@ -205,9 +242,9 @@ class TextTokenizer:
                 words=np.pad(words[own], (head, tail), constant_values=-1),
             )
 
-    def _cut_first(self, source: int, first: Encoding, *, truncate: Truncate) -> int:
-        """Leaves half of the model's tokens to the second part; returns how many of the first were cut."""
-        most = max(0, self.max_length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+    def _cut_first(self, source: int, first: Encoding, length: int, *, truncate: Truncate) -> int:
+        """Leaves half of a window to the second part; returns how many of the first were cut."""
+        most = max(0, length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
         surplus = len(first) - most
         if surplus <= 0:
             return 0

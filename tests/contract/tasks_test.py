@@ -12,6 +12,7 @@ from huggingface_hub import InferenceClient
 from transformers import FillMaskPipeline, TextClassificationPipeline, TokenClassificationPipeline
 
 from tests.support.clients import V2Json, get, http_call, metric, post_json
+from tests.support.pipelines import pipeline_answers
 from tests.support.server import Server
 from tests.support.tasks import LABELS, MAX_LENGTH, TinyModel, write_bundle
 
@@ -103,28 +104,22 @@ def test_rerank_orders_texts_by_the_models_score(server: Server, tiny: dict[str,
     np.testing.assert_allclose([entry["score"] for entry in plain], expected, rtol=CLOSE)
 
 
-def best_span(model: TinyModel, longest: int = 30) -> tuple[str, float]:
-    """PyTorch's best answer to the question, by trying every span of tokens in the context, and its score."""
-    encoded = model.tokenizer(QUESTION, CONTEXT, return_tensors="pt", return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")[0].tolist()
-    inside = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
-    with torch.inference_mode():
-        answer = model.model(**encoded)
-    starts, ends = (torch.softmax(side[0][inside], -1).numpy() for side in (answer.start_logits, answer.end_logits))
-    pairs = [(i, j) for i in range(len(inside)) for j in range(i, min(len(inside), i + longest))]
-    i, j = max(pairs, key=lambda pair: starts[pair[0]] * ends[pair[1]])
-    words = encoded.word_ids()
-    first = min(place for place in inside if words[place] == words[inside[i]])
-    last = max(place for place in inside if words[place] == words[inside[j]])
-    return CONTEXT[offsets[first][0] : offsets[last][1]], float(starts[i] * ends[j])
-
-
-def test_answer_is_pytorchs_best_span(server: Server, tiny: dict[str, TinyModel]) -> None:
-    """The answer stands in the context where it says, and is the one that PyTorch's logits make likeliest."""
-    found = ask(server, "/answer", inputs={"question": QUESTION, "context": CONTEXT})
-    text, score = best_span(tiny["answer"])
-    assert (found["answer"], CONTEXT[found["start"] : found["end"]]) == (text, text)
-    assert found["score"] == pytest.approx(score, rel=CLOSE)
+def test_answer_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """The answers of the question-answering pipeline: their characters, order and scores, also in a long context."""
+    for context in (CONTEXT, "a of and " * 40 + CONTEXT, f"{CONTEXT} {QUESTION}; " * 6):
+        for parameters in (
+            {},
+            {"top_k": 5, "handle_impossible_answer": True},
+            {"top_k": 3, "max_answer_len": 2, "doc_stride": 5},
+            {"top_k": 4, "align_to_words": False},
+        ):
+            inputs = {"question": QUESTION, "context": context}
+            found = ask(server, "/answer", inputs=inputs, parameters=parameters)
+            expected = pipeline_answers(tiny["answer"], QUESTION, context, **parameters)
+            assert [(one["start"], one["end"]) for one in (found if isinstance(found, list) else [found])] == [
+                (one["start"], one["end"]) for one in expected
+            ]
+            same(found if isinstance(found, list) else [found], expected, "answer", "start", "end")
 
 
 def test_answer_shapes(server: Server) -> None:
@@ -160,15 +155,16 @@ def test_no_answer(server: Server) -> None:
     assert sure == {"answer": "", "score": 1.0, "start": 0, "end": 0}
 
 
-@pytest.mark.parametrize("strategy", ["first", "simple"])
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tag_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel], strategy: str) -> None:
     """`/tag` finds the entities of the token-classification pipeline, in the text's own characters."""
     pipeline = TokenClassificationPipeline(model=tiny["tag"].model, tokenizer=tiny["tag"].tokenizer)
     for text in (*TEXTS, CONTEXT):
         found = ask(server, "/tag", inputs=text, parameters={"aggregation_strategy": strategy})
-        same(found, pipeline(text, aggregation_strategy=strategy), "entity_group", "start", "end")
-        assert all(text[entity["start"] : entity["end"]] == entity["word"] for entity in found)
+        keys = ("entity", "index", "word") if strategy == "none" else ("entity_group",)
+        same(found, pipeline(text, aggregation_strategy=strategy), *keys, "start", "end")
+        assert strategy == "none" or all(text[entity["start"] : entity["end"]] == entity["word"] for entity in found)
 
 
 def test_fill_mask_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
@@ -239,6 +235,15 @@ WRONG = {
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
     "no mask": ("/fill-mask", {"inputs": "x"}, 422),
     "more tokens than there are": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 1000}}, 422),
+    "windows too short": (
+        "/answer",
+        {"inputs": {"question": "x", "context": "y"}, "parameters": {"max_seq_len": 8}},
+        422,
+    ),
+    "no model of inference": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": ["a"]}}, 400),
+    "labels of nothing": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": []}}, 422),
+    "no target": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 422),
+    "too many targets": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 9}}, 422),
     "no context": ("/answer", {"inputs": {"question": "x"}}, 422),
     "too many answers": ("/answer", {"inputs": {"question": "x", "context": "y"}, "parameters": {"top_k": 101}}, 422),
     "an answer of nothing": (
@@ -270,7 +275,7 @@ def test_bad_requests(server: Server, case: str) -> None:
     if path in {"/predict", "/rerank"}:
         assert reply.json()["error_type"] == ("Empty" if status == 400 else "Validation")
     else:
-        assert error["reason"] in {"invalid_request", "empty_input"}
+        assert error["reason"] in {"invalid_request", "empty_input", "wrong_task"}
     ask(server, "/predict", inputs="the server")
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from serving.records import AnswerSpan, Row
 
+NULL = 1.0
+"""Both logits of the first token, where a test does not say."""
+
 HEAD, TAIL = 3, 1  # [CLS], a question of one token, [SEP]; [SEP]
 LENGTH = 24
 
@@ -41,7 +44,7 @@ def window(words: Sequence[int], *, first: int = 0) -> AlignedText:
     return AlignedText(ids=array("i", [0] * len(numbers)), source=0, spans=spans, words=numbers)
 
 
-def row(starts: Sequence[float], ends: Sequence[float], *, null: tuple[float, float] = (9.0, 9.0)) -> Row:
+def row(starts: Sequence[float], ends: Sequence[float], *, null: tuple[float, float] = (NULL, NULL)) -> Row:
     """Logits for the context's tokens; what stands around them would win if it were looked at."""
     around = [np.array([side, 50.0, 50.0]) for side in null]
     tail = np.array([50.0, 50.0])  # [SEP] and padding
@@ -55,18 +58,22 @@ CONTEXT = "".join(f"{number:02d} " for number in range(40))
 def expected(
     logits: Sequence[tuple[int, Sequence[float], Sequence[float]]], options: AnswerOptions
 ) -> dict[str, float]:
-    """Every allowed span with its score, from the definition: (first word, start logits, end logits) a window."""
-    total = sum(
-        np.log(np.sum(np.exp(np.concatenate([np.float32(part[side]).astype(np.float64) for part in logits]))))
-        for side in (1, 2)
-    )
+    """Every allowed span of words with its score, from the definition: (first word, start logits, end logits) a window.
+
+    The first token, whose logits are `NULL`, has a share of the probability. Words are one token each.
+    """
     found: dict[str, float] = {}
-    for first, starts, ends in logits:
-        for i in range(len(starts)):
-            for j in range(i, min(len(ends), i + options.max_answer_tokens)):
-                text = CONTEXT[3 * (first + i) : 3 * (first + j) + 2]
-                score = float(np.exp(float(np.float32(starts[i])) + float(np.float32(ends[j])) - total))
-                found[text] = max(score, found.get(text, 0.0))
+    for first, *sides in logits:
+        starts, ends = ([NULL, *map(float, np.float32(side))] for side in sides)
+        total = sum(np.exp(starts)) * sum(np.exp(ends))
+        spans = [
+            (float(np.exp(starts[i] + ends[j]) / total), 3 * (first + i - 1), 3 * (first + j - 1) + 2)
+            for i in range(1, len(starts))
+            for j in range(i, min(len(ends), i + options.max_answer_tokens))
+        ]
+        for score, start, end in sorted(spans, reverse=True)[: 2 * options.top_k + 10]:
+            text = CONTEXT[start:end]
+            found[text] = found.get(text, 0.0) + score
     return found
 
 
@@ -77,7 +84,8 @@ numbers = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
 def test_the_best_spans_of_all_windows(data: st.DataObject, longest: int, top_k: int, count: int) -> None:
     """Answers are the likeliest spans inside the context, of the allowed length, start before end, best first.
 
-    Each is worth the probability of its start times that of its end over all windows together.
+    Each is worth the probability of its start times that of its end in its window, and the sum over the windows in
+    which it is among the best.
     """
     options = AnswerOptions(top_k=top_k, max_answer_tokens=longest)
     logits = []
@@ -113,7 +121,7 @@ def test_an_answer_is_made_of_whole_words() -> None:
 
 
 def test_several_spans_of_the_same_words_are_one_answer() -> None:
-    """Answers differ from one another, and the likelier of two equals counts."""
+    """Answers differ from one another, and the scores of equals add up, also of other case and in other windows."""
     rows = [row([0, 5, 4, 0, 0], [0, 4, 5, 0, 0])]
     found = answer.finish(CONTEXT, [window([0, 1, 1, 2, 3])], rows, AnswerOptions(top_k=3))
     assert found[0].answer == "01"
@@ -128,6 +136,11 @@ def test_no_answer_competes_where_asked() -> None:
     both = answer.finish(CONTEXT, [window([0, 1])], rows, AnswerOptions(top_k=2, no_answer=True))
     assert [span.answer for span in both] == ["", "00"]
     assert both[0].score == pytest.approx((np.exp(6) / (np.exp(6) + np.e + 1)) ** 2)
+    windows = [window([0, 1]), window([0, 1], first=2)]
+    rows += [row([1, 0], [1, 0], null=(0.0, 0.0))]
+    found = answer.finish(CONTEXT, windows, rows, AnswerOptions(top_k=9, no_answer=True))
+    (empty,) = [span for span in found if not span.answer]
+    assert empty.score == pytest.approx((1 / (2 + np.e)) ** 2)
 
 
 def test_one_window_with_an_answer_is_enough() -> None:
@@ -135,6 +148,23 @@ def test_one_window_with_an_answer_is_enough() -> None:
     rows = [row([8, 0], [8, 0], null=(0.0, 0.0)), row([0, 0], [0, 0], null=(12.0, 12.0))]
     found = answer.finish(CONTEXT, [window([0, 1]), window([0, 1], first=2)], rows, AnswerOptions(no_answer=True))
     assert one(found).answer == "00"
+
+
+def test_the_same_words_in_two_windows() -> None:
+    """Their scores add up, and the first place counts."""
+    rows = [row([0, 3], [0, 3]), row([3, 0], [3, 0])]
+    windows = [window([0, 1]), window([0, 1], first=1)]
+    total = np.exp(3) + 1 + np.exp(NULL)
+    found = one(answer.finish(CONTEXT, windows, rows, AnswerOptions()))
+    assert (found.answer, found.start) == ("01", 3)
+    assert found.score == pytest.approx(2 * (np.exp(3) / total) ** 2)
+
+
+def test_tokens_inside_of_words(tokenizer: TextTokenizer) -> None:
+    """Where a request wants no whole words, an answer's characters are those of its tokens."""
+    (aligned,) = tokenizer.encode_windows([("the", "xyz")], length=LENGTH, overlap=0, truncate=True, whole_words=False)
+    found = answer.finish("xyz", [aligned], [row([0, 9, 0], [0, 9, 0])], AnswerOptions(whole_words=False))
+    assert (one(found).answer, one(found).start, one(found).end) == ("y", 1, 2)
 
 
 def test_nothing_to_choose_from() -> None:
@@ -149,13 +179,13 @@ def test_nothing_to_choose_from() -> None:
 def test_windows_cover_the_context(tokenizer: TextTokenizer, words: int, overlap: int) -> None:
     """Every token of the context is in a window, in order; neighbours overlap as asked, by half at most."""
     context = " ".join(["server", "text", "is", "it"][number % 4] for number in range(words))
-    windows = tokenizer.encode_windows([("the", context)], overlap=overlap, truncate=False)
+    windows = tokenizer.encode_windows([("the", context)], length=LENGTH, overlap=overlap, truncate=False)
     room = LENGTH - HEAD - TAIL
     places = [w.spans[w.words >= 0, 0].tolist() for w in windows]
     whole = [found.start() for found in re.finditer(r"\w+", context)]
     assert all(len(w.ids) <= LENGTH for w in windows)
     assert sorted({place for part in places for place in part}) == whole
-    shared = min(overlap, room // 2)
+    shared = min(overlap, room - LENGTH // 6)
     for left, right in pairwise(places):
         assert left[len(left) - shared :] == right[:shared]
     if words <= room:
@@ -165,7 +195,7 @@ def test_windows_cover_the_context(tokenizer: TextTokenizer, words: int, overlap
 def test_a_window_is_what_the_library_makes(tokenizer: TextTokenizer) -> None:
     """A pair that fits has the ids and segments of the plain encoding, and its tokens point into the context."""
     question, context = "is it the server", "a text, for 12"
-    (aligned,) = tokenizer.encode_windows([(question, context)], overlap=4, truncate=True)
+    (aligned,) = tokenizer.encode_windows([(question, context)], length=LENGTH, overlap=4, truncate=True)
     (plain,) = tokenizer.encode([(question, context)], truncate=True)
     assert (aligned.ids, aligned.type_ids, aligned.truncated) == (plain.ids, plain.type_ids, 0)
     inside = aligned.words >= 0
@@ -176,11 +206,11 @@ def test_a_window_is_what_the_library_makes(tokenizer: TextTokenizer) -> None:
 def test_a_long_question_is_cut_or_refused(tokenizer: TextTokenizer) -> None:
     """A question leaves half of the model to the context; what is cut off is counted once."""
     pair = (" ".join(["server"] * 15), " ".join(["text"] * 40))
-    windows = tokenizer.encode_windows([pair], overlap=0, truncate=True)
+    windows = tokenizer.encode_windows([pair], length=LENGTH, overlap=0, truncate=True)
     assert len(windows) > 1
     assert [w.truncated for w in windows] == [15 - (LENGTH // 2 - 3)] + [0] * (len(windows) - 1)
     with pytest.raises(InvalidRequest, match="question of input 0 has 15 tokens"):
-        tokenizer.encode_windows([pair], overlap=0, truncate=False)
+        tokenizer.encode_windows([pair], length=LENGTH, overlap=0, truncate=False)
 
 
 def test_a_model_too_short_for_questions() -> None:
@@ -189,9 +219,9 @@ def test_a_model_too_short_for_questions() -> None:
         short = TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), length, len(vocabulary()))
         if length == 3:
             with pytest.raises(InvalidRequest, match="no room for a context"):
-                short.encode_windows([("the server", "a text")], overlap=4, truncate=True)
+                short.encode_windows([("the server", "a text")], length=length, overlap=4, truncate=True)
         else:
-            windows = short.encode_windows([("the server", "a text")], overlap=4, truncate=True)
+            windows = short.encode_windows([("the server", "a text")], length=length, overlap=4, truncate=True)
             assert max(len(window.ids) for window in windows) <= length
             assert windows[0].truncated == 2 - min(2, max(0, length // 2 - 3))
 

@@ -55,6 +55,20 @@ def test_several_masks(tokenizer: TextTokenizer) -> None:
     assert [row[0].score for row in answer] == pytest.approx([1 / 2, 1 / 2], rel=1e-4)
 
 
+def test_targets(tokenizer: TextTokenizer) -> None:
+    """Only they compete, by their first tokens and with their own probabilities; one without a logit is refused."""
+    (encoded,) = fill_mask.encode(tokenizer, ["the [MASK]"], FillMaskOptions(), truncate=True)
+    ids = np.array([[IDS[token] for token in ("server", "x", "it")]], np.int32)
+    row = (ids, -np.log(2) * np.arange(1, 4, dtype=np.float32)[None], np.zeros(1, np.float32))
+    options = FillMaskOptions(5, ("it", "xyz"))
+    (best,) = fill_mask.finish(encoded, row, options, tokenizer)
+    assert [(one.token_str, one.score) for one in best] == [("x", pytest.approx(1 / 4)), ("it", pytest.approx(1 / 8))]
+    with pytest.raises(InvalidRequest, match="1 of 2 `targets` are not among the 3 likeliest"):
+        fill_mask.finish(encoded, row, FillMaskOptions(5, ("it", "on")), tokenizer)
+    with pytest.raises(InvalidRequest, match="`targets` holds no word"):
+        fill_mask.finish(encoded, row, FillMaskOptions(5, ("",)), tokenizer)
+
+
 @pytest.mark.parametrize("text", ["", "no mask here", "[mask]"])
 def test_a_text_without_a_mask_is_refused(tokenizer: TextTokenizer, text: str) -> None:
     """There is nothing to fill; the refusal names the input and the token."""

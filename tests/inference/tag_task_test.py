@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,8 +17,6 @@ from tests.support.checkpoints import stripped_tokenizer, vocabulary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Entity
-
 LABELS = ("O", "B-place", "I-place", "B-thing", "I-thing", "bare")
 SURE = 8.0
 OF_SIX = float(np.exp(SURE) / (np.exp(SURE) + len(LABELS) - 1))
@@ -31,9 +29,7 @@ def tokenizer() -> TextTokenizer:
     return TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), 24, len(vocabulary()))
 
 
-def entities(
-    tokenizer: TextTokenizer, text: str, tags: Sequence[str], options: TagOptions | None = None
-) -> list[Entity]:
+def entities(tokenizer: TextTokenizer, text: str, tags: Sequence[str], options: TagOptions | None = None) -> list[Any]:
     """The entities of a text whose tokens, special ones left out, have these tags."""
     (aligned,) = tokenizer.encode_aligned([text], truncate=True)
     assert len(aligned.ids) == len(tags) + 2
@@ -41,7 +37,7 @@ def entities(
     for place, name in enumerate(["B-thing", *tags, "B-thing"]):
         logits[place, LABELS.index(name)] = SURE
     logits[len(aligned.ids) :, 3] = SURE
-    return tag.finish(text, aligned, (logits,), options or TagOptions(), LABELS)
+    return tag.finish(text, aligned, (logits,), options or TagOptions(), LABELS, tokenizer.name)
 
 
 CASES = {
@@ -78,6 +74,45 @@ def test_each_token_by_itself_where_asked(tokenizer: TextTokenizer) -> None:
     """`simple` lets every token have its own tag, also inside of a word."""
     found = entities(tokenizer, "is xyz", ["O", "O", "B-place", "B-thing"], TagOptions("simple"))
     assert [(entity.entity_group, entity.word) for entity in found] == [("place", "y"), ("thing", "z")]
+
+
+WORDS = {
+    # The tags of `x`, `y` and `z`, each with a logit: what the word `xyz` is called.
+    "first": ([("B-thing", 1.0), ("B-place", 9.0), ("I-place", 9.0)], "thing"),
+    "average": ([("B-thing", 3.0), ("B-place", 2.5), ("B-place", 2.5)], "place"),
+    "max": ([("B-thing", 3.0), ("B-place", 2.5), ("B-place", 2.5)], "thing"),
+}
+
+
+@pytest.mark.parametrize("aggregation", WORDS)
+def test_what_decides_the_tag_of_a_word(tokenizer: TextTokenizer, aggregation: Any) -> None:
+    """Its first token, the mean over its tokens, or the surest of them; its score is the probability that decided."""
+    tags, expected = WORDS[aggregation]
+    (aligned,) = tokenizer.encode_aligned(["is xyz"], truncate=True)
+    logits = np.zeros((len(aligned.ids), len(LABELS)), np.float32)
+    for row, (name, logit) in zip(logits[2:], tags, strict=False):
+        row[LABELS.index(name)] = logit
+    options = TagOptions(aggregation)
+    (found,) = tag.finish("is xyz", aligned, (logits,), options, LABELS, tokenizer.name)
+    probabilities = np.exp(logits[2:5]) / np.exp(logits[2:5]).sum(axis=1, keepdims=True)
+    decided = {
+        "first": probabilities[0],
+        "average": probabilities.mean(axis=0),
+        "max": probabilities[int(probabilities.max(axis=1).argmax())],
+    }
+    assert (found.entity_group, found.word, found.start, found.end) == (expected, "xyz", 3, 6)
+    assert found.score == pytest.approx(float(decided[aggregation].max()))
+
+
+def test_ungrouped_tokens(tokenizer: TextTokenizer) -> None:
+    """`none` gives each token by the vocabulary's name, with its whole tag, place and characters."""
+    options = TagOptions("none")
+    found = entities(tokenizer, "is xy →", ["O", "B-thing", "I-thing", "B-place"], options)
+    assert [(one.entity, one.index, one.word, one.start, one.end) for one in found] == [
+        ("B-thing", 2, "x", 3, 4),
+        ("I-thing", 3, "##y", 4, 5),
+        ("B-place", 4, tokenizer.name(vocabulary()["[UNK]"]), 6, 7),
+    ]
 
 
 def test_ignored_tags(tokenizer: TextTokenizer) -> None:

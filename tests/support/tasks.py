@@ -70,11 +70,16 @@ class TinyModel:
     model: Any
     tokenizer: PreTrainedTokenizerFast
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those that a manifest names."""
+        return tuple(self.model.config.id2label.values()) if self.task in LABELS else ()
 
-def tiny_model(task: Task, seed: int = 0) -> TinyModel:
-    """A random BERT with the task's head."""
+
+def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyModel:
+    """A random BERT with the task's head, and other labels than the task's usual ones where there are some."""
     # Of the other heads only the one for questions reads the number of labels: start and end.
-    labels = LABELS.get(task, ("score",) if task == "rerank" else ("start", "end"))
+    labels = labels or LABELS.get(task, ("score",) if task == "rerank" else ("start", "end"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = BertConfig(
@@ -114,7 +119,7 @@ def write_bundle(
         proven: Claim that it was compared with PyTorch.
         **fields: Further ones of its manifest, such as prompts.
     """
-    task, labels = tiny.task, LABELS.get(tiny.task, ())
+    task, labels = tiny.task, tiny.labels
     sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
     inputs, outputs = graph_inputs(task, segments=True), graph_outputs(task, **sizes)
     with BundleWriter(repository, name or task) as writer:
@@ -195,8 +200,7 @@ class _Graph(torch.nn.Module):
 
 def _write_graph(tiny: TinyModel, path: Path) -> None:
     inputs = [tensor.name for tensor in graph_inputs(tiny.task, segments=True)]
-    labels = len(LABELS.get(tiny.task, ()))
-    outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=labels, candidates=CANDIDATES)
+    outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES)
     ids = torch.arange(16, dtype=torch.int32).reshape(2, 8)
     example = {IDS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), POSITIONS: ids[:, :3] % 8}
     axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}

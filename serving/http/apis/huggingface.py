@@ -1,7 +1,8 @@
 """The tasks in the shapes of Hugging Face's inference API: `/classify`, `/answer`, `/tag`, `/fill-mask`.
 
 A request is `{"inputs": ..., "parameters": {...}}`. One input is answered by its own result, a list of
-inputs by a list of results.
+inputs by a list of results. `/` and `/models/{model}` answer as the model's task does, for clients that know a
+server by its address alone.
 """
 
 from __future__ import annotations
@@ -10,33 +11,54 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.http.apis.huggingface_messages import AnswerRequest, ClassifyRequest, FillMaskRequest, TagRequest
+from serving.errors import InvalidRequest, ModelNotNamed
+from serving.http.apis import tei
+from serving.http.apis.huggingface_messages import (
+    AnswerRequest,
+    ClassifyParameters,
+    ClassifyRequest,
+    FeatureParameters,
+    FeatureRequest,
+    FillMaskRequest,
+    TagRequest,
+    TextPair,
+)
+from serving.http.apis.tei_messages import (
+    Compared,
+    EmbedRequest,
+    SimilarityParameters,
+    SimilarityRequest,
+)
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
-from serving.http.routes import Router
+from serving.http.routes import Docs, Router, all_models
 from serving.records import (
     AnswerOptions,
     AnswerSpan,
     ClassifyOptions,
-    Entity,
     FilledMask,
     FillMaskOptions,
     LabelScore,
     TagOptions,
+    ZeroShotOptions,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from serving.http.api import Api
+    from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, TaskOptions, TextInput
+    from serving.models.manifest import Task
+    from serving.records import A, Aggregation, Outcome, TaskOptions, TextInput
 
 router = Router("Tasks")
 
 _CLASSIFY, _ANSWER = JsonDecoder(ClassifyRequest), JsonDecoder(AnswerRequest)
 _TAG, _FILL_MASK = JsonDecoder(TagRequest), JsonDecoder(FillMaskRequest)
+_FEATURES = JsonDecoder(FeatureRequest)
 
 _Filled = FilledMask | list[FilledMask]
+_Tagged = dict[str, Any]
+"""`Entity`, or `TaggedToken` where tokens are not grouped: a union of two objects has no schema of its own."""
 
 # Examples for the document.
 _CLASSIFIED = {"inputs": "What a card!", "parameters": {"top_k": 1}}
@@ -50,10 +72,32 @@ async def classify(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
     message = http.json(_CLASSIFY)
     parameters = message.parameters
+    listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
+    inputs: list[TextInput] = [_text(value) for value in listed]
+    if parameters.candidate_labels is not None:
+        return await _classify_by(api, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k)
-    outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
+    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
     # This task's API answers one input with a list of one, and its clients take that apart.
     return _reply(outcome.answer, outcome)
+
+
+async def _classify_by(
+    api: Api, http: HttpRequest, inputs: Sequence[TextInput], parameters: ClassifyParameters, *, alone: bool
+) -> HttpReply:
+    """Zero-shot classification; a text alone is answered by a list of its labels."""
+    labels = parameters.candidate_labels or []
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    count, most = len(inputs) * len(labels), api.settings.max_client_batch_size
+    if count > most:
+        raise InvalidRequest(
+            f"{len(inputs)} texts with {len(labels)} `candidate_labels` each are {count} inputs;"
+            f" at most {most} are taken"
+        )
+    options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
+    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
+    return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
 
 
 @router.infer("/answer", "answer", AnswerRequest, AnswerSpan | list[AnswerSpan | list[AnswerSpan]], _ANSWERED)
@@ -62,7 +106,12 @@ async def answer(api: Api, http: HttpRequest) -> HttpReply:
     message = http.json(_ANSWER)
     parameters = message.parameters
     options = AnswerOptions(
-        parameters.top_k, parameters.max_answer_len, parameters.handle_impossible_answer, parameters.doc_stride
+        parameters.top_k,
+        parameters.max_answer_len,
+        parameters.handle_impossible_answer,
+        parameters.doc_stride,
+        parameters.max_seq_len,
+        parameters.align_to_words,
     )
     questions = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     pairs = [(question.question, question.context) for question in questions]
@@ -71,12 +120,16 @@ async def answer(api: Api, http: HttpRequest) -> HttpReply:
     return _reply(results if isinstance(message.inputs, list) else results[0], outcome)
 
 
-@router.infer("/tag", "tag", TagRequest, list[Entity | list[Entity]], _TAGGED)
+@router.infer("/tag", "tag", TagRequest, list[_Tagged | list[_Tagged]], _TAGGED)
 async def tag(api: Api, http: HttpRequest) -> HttpReply:
     """Find entities in a text."""
+    return await _tag(api, http, "first")
+
+
+async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
     message = http.json(_TAG)
     parameters = message.parameters
-    options = TagOptions(parameters.aggregation_strategy, parameters.ignore_labels)
+    options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels)
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
 
@@ -88,10 +141,60 @@ async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
     """The likeliest tokens for each mask in a text."""
     message = http.json(_FILL_MASK)
     parameters = message.parameters
-    options = FillMaskOptions(parameters.top_k)
+    targets = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
+    options = FillMaskOptions(parameters.top_k, None if targets is None else tuple(targets))
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
     results = [masks[0] if len(masks) == 1 else masks for masks in outcome.answer]
     return _reply(results[0] if isinstance(message.inputs, str) else results, outcome)
+
+
+async def _features(api: Api, http: HttpRequest) -> HttpReply:
+    """Vectors of texts, or cosines of sentences with one."""
+    message = http.json(_FEATURES)
+    inputs, given = message.inputs, FeatureParameters()
+    for fields in (message.parameters, message):
+        told = {name: getattr(fields, name) for name in given.__struct_fields__}
+        given = msgspec.structs.replace(given, **{name: value for name, value in told.items() if value is not None})
+    direction = given.truncation_direction or "Right"
+    if isinstance(inputs, Compared):
+        parameters = SimilarityParameters(given.truncate, direction, given.prompt_name)
+        return await tei.compare(api, http, SimilarityRequest(inputs, parameters))
+    normalize = given.normalize is not False
+    texts = EmbedRequest(inputs, given.truncate, direction, given.prompt_name, normalize, given.dimensions)
+    return await tei.embed_texts(api, http, texts)
+
+
+_RUN: Mapping[Task, tuple[Endpoint, object]] = {
+    "embed": (_features, {"inputs": ["What is a T4?", "A graphics card."]}),
+    "embed_tokens": (tei.embed_all, {"inputs": "What is a T4?"}),
+    "classify": (classify, _CLASSIFIED),
+    "rerank": (tei.rerank, {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}),
+    "answer": (answer, _ANSWERED),
+    "tag": (lambda api, http: _tag(api, http, "simple"), _TAGGED),
+    "fill_mask": (fill_mask, _FILLED),
+}
+"""What answers on the routes that name no task, and an example for the document."""
+
+
+def _only_model(api: Api) -> Sequence[str]:
+    names = all_models(api)
+    return names if len(names) == 1 else []
+
+
+def _example(api: Api) -> object:
+    return _RUN[api.repository.models[0].manifest.task][1]
+
+
+@router.hot("/", Docs(dict[str, Any], Any, _example, _only_model), summary="Answer as the only model's task does.")
+@router.hot("/models/{model}", Docs(dict[str, Any], Any, _example, all_models))
+async def run(api: Api, http: HttpRequest) -> HttpReply:
+    """Answer as a model's task does."""
+    repository, name = api.repository, http.parameters.get("model")
+    if name is None and len(repository.models) > 1:
+        raise ModelNotNamed(f"several models are served ({', '.join(all_models(api))}); ask /models/NAME of one")
+    model = repository.find(name)
+    http.parameters = {"model": model.name}
+    return await _RUN[model.manifest.task][0](api, http)
 
 
 async def _infer(
@@ -99,6 +202,12 @@ async def _infer(
 ) -> Outcome[A]:
     most, model = api.settings.max_client_batch_size, http.parameters.get("model")
     return await api.pipeline.infer(api.request(http, inputs, options, max_inputs=most, model=model, truncate=truncate))
+
+
+def _text(value: str | TextPair) -> TextInput:
+    if isinstance(value, str):
+        return value
+    return value.text if value.text_pair is None else (value.text, value.text_pair)
 
 
 def _listed(inputs: str | list[str]) -> list[str]:

@@ -98,7 +98,10 @@ async def _infer(
 @router.infer("/embed", "embed", EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]})
 async def embed(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts; one vector an input."""
-    message = http.json(_EMBED)
+    return await embed_texts(api, http, http.json(_EMBED))
+
+
+async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> HttpReply:
     inputs = text_inputs(message.inputs)
     options = EmbedOptions(message.normalize, message.dimensions)
     outcome = await _infer(api, http, inputs, options, message)
@@ -160,7 +163,10 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
 @router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
 async def similarity(api: Api, http: HttpRequest) -> HttpReply:
     """The cosines of sentences with one."""
-    message = http.json(_SIMILARITY)
+    return await compare(api, http, http.json(_SIMILARITY))
+
+
+async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> HttpReply:
     if not message.inputs.sentences:
         raise EmptyInput("`sentences` is empty; send at least one")
     parameters = message.parameters or SimilarityParameters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.inference.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag, tensors
+from serving.inference.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag, tensors, zero_shot
 from serving.records import (
     AnswerOptions,
     ClassifyOptions,
@@ -14,6 +14,7 @@ from serving.records import (
     RerankOptions,
     TagOptions,
     TensorOptions,
+    ZeroShotOptions,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
     EmbedOptions: embed.TASK,
     EmbedTokensOptions: embed_tokens.TASK,
     ClassifyOptions: classify.TASK,
+    ZeroShotOptions: zero_shot.TASK,
     RerankOptions: rerank.TASK,
     AnswerOptions: answer.TASK,
     TagOptions: tag.TASK,

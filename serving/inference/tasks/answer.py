@@ -1,20 +1,19 @@
-"""The task `answer`: the part of a context that answers a question.
+"""The task `answer`: the part of a context that answers a question, scored as Transformers' pipeline does.
 
-A context that does not fit beside its question is read in overlapping windows. Start and end each get one
-probability over the tokens of all windows together, so that a window without an answer cannot outbid the
-one that has it. (A softmax for each window by itself would make each window's best equally sure.)
+A context that does not fit beside its question is read in overlapping windows. In each window start and end get a
+probability over the context's tokens and the first one, which stands for there being no answer; a span's score is the
+product of the two. Spans of the same characters, in one window or several, are one answer, and their scores add up.
 """
 
 from __future__ import annotations
 
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks.base import Task, check_top_k, pairs_of
+from serving.inference.tasks.base import Task, check_top_k, pairs_of, softmax
 from serving.records import AlignedText, AnswerSpan
 
 if TYPE_CHECKING:
@@ -25,22 +24,28 @@ if TYPE_CHECKING:
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
     from serving.models.manifest import Manifest
-    from serving.records import AnswerOptions, EncodedText, Row, TextInput, Truncate
+    from serving.records import AnswerOptions, Array, EncodedText, Row, TextInput, Truncate
 
 MOST_ANSWERS = 100
 
-_ALIASES = 16
-"""Spans of tokens looked at for each answer wanted: several of them are the same span of words."""
+_LEAST_WINDOW = 256
+_USUAL_OVERLAP = 128
+
+_MORE_SPANS, _SPARE_SPANS = 2, 10
+"""Spans of tokens looked at in each window: so many times the answers wanted, and so many more. Several of them are the
+same span of words."""
 
 Span = tuple[int, int]
 
 
-def check(options: AnswerOptions, _: Manifest) -> None:
+def check(options: AnswerOptions, manifest: Manifest) -> None:
     check_top_k(options.top_k, MOST_ANSWERS)
     if options.max_answer_tokens < 1:
         raise InvalidRequest(f"an answer has 1 token at least, not {options.max_answer_tokens}")
-    if options.overlap_tokens < 0:
+    if options.overlap_tokens is not None and options.overlap_tokens < 0:
         raise InvalidRequest(f"windows overlap by 0 tokens at least, not by {options.overlap_tokens}")
+    if options.window_tokens < (least := min(_LEAST_WINDOW, manifest.max_length)):
+        raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
 
 
 def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> list[int]:
@@ -50,15 +55,19 @@ def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> list[i
 def encode(
     tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: AnswerOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    return tokenizer.encode_windows(pairs_of(inputs), overlap=options.overlap_tokens, truncate=truncate)
+    length = min(options.window_tokens, tokenizer.max_length)
+    overlap = options.overlap_tokens
+    if overlap is None:
+        overlap = min(length // 2, _USUAL_OVERLAP)
+    return tokenizer.encode_windows(
+        pairs_of(inputs), length=length, overlap=overlap, whole_words=options.whole_words, truncate=truncate
+    )
 
 
 def finish(
     context: str, windows: Sequence[AlignedText], rows: Sequence[Row], options: AnswerOptions
 ) -> list[AnswerSpan]:
     """The answers to one question, best first, from the graph's `start_logits` and `end_logits`.
-
-    A span's score is the probability of its start times that of its end. Spans begin and end with words.
 
     Args:
         context: Where the answers are.
@@ -69,49 +78,46 @@ def finish(
     Returns:
         At least one; an empty one where there is nothing to choose from.
     """
-    logits = [_context_logits(window, row) for window, row in zip(windows, rows, strict=True)]
-    null = min(((row[0][0], row[1][0]) for row in rows), key=sum) if options.no_answer else (-np.inf, -np.inf)
-    totals = [_logsumexp([null[side], *(pair[side] for pair in logits)]) for side in (0, 1)]
-    total = sum(totals)
-    scores: dict[Span, float] = {}
-    for window, (starts, ends) in zip(windows, logits, strict=True):
-        for span, logit in _best_spans(window, starts, ends, options):
-            scores[span] = max(scores.get(span, 0.0), math.exp(logit - total))
+    answers: dict[str, AnswerSpan] = {}
+    null = 1.0
+    for window, row in zip(windows, rows, strict=True):
+        starts, ends = (_probabilities(window, part) for part in row)
+        null = min(null, float(starts[0] * ends[0]))
+        starts[0] = ends[0] = 0.0
+        for (start, end), score in _best_spans(window, starts, ends, options):
+            text = context[start:end]
+            known = answers.get(text.lower())
+            if known is None:
+                answers[text.lower()] = AnswerSpan(text, score, start, end)
+            else:
+                answers[text.lower()] = AnswerSpan(known.answer, known.score + score, known.start, known.end)
+    found = list(answers.values())
     if options.no_answer:
-        scores[0, 0] = math.exp(float(null[0]) + float(null[1]) - total)
-    best = sorted(scores, key=lambda span: (-scores[span], span))[: options.top_k] or [(0, 0)]
-    return [AnswerSpan(context[start:end], scores.get((start, end), 0.0), start, end) for start, end in best]
+        found.append(AnswerSpan("", null, 0, 0))
+    found.sort(key=lambda span: -span.score)
+    return found[: options.top_k] or [AnswerSpan("", 0.0, 0, 0)]
 
 
-def _context_logits(window: AlignedText, row: Row) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Start and end logits of a window's tokens, minus infinity outside the context."""
-    outside = window.words < 0
-    starts, ends = (part[: len(outside)].astype(np.float64) for part in row)
-    starts[outside] = ends[outside] = -np.inf
-    return starts, ends
-
-
-def _logsumexp(parts: Sequence[NDArray[np.float64] | float]) -> float:
-    values = np.concatenate([np.atleast_1d(part) for part in parts])
-    highest = float(values.max())
-    if highest == -np.inf:
-        return 0.0
-    return highest + math.log(float(np.exp(values - highest).sum()))
+def _probabilities(window: AlignedText, logits: Array) -> NDArray[np.float64]:
+    """Of a window's tokens: a softmax over the first one and those of the context; 0 elsewhere."""
+    allowed = window.words >= 0
+    allowed[0] = True
+    return softmax(np.where(allowed, logits[: len(allowed)].astype(np.float64), -np.inf))
 
 
 def _best_spans(
     window: AlignedText, starts: NDArray[np.float64], ends: NDArray[np.float64], options: AnswerOptions
 ) -> Iterator[tuple[Span, float]]:
-    """The likeliest spans of one window in characters, with the sum of their two logits."""
+    """The likeliest spans of one window in characters, each with its score, best first."""
     length = min(options.max_answer_tokens, len(ends))
-    padded = np.append(ends, np.full(length - 1, -np.inf))
-    sums = (starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
-    wanted = 1 if options.top_k == 1 else min(len(sums), options.top_k * _ALIASES)
-    indices = [int(sums.argmax())] if wanted == 1 else np.argpartition(-sums, wanted - 1)[:wanted].tolist()
-    for index in indices:
-        if sums[index] > -np.inf:
+    padded = np.append(ends, np.zeros(length - 1))
+    scores = (starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
+    wanted = _MORE_SPANS * options.top_k + _SPARE_SPANS if options.whole_words else options.top_k
+    best = np.argpartition(-scores, wanted)[:wanted] if wanted < len(scores) else np.arange(len(scores))
+    for index in best[np.argsort(-scores[best], kind="stable")].tolist():
+        if scores[index] > 0:
             first, further = divmod(index, length)
-            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(sums[index])
+            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(scores[index])
 
 
 def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
@@ -125,4 +131,4 @@ def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
     return answers
 
 
-TASK = Task("answer", _finish, check, sizes_bytes, encode, token_outputs=True, windows=True)
+TASK = Task("answer", _finish, check, sizes_bytes, encode=encode, token_outputs=True, windows=True)

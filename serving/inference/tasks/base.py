@@ -59,6 +59,7 @@ class Task(Generic[O, A]):
         name: As manifests call it; None suits models of every task.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
         sizes_bytes: Size of each input; refuses those that are too long to be tokenised.
+        expand: Makes the inputs that the model reads of the request's; None where they are the same.
         encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         windows: Whether a text that is too long is read in several windows; otherwise it is cut.
@@ -68,6 +69,7 @@ class Task(Generic[O, A]):
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
     sizes_bytes: Callable[[TextTokenizer, Sequence[TextInput]], list[int]] = TextTokenizer.sizes_bytes
+    expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
     encode: Encode[O] | None = None
     token_outputs: bool = False
     windows: bool = False

@@ -23,6 +23,8 @@ MASK = "[MASK]"
 
 def check(options: FillMaskOptions, manifest: Manifest) -> None:
     check_top_k(options.top_k, manifest.candidates)
+    if options.targets is not None and len(options.targets) > manifest.candidates:
+        raise InvalidRequest(f"{len(options.targets)} `targets`; at most {manifest.candidates} are taken")
 
 
 def encode(
@@ -42,20 +44,39 @@ def finish(text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: Tex
     """The best tokens for each mask of one text.
 
     Its row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
+
+    Raises:
+        InvalidRequest: A target is none of a mask's candidates: the graph has no logit of it.
     """
     masks = [position for position, token in enumerate(text.ids) if token == tokenizer.mask_id]
     # With one mask the special tokens only disturb; with several the others must stay visible.
     bare = len(masks) == 1
+    targets = None if options.targets is None else _targets(options.targets, tokenizer)
     answer = []
     for position, ids, logits, total in zip(masks, *row, strict=False):
         filled = list(text.ids)
         best = []
-        for token, logit in zip(ids[: options.top_k].tolist(), logits[: options.top_k].tolist(), strict=True):
+        offered = list(zip(ids.tolist(), logits.tolist(), strict=True))
+        if targets is not None:
+            offered = [(token, logit) for token, logit in offered if token in targets]
+            if len(offered) < len(targets):
+                raise InvalidRequest(
+                    f"{len(targets) - len(offered)} of {len(targets)} `targets` are not among the {len(ids)} likeliest"
+                    " tokens of a mask, which are all that the model answers; send likelier ones"
+                )
+        for token, logit in offered[: options.top_k]:
             filled[position] = token
             score = math.exp(logit - float(total))
             best.append(FilledMask(score, token, tokenizer.decode([token]), tokenizer.decode(filled, bare=bare)))
         answer.append(best)
     return answer
+
+
+def _targets(words: Sequence[str], tokenizer: TextTokenizer) -> set[int]:
+    targets = {token for word in words if (token := tokenizer.first_id(word)) is not None}
+    if not targets:
+        raise InvalidRequest("`targets` holds no word of the vocabulary; send at least one")
+    return targets
 
 
 def _finish(work: Work[FillMaskOptions]) -> list[list[list[FilledMask]]]:

@@ -1,7 +1,8 @@
 """The task `tag`: entities in a text, from a tag for each token.
 
 Tags follow BIO: `B-x` begins an entity of x, `I-x` continues one, `O` is none; a tag without such a prefix
-continues. Words are what the tokenizer splits a text into before it looks for sub-words.
+continues. Words are what the tokenizer splits a text into before it looks for sub-words. Groups and scores are those of
+Transformers' pipeline.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.inference.tasks.base import Task, softmax, texts_of
-from serving.records import AlignedText, Entity
+from serving.records import AlignedText, Entity, TaggedToken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
     from serving.records import EncodedText, Row, TagOptions, TextInput, Truncate
+
+    Probabilities = NDArray[np.float64]
+    Indices = NDArray[np.intp]
 
 
 def encode(
@@ -29,28 +33,68 @@ def encode(
     return tokenizer.encode_aligned(texts_of(inputs), truncate=truncate)
 
 
-def finish(text: str, aligned: AlignedText, row: Row, options: TagOptions, labels: Sequence[str]) -> list[Entity]:
-    """One text's entities from its `logits`, float32 [tokens or more, labels].
+def finish(
+    text: str,
+    aligned: AlignedText,
+    row: Row,
+    options: TagOptions,
+    labels: Sequence[str],
+    name: Callable[[int], str],
+) -> list[Entity | TaggedToken]:
+    """One text's entities or tokens.
 
-    Training teaches a model the tag of each word's first token alone, so by default that token decides.
+    Args:
+        text: The text.
+        aligned: Its tokens.
+        row: Its `logits`, float32 [tokens or more, labels].
+        options: How tokens become entities.
+        labels: The model's tags.
+        name: What the vocabulary calls a token; empty where the text's own characters shall stand for it.
     """
     positions = np.flatnonzero(aligned.words >= 0)
     if not len(positions):
         return []
-    if options.aggregation == "first":
-        words = aligned.words[positions]
-        begins = np.flatnonzero(np.diff(words, prepend=-1))
-    else:
-        begins = np.arange(len(positions))
-    ends = np.append(begins[1:], len(positions)) - 1
-    probabilities = softmax(row[0][positions[begins]].astype(np.float32, copy=False))
-    spans = np.stack([aligned.spans[positions[begins], 0], aligned.spans[positions[ends], 1]], axis=1)
+    spans = aligned.spans[positions]
+    probabilities = softmax(row[0][positions].astype(np.float32, copy=False))
+    if options.aggregation in _OF_WORDS:
+        begins = np.flatnonzero(np.diff(aligned.words[positions], prepend=-1))
+        ends = np.append(begins[1:], len(positions))
+        spans = np.stack([spans[begins, 0], spans[ends - 1, 1]], axis=1)
+        probabilities = _OF_WORDS[options.aggregation](probabilities, begins, ends - begins)
+    scores = probabilities.max(axis=1)
     tags = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
+    if options.aggregation == "none":
+        return [
+            TaggedToken(tag, score, index, name(aligned.ids[index]) or text[start:end], start, end)
+            for tag, score, index, (start, end) in zip(
+                tags, scores.tolist(), positions.tolist(), spans.tolist(), strict=True
+            )
+            if tag not in options.ignore_labels
+        ]
     return [
         Entity(tag, score, text[start:end], start, end)
-        for tag, score, start, end in _grouped(tags, probabilities.max(axis=1), spans)
+        for tag, score, start, end in _grouped(tags, scores, spans)
         if tag not in options.ignore_labels
     ]
+
+
+def _first(probabilities: Probabilities, begins: Indices, _: Indices) -> Probabilities:
+    return probabilities[begins]
+
+
+def _average(probabilities: Probabilities, begins: Indices, sizes: Indices) -> Probabilities:
+    means: Probabilities = np.add.reduceat(probabilities, begins, axis=0) / sizes[:, None]
+    return means
+
+
+def _highest(probabilities: Probabilities, begins: Indices, sizes: Indices) -> Probabilities:
+    word = np.repeat(np.arange(len(begins)), sizes)
+    best_first = np.lexsort((-probabilities.max(axis=1), word))
+    return probabilities[best_first[begins]]
+
+
+_OF_WORDS = {"first": _first, "average": _average, "max": _highest}
+"""Probabilities [words, labels] of those [tokens, labels], given where words begin and how many tokens each has."""
 
 
 def _grouped(
@@ -70,9 +114,14 @@ def _bare(tag: str) -> str:
     return tag[2:] if tag.startswith(("B-", "I-")) else tag
 
 
-def _finish(work: Work[TagOptions]) -> list[list[Entity]]:
+def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
+    tokenizer, unknown = work.tokenizer, work.manifest.special_ids.get("unk")
+
+    def name(token: int) -> str:
+        return "" if token == unknown else tokenizer.name(token)
+
     return [
-        finish(text, aligned, row, work.options, work.manifest.labels)
+        finish(text, aligned, row, work.options, work.manifest.labels, name)
         for text, aligned, row in zip(texts_of(work.inputs), work.texts, work.rows, strict=True)
         if isinstance(aligned, AlignedText)
     ]

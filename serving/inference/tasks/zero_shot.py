@@ -1,0 +1,69 @@
+"""Zero-shot classification: the task `classify` of a model of natural language inference, with a request's own labels.
+
+Each label becomes a sentence, and the model says whether the text entails it. The formula is that of Transformers'
+pipeline: over the labels a softmax of the logits of entailment; where labels are independent of one another, for each
+a softmax of contradiction and entailment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import EmptyInput, InvalidRequest, WrongTask
+from serving.inference.tasks.base import Task, softmax, texts_of
+from serving.records import LabelScore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.inference.tasks.base import Work
+    from serving.models.manifest import Manifest
+    from serving.records import Row, TextInput, ZeroShotOptions
+
+_FIELD = "{}"
+
+
+def check(options: ZeroShotOptions, manifest: Manifest) -> None:
+    if not options.labels:
+        raise EmptyInput("`candidate_labels` is empty; send at least one")
+    if options.template.count(_FIELD) != 1:
+        raise InvalidRequest("`hypothesis_template` must have one {}, where a label goes")
+    if _entailment(manifest.labels) is None:
+        raise WrongTask(
+            "the model has no label `entailment`; `candidate_labels` need a model of natural language inference"
+        )
+
+
+def _entailment(labels: Sequence[str]) -> int | None:
+    return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
+
+
+def expand(inputs: Sequence[TextInput], options: ZeroShotOptions) -> Sequence[TextInput]:
+    """Each text with each label's sentence, as the pairs that the model reads."""
+    hypotheses = [options.template.replace(_FIELD, label) for label in options.labels]
+    return [(text, hypothesis) for text in texts_of(inputs) for hypothesis in hypotheses]
+
+
+def finish(rows: Sequence[Row], options: ZeroShotOptions, labels: Sequence[str]) -> list[list[LabelScore]]:
+    """The answer from the `logits`, float32 [classes], of each text with each label."""
+    logits = np.stack([row[0] for row in rows]).astype(np.float64).reshape(-1, len(options.labels), len(labels))
+    entailment = _entailment(labels) or 0
+    if options.multi_label or len(options.labels) == 1:
+        contradiction = -1 if entailment == 0 else 0
+        scores = softmax(logits[..., [contradiction, entailment]])[..., 1]
+    else:
+        scores = softmax(logits[..., entailment])
+    order = np.argsort(-scores, axis=1, kind="stable").tolist()
+    return [
+        [LabelScore(options.labels[index], float(row[index])) for index in best]
+        for row, best in zip(scores, order, strict=True)
+    ]
+
+
+def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
+    return finish(work.rows, work.options, work.manifest.labels)
+
+
+TASK = Task("classify", _finish, check, expand=expand)

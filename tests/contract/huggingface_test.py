@@ -1,0 +1,171 @@
+"""`/` and `/models/NAME`, which answer as the model's task does, and zero-shot classification."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import TokenClassificationPipeline, ZeroShotClassificationPipeline
+
+from tests.support.clients import get, post_json
+from tests.support.server import Server
+from tests.support.tasks import TinyModel, tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TEXT = "the server is not on it"
+LABELS = ["text", "server", "it is"]
+
+
+@pytest.fixture(scope="module")
+def inference() -> TinyModel:
+    """A model of natural language inference."""
+    return tiny_model("classify", labels=("contradiction", "neutral", "entailment"))
+
+
+@pytest.fixture(scope="module")
+def server(inference: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of that model alone."""
+    repository = tmp_path_factory.mktemp("inference")
+    write_bundle(repository, inference, "nli")
+    with Server(repository) as running:
+        yield running
+
+
+def ask(server: Server, path: str, message: Any, status: int = 200) -> Any:
+    """The decoded reply."""
+    reply = post_json(server.http, path, json.dumps(message).encode())
+    assert reply.status == status, reply.body
+    return reply.json()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"multi_label": True},
+        {"hypothesis_template": "it is {} or not"},
+        {"candidate_labels": ["server"]},
+        {"candidate_labels": "text, server , it is"},
+    ],
+    ids=json.dumps,
+)
+def test_zero_shot_is_what_transformers_says(server: Server, inference: TinyModel, parameters: dict[str, Any]) -> None:
+    """Labels in the order of the pipeline, with its scores; a list of texts is answered by a list."""
+    parameters = {"candidate_labels": LABELS, **parameters}
+    pipeline = ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)
+    texts = [TEXT, "a text of it", "and " * 100]
+    found = ask(server, "/", {"inputs": texts, "parameters": parameters})
+    for text, labels in zip(texts, found, strict=True):
+        expected = pipeline(text, **parameters)
+        assert [one["label"] for one in labels] == expected["labels"]
+        np.testing.assert_allclose([one["score"] for one in labels], expected["scores"], rtol=1e-4)
+    assert ask(server, "/classify", {"inputs": texts[0], "parameters": parameters}) == found[0]
+
+
+def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The last label stands for contradiction then, as in the pipeline."""
+    tiny = tiny_model("classify", labels=("ENTAILMENT", "not_entailment"))
+    repository = tmp_path_factory.mktemp("two")
+    write_bundle(repository, tiny, "nli")
+    pipeline = ZeroShotClassificationPipeline(model=tiny.model, tokenizer=tiny.tokenizer)
+    with Server(repository) as running:
+        found = ask(running, "/", {"inputs": TEXT, "parameters": {"candidate_labels": LABELS, "multi_label": True}})
+    expected = pipeline(TEXT, LABELS, multi_label=True)
+    assert [one["label"] for one in found] == expected["labels"]
+    np.testing.assert_allclose([one["score"] for one in found], expected["scores"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "message"),
+    [
+        ({"candidate_labels": []}, 400, "`candidate_labels` is empty"),
+        ({"candidate_labels": " , "}, 400, "`candidate_labels` is empty"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "it is"}, 422, "must have one {}"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{} {}"}, 422, "must have one {}"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{0.__class__}"}, 422, "must have one {}"),
+        ({"candidate_labels": ["a"] * 33}, 422, "33 `candidate_labels` each are 33 inputs; at most 32"),
+        ({"candidate_labels": [1]}, 422, "expected `str`"),
+    ],
+)
+def test_what_labels_may_not_be(server: Server, parameters: dict[str, Any], status: int, message: str) -> None:
+    """Each is refused by a sentence that says why."""
+    refused = ask(server, "/", {"inputs": "a", "parameters": parameters}, status)
+    assert message in refused["error"]
+
+
+def test_the_only_model_needs_no_name(server: Server, inference: TinyModel) -> None:
+    """Hugging Face's client with an address alone: classes, pairs, empty parameters."""
+    client = InferenceClient(base_url=f"http://{server.http}")
+    classes = ask(server, "/classify", {"inputs": TEXT})[0]
+    assert [(one.label, one.score) for one in client.text_classification(TEXT)] == [
+        (one["label"], pytest.approx(one["score"])) for one in classes
+    ]
+    best, *_ = client.zero_shot_classification(TEXT, LABELS)
+    assert (
+        best.label
+        == ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)(TEXT, LABELS)["labels"][
+            0
+        ]
+    )
+    assert ask(server, "/", {"inputs": TEXT, "parameters": {}}) == [classes]
+    assert ask(server, "/", {"inputs": TEXT, "options": {"wait_for_model": True}}) == [classes]
+    pair = {"text": "the server", "text_pair": "is on"}
+    with torch.inference_mode():
+        logits = inference.model(**inference.tokenizer("the server", "is on", return_tensors="pt")).logits[0]
+    expected = dict(zip(inference.labels, torch.softmax(logits, -1).tolist(), strict=True))
+    for inputs in (pair, [pair]):
+        (found,) = ask(server, "/models/nli", {"inputs": inputs})
+        assert {one["label"]: one["score"] for one in found} == pytest.approx(expected, rel=1e-4)
+    assert get(server.http, "/").status == 200  # the console
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_named_answers_as_its_task_does(tasks_server: Server, tiny_models: dict[str, TinyModel]) -> None:
+    """The same client, asking one model of several."""
+
+    def client(name: str) -> InferenceClient:
+        return InferenceClient(base_url=f"http://{tasks_server.http}/models/{name}")
+
+    texts = ["the server", "it is a text"]
+    vectors = np.array(ask(tasks_server, "/embed", {"inputs": texts}))
+    np.testing.assert_allclose(client("embed").feature_extraction(texts), vectors, atol=1e-6)
+    np.testing.assert_allclose(client("embed").feature_extraction(texts[0]), vectors[:1], atol=1e-6)
+    raw = client("embed").feature_extraction(texts[0], normalize=False, truncate=True, truncation_direction="left")
+    assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-2)
+    similar = client("embed").sentence_similarity(texts[0], texts)
+    np.testing.assert_allclose(similar, vectors @ vectors[0], atol=1e-6)
+    states = client("embed_tokens").feature_extraction(texts[0])
+    assert states.shape == (1, 4, 32)
+    pipeline = TokenClassificationPipeline(model=tiny_models["tag"].model, tokenizer=tiny_models["tag"].tokenizer)
+    for given, strategy in ((None, "simple"), ("average", "average"), ("none", "none")):
+        found = client("tag").token_classification(TEXT, aggregation_strategy=given)
+        assert [(one.entity, one.entity_group, one.start, one.end) for one in found] == [
+            (one.get("entity"), one.get("entity_group"), one["start"], one["end"])
+            for one in pipeline(TEXT, aggregation_strategy=strategy)
+        ]
+    answer = client("answer").question_answering(question="what is on", context=TEXT)
+    assert answer.answer == TEXT[answer.start : answer.end]
+    assert client("answer").question_answering(question="a", context=TEXT, align_to_words=False, max_seq_len=64)
+    filled = client("fill_mask").fill_mask("the [MASK] is on", top_k=8)
+    targets = [one.token_str for one in filled[3:5]]
+    assert client("fill_mask").fill_mask("the [MASK] is on", targets=targets) == filled[3:5]
+    ranks = ask(tasks_server, "/models/rerank", {"query": "it", "texts": texts})
+    assert ranks == ask(tasks_server, "/rerank", {"query": "it", "texts": texts})
+
+
+def test_several_models_and_no_name(tasks_server: Server) -> None:
+    """The client shows which there are and how one is asked."""
+    client = InferenceClient(base_url=f"http://{tasks_server.http}")
+    with pytest.raises(HfHubHTTPError, match=r"several models are served \(.*fill_mask.*\); ask /models/NAME"):
+        client.feature_extraction("a")
+    with pytest.raises(HfHubHTTPError, match="no model of that name"):
+        InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")
+    refused = ask(tasks_server, "/models/embed", {"inputs": "a", "encoding_format": "base64"}, 422)
+    assert refused["error_type"] == "Validation"
