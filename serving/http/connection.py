@@ -108,6 +108,10 @@ class Limits:
         )
 
 
+_ANY_TAIL = "{}"
+"""Stands for the last parts of routes that end in a name."""
+
+
 class HotRoutes:
     """Finds the hot route of a request."""
 
@@ -118,7 +122,8 @@ class HotRoutes:
         for route in routes:
             if isinstance(route, HotRoute):
                 if "{" in route.path:
-                    self._by_tail.setdefault(_tail(route.path), []).append(route)
+                    tail = _tail(route.path)
+                    self._by_tail.setdefault(_ANY_TAIL if "{" in tail else tail, []).append(route)
                 else:
                     self._fixed[route.method, route.path] = route
 
@@ -136,7 +141,7 @@ class HotRoutes:
 
     def _search(self, key: tuple[str, str]) -> tuple[HotRoute, dict[str, str]] | None:
         method, path = key
-        for route in self._by_tail.get(_tail(path), ()):
+        for route in (*self._by_tail.get(_tail(path), ()), *self._by_tail.get(_ANY_TAIL, ())):
             match = route.path_regex.match(path)
             if match is not None and method == route.method and path.isprintable():
                 if len(self._remembered) >= _REMEMBERED:

@@ -97,7 +97,7 @@ def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> 
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for route, docs in listed:
-        keyed = api.keys is not None and route.path not in public
+        keyed = api.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
         entry["parameters"] = _parameters(route, docs, api)
         if docs.takes is not None:

@@ -199,6 +199,7 @@ def test_row_34_each_protocol_refuses_in_its_own_words(server: Server) -> None:
     """Status 401, `WWW-Authenticate`, and the protocol's error body, which tells nothing of the keys."""
     for path, read in {
         "/embed": lambda body: body["error_type"] == "Validation" and body["error"],
+        "/": lambda body: body["error_type"] == "Validation" and body["error"],
         "/v1/embeddings": lambda body: body["error"]["code"] == "invalid_api_key" and body["error"]["message"],
         "/v2/models/minilm/infer": lambda body: body["error"],
         "/v2/rerank": lambda body: body["message"],

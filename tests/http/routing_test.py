@@ -19,6 +19,7 @@ router = Router("Test")
 
 @router.hot("/v2/models/{model}/infer", Docs())
 @router.hot("/plain", Docs())
+@router.hot("/models/{model}", Docs())
 async def _infer(_: Api, __: HttpRequest) -> HttpReply:
     """Infer."""
     return HttpReply(b"infer")
@@ -38,7 +39,7 @@ def test_every_request_has_the_parts_of_its_own_path() -> None:
     """Also when paths come again, and when more have come than are remembered."""
     hot = HotRoutes(router.routes)
     for number in [*range(600), *range(5)]:
-        request = _request("POST", f"/v2/models/m{number}/infer")
+        request = _request("POST", f"/v2/models/m{number}/infer" if number % 2 else f"/models/m{number}")
         route = hot.find(request)
         assert route is not None
         assert route.direct is _infer
@@ -56,6 +57,8 @@ def test_every_request_has_the_parts_of_its_own_path() -> None:
         ("POST", "/v2/models/m\n/infer"),
         ("POST", "/plain\n"),
         ("POST", "/infer"),
+        ("GET", "/models/m"),
+        ("POST", "/models/m/n"),
     ],
 )
 def test_all_else_goes_to_the_application(method: str, path: str) -> None:
