@@ -157,10 +157,17 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
         given = msgspec.structs.replace(given, **{name: value for name, value in told.items() if value is not None})
     direction = given.truncation_direction or "Right"
     if isinstance(inputs, Compared):
-        parameters = SimilarityParameters(given.truncate, direction, given.prompt_name)
+        parameters = SimilarityParameters(given.truncate, direction, given.prompt_name, given.input_type)
         return await tei.compare(api, http, SimilarityRequest(inputs, parameters))
-    normalize = given.normalize is not False
-    texts = EmbedRequest(inputs, given.truncate, direction, given.prompt_name, normalize, given.dimensions)
+    texts = EmbedRequest(
+        inputs,
+        given.truncate,
+        direction,
+        given.prompt_name,
+        given.input_type,
+        given.normalize is not False,
+        given.dimensions,
+    )
     return await tei.embed_texts(api, http, texts)
 
 

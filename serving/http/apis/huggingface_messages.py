@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from serving.http.apis.tei_messages import Compared, Direction  # noqa: TC001  read at run time by msgspec
-from serving.records import Aggregation  # noqa: TC001  likewise
+from serving.records import Aggregation, InputType  # noqa: TC001  likewise
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +25,7 @@ class FeatureParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
     dimensions: int | None = None
 
 
@@ -37,6 +38,7 @@ class FeatureRequest(msgspec.Struct, forbid_unknown_fields=True):
         truncate: Cut inputs that are too long; null means the server's default.
         truncation_direction: Which end is cut; null means the right one.
         prompt_name: One of the model's prompts, put before each text.
+        input_type: What the texts are for, which chooses a prompt in place of its name.
         dimensions: Keep only the first so many components.
         encoding_format: Vectors are lists of numbers here.
         parameters: The same fields, where clients of other tasks have them.
@@ -48,6 +50,7 @@ class FeatureRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
     dimensions: int | None = None
     encoding_format: Literal["float"] | None = None
     parameters: FeatureParameters = FeatureParameters()
