@@ -76,7 +76,8 @@ class Pipeline:
         inputs = model.prompted(request.inputs, request.prompt_name, request.input_type)
         if task.expand is not None:
             inputs = task.expand(inputs, request.options)
-        sizes = task.sizes_bytes(model.tokenizer, inputs)
+        cut = self._settings.auto_truncate if request.truncate is None else request.truncate
+        sizes = task.sizes_bytes(model.tokenizer, inputs, truncate=cut)
         size = sum(sizes)
         longest = None if task.windows else model.manifest.max_length
         self._users[model.index] += 1
@@ -90,7 +91,6 @@ class Pipeline:
                 now=time.perf_counter(),
             ) as permit:
                 started = time.perf_counter()
-                cut = self._settings.auto_truncate if request.truncate is None else request.truncate
                 encode: Callable[[], Sequence[EncodedText]]
                 if task.encode is None:
                     encode = partial(model.tokenizer.encode, inputs, truncate=cut)

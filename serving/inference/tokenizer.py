@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from array import array
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,15 @@ if TYPE_CHECKING:
     from serving.records import TextInput, Truncate
 
 CHARACTERS_PER_TOKEN = 32
-"""A text may have this many characters for each token that the model takes."""
+"""A text of more characters for each token that the model takes is read in part, or refused where it may not be cut."""
+
+MOST_CHARACTERS = 262_144
+"""Of a text that is cut, so many characters are read at most, unless `max_characters` are more: about 0.2 s of work."""
+
+_BLANK = re.compile(r"\s")
+_GROWTH = 4
+_MARGIN = 32
+"""Tokens that a part of a text has beyond those kept: so many pieces an added token may have where it is cut in two."""
 
 CONTEXT_LIMIT_BYTES = 1_000_000
 """Of a context that is read in windows."""
@@ -39,7 +49,7 @@ class TextTokenizer:
 
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
-        max_characters: Characters of the longest text that is tokenised at all.
+        max_characters: Characters of the longest text that is read whole before it is cut.
         mask_id: None where the model has no mask token.
         mask_token: The mask token as it stands in a text.
         frame: The special tokens of an empty text: those around any single one.
@@ -84,18 +94,19 @@ class TextTokenizer:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
         return opened
 
-    def sizes_bytes(self, inputs: Sequence[TextInput]) -> list[int]:
-        """Size of each input; raises `InvalidRequest` for a text of more than `max_characters`."""
+    def sizes_bytes(self, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]:
+        """Size of each input; raises `InvalidRequest` for one of more than `max_characters` that may not be cut."""
         sizes = []
         for index, value in enumerate(inputs):
             if not isinstance(value, str | tuple):
                 sizes.append(4 * len(value if isinstance(value, list) else value.ids))
                 continue
             size = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
-            if size > self.max_characters:
+            if size > self.max_characters and not truncate:
                 raise InvalidRequest(
                     f"input {index} has {size} characters; at most {self.max_characters} are read"
-                    f" ({CHARACTERS_PER_TOKEN} for each of the model's {self.max_length} tokens)"
+                    f" ({CHARACTERS_PER_TOKEN} for each of the model's {self.max_length} tokens):"
+                    " shorten it or allow truncation"
                 )
             sizes.append(
                 len(value.encode()) if isinstance(value, str) else len(value[0].encode()) + len(value[1].encode())
@@ -109,21 +120,23 @@ class TextTokenizer:
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
         """Token ids of each text, with the characters and the word that each token stands for."""
         aligned = []
-        for source, (text, encoding) in enumerate(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)):
-            whole, surplus = self._fitted(source, text, encoding, truncate=truncate)
+        for source, text in enumerate(texts):
+            whole, surplus, skipped = self._fitted(source, text, truncate=truncate)
             spans, words = _alignment(whole)
+            spans[words >= 0] += skipped
             aligned.append(
                 AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
             )
         return aligned
 
-    def windows_sizes_bytes(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+    def windows_sizes_bytes(self, pairs: Sequence[tuple[str, str]], *, truncate: Truncate = False) -> list[int]:
         """Size of each pair whose second part is read in windows.
 
         Raises:
-            InvalidRequest: A first part has more than `max_characters`, or a second more than its limit.
+            InvalidRequest: A first part has more than `max_characters` and may not be cut, or a second more than its
+                limit.
         """
-        sizes = self.sizes_bytes([first for first, _ in pairs])
+        sizes = self.sizes_bytes([first for first, _ in pairs], truncate=truncate)
         for index, (_, second) in enumerate(pairs):
             size = len(second.encode())
             if size > CONTEXT_LIMIT_BYTES:
@@ -155,10 +168,10 @@ class TextTokenizer:
         Raises:
             InvalidRequest: A first part is too long, or a window too short for any second.
         """
-        parts = self._tokenizer.encode_batch([part for pair in pairs for part in pair], add_special_tokens=False)
+        seconds = self._tokenizer.encode_batch([second for _, second in pairs], add_special_tokens=False)
         return [
             window
-            for source, (first, second) in enumerate(zip(parts[::2], parts[1::2], strict=True))
+            for source, ((first, _), second) in enumerate(zip(pairs, seconds, strict=True))
             for window in self._windows(
                 source, first, second, length, overlap, whole_words=whole_words, truncate=truncate
             )
@@ -209,7 +222,7 @@ class TextTokenizer:
     def _windows(
         self,
         source: int,
-        first: Encoding,
+        text: str,
         second: Encoding,
         length: int,
         overlap: int,
@@ -217,7 +230,7 @@ class TextTokenizer:
         whole_words: bool,
         truncate: Truncate,
     ) -> Iterator[AlignedText]:
-        cut = self._cut_first(source, first, length, truncate=truncate)
+        first, cut = self._first_part(source, text, length, truncate=truncate)
         # What stands around the second part is the same in every window: it is read off around any text.
         frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
         inside = [index for index, part in enumerate(frame.sequence_ids) if part == 1]
@@ -242,56 +255,94 @@ class TextTokenizer:
                 words=np.pad(words[own], (head, tail), constant_values=-1),
             )
 
-    def _cut_first(self, source: int, first: Encoding, length: int, *, truncate: Truncate) -> int:
-        """Leaves half of a window to the second part; returns how many of the first were cut."""
+    def _first_part(self, source: int, text: str, length: int, *, truncate: Truncate) -> tuple[Encoding, int]:
+        """The first part of a pair, which leaves half of a window to the second, and how many tokens were cut off."""
         most = max(0, length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
-        surplus = len(first) - most
-        if surplus <= 0:
-            return 0
-        if not truncate:
+        first, unread, _ = self._read(text, truncate=truncate)
+        surplus = max(0, len(first) - most)
+        if surplus + unread and not truncate:
             raise InvalidRequest(
-                f"the question of input {source} has {len(first)} tokens; the model takes {most}:"
+                f"the question of input {source} has {len(first) + unread} tokens; the model takes {most}:"
                 " shorten it or allow truncation"
             )
-        first.truncate(most)
-        return surplus
+        if surplus:
+            first.truncate(most)
+        return first, surplus + unread
 
     def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
         if not isinstance(value, str | tuple):
             return self._check_ids(index, value)
-        if self._wordpieces is not None and isinstance(value, str):
+        if self._wordpieces is not None and isinstance(value, str) and len(value) <= self.max_characters:
             ids = self._wordpieces.encode(value)
             if ids is not None and len(ids) <= self.max_length:
                 return EncodedText(ids)
-        # Unlike `encode`, this holds neither the interpreter's lock nor the characters' positions.
-        encoding = self._tokenizer.encode_batch_fast([value])[0]
-        whole, surplus = self._fitted(index, value, encoding, truncate=truncate)
+        whole, surplus, _ = self._fitted(index, value, truncate=truncate, aligned=False)
         types = None if isinstance(value, str) else array("i", whole.type_ids)
         return EncodedText(array("i", whole.ids), types, surplus)
 
     def _fitted(
-        self, index: int, value: str | tuple[str, str], encoding: Encoding, *, truncate: Truncate
-    ) -> tuple[Encoding, int]:
-        """The encoding of an input that fits, and how many tokens were cut off.
+        self, index: int, value: str | tuple[str, str], *, truncate: Truncate, aligned: bool = True
+    ) -> tuple[Encoding, int, int]:
+        """The encoding of an input that fits, how many tokens were cut off, and how many characters before it.
 
-        Cuts the longer part first, as BERT was trained on pairs, and keeps every special token.
+        Cuts the longer part first, as BERT was trained on pairs, and keeps every special token. What was not read is
+        counted at the rate of what was. Without `aligned` the encoding may lack the characters' positions.
         """
-        surplus = len(encoding) - self.max_length
-        if surplus <= 0:
-            return encoding, 0
-        if not truncate:
-            raise InvalidRequest(
-                f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
-                " shorten it or allow truncation"
-            )
         parts = (value,) if isinstance(value, str) else value
-        encodings = [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        if sum(map(len, parts)) <= self.max_characters or not truncate:
+            # Unlike `encode`, these do not hold the interpreter's lock.
+            encode = self._tokenizer.encode_batch if aligned else self._tokenizer.encode_batch_fast
+            encoding = encode([value])[0]
+            if len(encoding) <= self.max_length:
+                return encoding, 0, 0
+            if not truncate:
+                raise InvalidRequest(
+                    f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
+                    " shorten it or allow truncation"
+                )
+        read = [self._read(part, truncate=truncate) for part in parts]
+        encodings = [encoding for encoding, _, _ in read]
         lengths = list(map(len, encodings))
+        room = self.max_length - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
+        surplus = max(0, sum(lengths) - room)
         for _ in range(surplus):
             lengths[lengths.index(max(lengths))] -= 1
         for part, length in zip(encodings, lengths, strict=True):
             part.truncate(length, direction="left" if truncate == "left" else "right")
-        return self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None), surplus
+        whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
+        return whole, surplus + sum(unread for _, unread, _ in read), read[0][2]
+
+    def _read(self, text: str, *, truncate: Truncate) -> tuple[Encoding, int, int]:
+        """A text without special tokens, read so far that more would not change the tokens kept.
+
+        Tokenizers read word by word. So the tokens of a text's beginning are those of the text, up to the last word of
+        the beginning; of its end they are, from the second word on. A text of which `MOST_CHARACTERS` are too few
+        tokens is cut there.
+
+        Returns:
+            The encoding; about how many tokens the rest has; how many characters were left out before what was read.
+        """
+        left = truncate == "left"
+        size = self.max_characters
+        most = max(size, MOST_CHARACTERS)
+        while truncate and size < len(text):
+            begin, end = (_first_blank(text, size), len(text)) if left else (0, _last_starter(text, size))
+            encoding: Encoding = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)[0]
+            if size == most or self._sure(encoding, left=left) >= self.max_length + _MARGIN:
+                unread = len(text) - (end - begin)
+                return encoding, max(1, round(len(encoding) * unread / max(1, end - begin))), begin
+            size = min(_GROWTH * size, most)
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0], 0, 0
+
+    @staticmethod
+    def _sure(encoding: Encoding, *, left: bool) -> int:
+        """How many tokens do not belong to the word at which a text was cut."""
+        at = 0 if left else len(encoding) - 1
+        word = encoding.token_to_word(at) if len(encoding) else None
+        tokens = None if word is None else encoding.word_to_tokens(word)
+        if tokens is None:
+            return 0
+        return len(encoding) - tokens[1] if left else int(tokens[0])
 
     def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
         ids = value if isinstance(value, list) else value.ids
@@ -300,6 +351,20 @@ class TextTokenizer:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def _last_starter(text: str, at: int) -> int:
+    """Where to end a part of a text, at most at `at`: not before a combining mark, which may change what it follows."""
+    while at > 1 and unicodedata.combining(text[at]):
+        at -= 1
+    return at
+
+
+def _first_blank(text: str, size: int) -> int:
+    """Where to begin the end of a text: so many characters before it, or at the next blank if that is near."""
+    at = len(text) - size
+    blank = _BLANK.search(text, at, at + size // 2)
+    return at if blank is None else blank.start()
 
 
 def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

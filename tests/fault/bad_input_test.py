@@ -365,10 +365,17 @@ def test_row_27_most_characters(fake_server: Server, transport: type[Transport])
 
 
 @each_transport
-def test_row_27_too_many_characters(fake_server: Server, transport: type[Transport]) -> None:
-    """One character more is refused before it is tokenised."""
-    with transport(fake_server) as client, pytest.raises(Refused) as refused:
-        client.embed(["short", "x" * (CHARACTERS_PER_TOKEN * MAX_LENGTH + 1)])
+def test_row_27_too_many_characters(fake_server: Server, models: Path, transport: type[Transport]) -> None:
+    """A text of megabytes is cut, told, and fails no neighbour; where nothing may be cut it is refused unread."""
+    text = "x" * (CHARACTERS_PER_TOKEN * MAX_LENGTH + 1)
+    with transport(fake_server) as client:
+        answer = client.embed(["short", "server " * 400_000])
+        np.testing.assert_allclose(answer.vectors[:1], fake_answers(models, ["short"]), atol=1e-5)
+        assert truncated_tokens(answer.headers) > 100_000
+        if client.family == "openai":  # which cannot ask for that
+            return
+        with pytest.raises(Refused) as refused:
+            client.embed(["short", text], truncate=False)
     assert refused.value.status == STATUS["invalid"][client.family]
     assert str(CHARACTERS_PER_TOKEN * MAX_LENGTH) in refused.value.text
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer, SentencePieceUnigramTokenizer, Tokenizer
 
 from serving.errors import InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
@@ -17,6 +19,10 @@ from tests.support.models import MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tokenizers.implementations import BaseTokenizer
+
+    from serving.records import Truncate
 
 CLS, SEP = 101, 102
 
@@ -121,9 +127,10 @@ def test_size(tokenizer: TextTokenizer) -> None:
 
 @pytest.mark.parametrize("too_long", ["x" * 8193, ("x" * 8000, "y" * 193)], ids=["text", "pair"])
 def test_size_limit(tokenizer: TextTokenizer, too_long: str | tuple[str, str]) -> None:
-    """A text or pair of more than 32 characters for each of the model's tokens is refused, and named."""
-    with pytest.raises(InvalidRequest, match=r"input 2 has 8193 characters.* 8192"):
+    """A text or pair of more than 32 characters for each of the model's tokens is refused where it may not be cut."""
+    with pytest.raises(InvalidRequest, match=r"input 2 has 8193 characters.* 8192.* allow truncation"):
         tokenizer.sizes_bytes(["a", "b", too_long])
+    assert tokenizer.sizes_bytes(["a", too_long], truncate=True) == [1, 8193]
 
 
 def test_size_limit_itself(tokenizer: TextTokenizer) -> None:
@@ -141,6 +148,79 @@ def test_any_text(models: Path, texts: list[str]) -> None:
         assert (text.ids[0], text.ids[-1]) == (CLS, SEP)
         assert len(text.ids) + text.truncated == len(library(models).encode(given_text).ids)
         assert text == made.encode([given_text], truncate=True)[0], "neighbours change nothing"
+
+
+_PIECES = st.sampled_from(
+    [
+        *("server", "été", "e\u0301\u0323", "\u0323\u0301", "日本語の文字", "한국어", "\u1100\u1161\u11a8", "don't"),
+        *("x" * 120, "ab" * 300, " " * 40, "\n", "\t \n", "[SEP]", "[MASK", "👩\u200d👧", "\ufdfa", "\u0600"),
+        *("1234567", "a-b_c", "."),
+    ]
+)
+_LONG = st.lists(st.tuples(_PIECES, st.sampled_from(["", " ", "  "])), min_size=60, max_size=200).map(
+    lambda pieces: "".join(word + blank for word, blank in pieces)
+)
+
+
+@functools.cache
+def trained(kind: str) -> Tokenizer:
+    """A tokenizer of another kind than BERT's, trained on a few words."""
+    made: BaseTokenizer
+    if kind == "bpe":
+        made = ByteLevelBPETokenizer(unicode_normalizer="nfc")
+        made.train_from_iterator(["the server is in the text, don't 1234567 été"] * 4, vocab_size=400)
+    else:
+        made = SentencePieceUnigramTokenizer()
+        made.train_from_iterator(
+            ["the server is in the text, don't 1234567 été 日本語の文字"] * 4,
+            vocab_size=120,
+            special_tokens=["<unk>"],
+            unk_token="<unk>",  # noqa: S106  no password
+        )
+    return Tokenizer.from_str(made.to_str())
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("truncate", [True, "left"])
+@settings(max_examples=25)
+@given(text=_LONG)
+def test_a_long_text_is_cut_as_if_it_were_read_whole(models: Path, kind: str, truncate: Truncate, text: str) -> None:
+    """What is kept of it are the first, or last, tokens of the whole, though not all of it is read."""
+    whole = library(models) if kind == "wordpiece" else trained(kind)
+    made = TextTokenizer(whole, max_length=16, vocab_size=30_522)
+    ids = whole.encode(text, add_special_tokens=False).ids
+    room = 16 - len(made.frame)
+    kept = ids[-room:] if truncate == "left" else ids[:room]
+    (encoded,) = made.encode([text], truncate=truncate)
+    assert list(encoded.ids)[len(made.frame) // 2 :][: len(kept)] == kept
+    assert (encoded.truncated > 0) == (len(ids) > room)
+
+
+def test_a_text_of_megabytes_is_cut(tokenizer: TextTokenizer) -> None:
+    """Its first tokens stay; how many were cut is counted at the rate of what was read. Pairs are cut likewise."""
+    text = "the server is in the text. " * 150_000
+    (encoded,) = tokenizer.encode([text], truncate=True)
+    (short,) = tokenizer.encode([text[:6000]], truncate=True)
+    assert encoded.ids == short.ids
+    assert encoded.truncated == pytest.approx(7 * 150_000, rel=0.01)
+    pairs = [("is it in", text), (text, "is it in"), (text, text)]
+    small = [tuple(part[:6000] for part in pair) for pair in pairs]
+    for long, cut in zip(tokenizer.encode(pairs, truncate=True), tokenizer.encode(small, truncate=True), strict=True):
+        assert (long.ids, long.type_ids) == (cut.ids, cut.type_ids)
+        assert long.truncated > 1_000_000
+    (aligned,) = tokenizer.encode_aligned([text], truncate=True)
+    assert aligned.ids == encoded.ids
+    assert text[slice(*aligned.spans[2])] == "server"
+    (aligned,) = tokenizer.encode_aligned([text], truncate="left")
+    assert [text[slice(*span)] for span in aligned.spans[-3:-1]] == ["text", "."]
+
+
+@pytest.mark.parametrize("sparse", [" " * 4_000_000, "x" * 4_000_000], ids=["blanks", "word"])
+def test_a_text_of_few_tokens_is_cut_too(tokenizer: TextTokenizer, sparse: str) -> None:
+    """However few tokens it has, not more than `MOST_CHARACTERS` of it are read, and the rest counts as cut off."""
+    (encoded,) = tokenizer.encode([sparse + " server"], truncate=True)
+    assert len(encoded.ids) <= 3
+    assert encoded.truncated >= 1
 
 
 def test_truncation_at_the_beginning(tokenizer: TextTokenizer) -> None:

@@ -48,8 +48,8 @@ def check(options: AnswerOptions, manifest: Manifest) -> None:
         raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
 
 
-def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput]) -> list[int]:
-    return tokenizer.windows_sizes_bytes(pairs_of(inputs))
+def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]:
+    return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
 
 
 def encode(

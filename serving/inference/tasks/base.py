@@ -40,6 +40,12 @@ class Work(msgspec.Struct, Generic[O]):
     tokenizer: TextTokenizer
 
 
+class SizesBytes(Protocol):
+    def __call__(
+        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], /, *, truncate: Truncate
+    ) -> list[int]: ...
+
+
 class Encode(Protocol[O_contra]):
     """Inputs to token ids; raises `InvalidRequest`."""
 
@@ -58,7 +64,7 @@ class Task(Generic[O, A]):
     Attributes:
         name: As manifests call it; None suits models of every task.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
-        sizes_bytes: Size of each input; refuses those that are too long to be tokenised.
+        sizes_bytes: Size of each input; refuses those that are too long to be read.
         expand: Makes the inputs that the model reads of the request's; None where they are the same.
         encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
@@ -68,7 +74,7 @@ class Task(Generic[O, A]):
     name: TaskName | None
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
-    sizes_bytes: Callable[[TextTokenizer, Sequence[TextInput]], list[int]] = TextTokenizer.sizes_bytes
+    sizes_bytes: SizesBytes = TextTokenizer.sizes_bytes
     expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
     encode: Encode[O] | None = None
     token_outputs: bool = False
