@@ -448,11 +448,12 @@ def test_row_29_odd_text(fake_server: Server, models: Path, transport: type[Tran
     np.testing.assert_allclose(answer.vectors, fake_answers(models, texts), atol=1e-5)
 
 
-@each_route
-def test_row_29_100_000_combining_marks(fake_server: Server, family: str) -> None:
-    """A letter with 100,000 marks is over the character cap: refused, not computed."""
-    text = json.dumps("e" + "\u0301" * 100_000, ensure_ascii=False).encode()
-    assert post(fake_server, family, body_of(family, text)) == STATUS["invalid"][family]
+@each_transport
+def test_row_29_100_000_combining_marks(fake_server: Server, models: Path, transport: type[Transport]) -> None:
+    """A letter with 100,000 marks is the letter, as it is with one."""
+    with transport(fake_server) as client:
+        answer = client.embed(["e" + "\u0301" * 100_000])
+    np.testing.assert_allclose(answer.vectors, fake_answers(models, ["e\u0301"]), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FIELD)
