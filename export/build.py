@@ -333,11 +333,12 @@ class _Export:
                 file_entry(writer.path / name)
                 for name in (TOKENIZER, reference.REFERENCE, *([ENGINE_GRAPH] if self._brings_graph else []))
             ),
-            source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256()),
+            source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=checkpoint.sentence.prompts,
             default_prompt=checkpoint.default_prompt,
+            recipe=self._recipe.sha256(),
         )
 
 

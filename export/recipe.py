@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, get_args
 
 from export.errors import ExportError
-from serving.models.manifest import Precision, Target, Task
+from serving import host
+from serving.models.manifest import SCHEMA_VERSION, Precision, Target, Task
+from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,6 +152,9 @@ class Recipe:
         allowed: Names of limits, in the same two ways, that may be broken.
         calibration: A file of text that INT8's ranges are taken from; None for the package's own texts.
         calibration_column: The column of that file, by its number or its name.
+        revision: The hub's branch, tag or commit; None for its main branch.
+        token: Of an account of the hub; None takes the one that the hub's client finds.
+        if_changed: Whether to make nothing where the model's newest version is made of the same by the same recipe.
     """
 
     source: str
@@ -165,6 +172,21 @@ class Recipe:
     allowed: frozenset[str] = frozenset()
     calibration: Path | None = None
     calibration_column: str | None = None
+    revision: str | None = None
+    token: str | None = field(default=None, repr=False)
+    if_changed: bool = False
+
+    def sha256(self) -> str:
+        """Of what decides what is written beside the checkpoint: options, files that they name, and this version."""
+        files = [*self.references, *([] if self.calibration is None else [self.calibration])]
+        decisive = [
+            SCHEMA_VERSION,
+            host.installed("bertserve"),
+            [self.forms, self.tensorrt, self.max_length, self.task, self.calibration_column],
+            [sorted(self.limits.items()), sorted(self.allowed)],
+            [(file.name, digest(file)) for file in files],
+        ]
+        return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
     def asked_of(self, form: str) -> dict[str, float]:
         """The limits set for an artifact of that form; what is said of one form wins over what is said of all."""

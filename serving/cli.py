@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from serving.logs import LogWriter
 
 _GC_THRESHOLDS = (20_000, 50, 100)
+_INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    """Serves until a signal ends it; returns 0, or 1 or 2 after one line on standard error."""
+    """Serves until a signal ends it; returns 0, or another code after one line on standard error."""
     # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Likewise before pydantic is: it would search every installed package for plugins.
@@ -42,6 +43,9 @@ def main(argv: list[str]) -> int:
         with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
             print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever it holds
         return error.exit_code
+    except KeyboardInterrupt:
+        print("bertserve serve: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     finally:
         for log in started:
             log.flush()
@@ -59,12 +63,17 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
 
     log = logs.start(settings.log_format, settings.log_level)
     started.append(log)
+    from serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
+
+    if settings.model_id:
+        from serving.rollout.model_export import exported  # noqa: PLC0415
+
+        Ports.open(settings).close()  # the export takes minutes: what would end the start afterwards ends it now
+        settings = exported(settings, os.environ)
     from serving.rollout.engine_choice import Chooser  # noqa: PLC0415
 
     chooser = Chooser(settings)
     choice = chooser.first()
-    from serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
-
     raise_descriptor_limit()
     ports = Ports.open(settings)
     choice.log()  # now that the start has passed its checks: one that fails them says that and nothing else

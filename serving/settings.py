@@ -48,6 +48,8 @@ _SYNTAX = {
 }
 """Of settings with a syntax of their own: the pattern, and the message where a value does not match."""
 
+_OF_THE_MODEL = ("revision", "token", "task")
+
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
 # like into every container of its namespace; they are addresses, not settings.
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)")
@@ -59,6 +61,21 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     models: Path = Field(Path("models"), description="Model repository: `<models>/<model>/<version>/`.")
+    model_id: str = Field(
+        "",
+        description="In place of `models`: a checkpoint folder or an id of the Hugging Face hub, which the start "
+        "exports into `cache_dir` where that does not hold it yet (needs `bertserve[export]`).",
+    )
+    revision: str = Field("", description="The hub's branch, tag or commit of `model_id`; empty: its main branch.")
+    token: str = Field(
+        "",
+        repr=False,
+        description="Of an account of the hub, for models that it does not give to all; empty: `HF_TOKEN`, or that of"
+        " the hub's own login.",
+    )
+    task: Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask", "regression"] | None = (
+        Field(None, description="What to export `model_id` for; unset: what its files say.")
+    )
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens the server to the network.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
@@ -116,7 +133,7 @@ class Settings(BaseModel):
         None,
         validate_default=True,
         description="Directory of what belongs to this node: proofs of `bertserve verify`, engines of `bertserve "
-        "build`, measured costs.",
+        "build`, measured costs, and exports of `model_id`, which without it go to `~/.cache/bertserve`.",
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
@@ -369,6 +386,7 @@ class Settings(BaseModel):
         values = {} if config is None else _read_file(Path(config), problems)
         values |= {name: value for name, value in _environment(environment).items() if name in cls.model_fields}
         values |= flags
+        problems += _model_problems(values, environment)
         try:
             settings = cls.model_validate(values)
         except pydantic.ValidationError as invalid:
@@ -376,6 +394,28 @@ class Settings(BaseModel):
         if problems:
             raise StartupError("; ".join(problems), exit_code=2)
         return settings
+
+
+def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """What goes against `model_id`; gives it a cache where it goes well."""
+    if not values.get("model_id"):
+        return [f"{flag_of(name)}: is of --model-id, which is not given" for name in _OF_THE_MODEL if values.get(name)]
+    problems = []
+    if values.get("models"):
+        problems.append(
+            "--models and --model-id: give one of them, a repository of exported models or a model to export"
+        )
+    if values.get("engine") == "tensorrt":
+        problems.append(
+            "--engine tensorrt: needs an engine that --model-id does not build; give --build-engine instead"
+        )
+    if not values.get("cache_dir"):
+        home = environment.get("HOME", "")
+        caches = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+        if not caches:
+            problems.append("--model-id: there is no home directory to export to; give --cache-dir DIR")
+        values["cache_dir"] = f"{caches}/bertserve"
+    return problems
 
 
 def flag_of(name: str) -> str:

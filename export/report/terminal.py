@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from export.recipe import Limits, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest, Quantisation, Task
@@ -32,6 +34,13 @@ def answer(manifest: Manifest) -> str:
         "fill_mask": f"{manifest.candidates} words for each mask",
     }
     return ", ".join(word for word in (manifest.task, details.get(manifest.task)) if word)
+
+
+def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
+    """What to type next; where nothing is for a CPU, with what `--engine auto` does not try by itself."""
+    targets = {artifact.target for artifact in artifacts}
+    engine = " --engine openvino" if targets == {"openvino"} else ""
+    return f"bertserve serve --models {shlex.quote(str(models))}{engine}"
 
 
 def executor(artifact: Artifact) -> str:

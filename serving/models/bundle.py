@@ -137,7 +137,8 @@ class BundleWriter(StagedVersion):
             raise BundleError(
                 f"model name {model!r}: use letters, digits, '.', '_' and '-', 128 at most, a letter or digit first"
             )
-        super().__init__(repository / model)
+        self.directory = repository / model
+        super().__init__(self.directory)
         self.model = model
 
     def publish(self, manifest: Manifest) -> Bundle:

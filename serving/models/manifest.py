@@ -133,9 +133,17 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle was made of.
+
+    Attributes:
+        sha256: Of the weights.
+        revision: The hub's commit, or for a folder a digest of its files; empty in bundles of earlier versions.
+    """
+
     name: str
     architecture: str
     sha256: str
+    revision: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,6 +161,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
+        recipe: A digest of the export's options and version; empty in bundles of earlier versions.
     """
 
     schema_version: int
@@ -177,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     candidates: int = 0
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    recipe: str = ""
 
     def entries(self) -> list[FileEntry | Artifact]:
         """Every file of the bundle but the manifest itself."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -94,6 +94,53 @@ class StagingDir:
             for leftover in self._home.iterdir():
                 if leftover.name.startswith(self._prefix):
                     _remove_abandoned(leftover)
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Lets one process at a time into the block, as far as the file system can lock directories.
+
+    The directory is made where it is not there; what was made and is left empty is removed.
+
+    Args:
+        directory: What the processes share.
+        on_wait: Called before waiting for another process.
+    """
+    made, handle = attempted(lambda: _take(directory, on_wait), FileNotFoundError)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # another process is at work in it
+            for folder in made:
+                folder.rmdir()
+        os.close(handle)
+
+
+def _take(directory: Path, on_wait: Callable[[], None]) -> tuple[list[Path], int]:
+    """The directories that had to be made, innermost first, and the descriptor that locks the directory.
+
+    Raises:
+        FileNotFoundError: Another process removed it before it was locked.
+    """
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = _open(directory)
+    try:
+        try:
+            _lock(handle)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        _check_there(directory, handle)
+    except BaseException:
+        os.close(handle)
+        raise
+    return made, handle
+
+
+def _check_there(directory: Path, handle: int) -> None:
+    if not os.path.samestat(directory.stat(), os.fstat(handle)):
+        raise FileNotFoundError(errno.ENOENT, "another process has removed it meanwhile", directory)
 
 
 class StagedVersion(StagingDir):

@@ -46,6 +46,10 @@ class Ports:
         grpc = bind(settings.host, settings.grpc_port, "gRPC")
         return cls(http, grpc, bind(settings.host, settings.metrics_port, "metrics"))
 
+    def close(self) -> None:
+        for port in (self.http, self.grpc, self.metrics):
+            port.close()
+
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:
     """A listening socket; port 0 picks a free one. Raises `StartupError` where the address cannot be had."""

@@ -22,6 +22,7 @@ from serving.errors import StartupError
 from serving.host import available_cpus, cpu_quota, memory_limit
 from serving.inference.served_models import Repository
 from serving.net.ports import bind
+from serving.rollout.model_export import home_of
 from serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ _PACKAGES = (
     "hpack",
     "prometheus-client",
 )
+_EXPORT_PACKAGES = ("huggingface-hub", "onnx", "onnxruntime", "torch", "transformers")
 _INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FEW_DESCRIPTORS = 4096
 _MIB = 1 << 20
@@ -191,6 +193,33 @@ def engines(settings: Settings) -> Iterator[Finding]:
 def serving_with(settings: Settings) -> Iterator[Finding]:
     """What the start would check: models, cache and ports."""
     topic = "Serving"
+    if settings.model_id:
+        yield from _export(topic, settings)
+        settings = settings.model_copy(update=home_of(settings)._asdict())
+    if not settings.model_id or settings.models.is_dir():
+        yield from _repository(topic, settings)
+    yield _cache(topic, settings.cache_dir)
+    ports = settings.http_port, settings.grpc_port, settings.metrics_port
+    for purpose, port in zip(("HTTP", "gRPC", "metrics"), ports, strict=True):
+        try:
+            bind(settings.host, port, purpose).close()
+        except StartupError as error:
+            advice = f"--{purpose.lower()}-port 0 takes a free one"
+            yield Finding(topic, f"port {port}", str(error), "bad", advice)
+        else:
+            yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
+
+
+def _export(topic: str, settings: Settings) -> Iterator[Finding]:
+    missing = [name for name in _EXPORT_PACKAGES if not _versions([name])]
+    value = f"{settings.model_id}: the start exports it where {home_of(settings).models} does not hold it"
+    if missing:
+        yield Finding(topic, "export", f"{missing[0]} is missing", "bad", "pip install 'bertserve[cpu,export]'")
+    else:
+        yield Finding(topic, "export", value)
+
+
+def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
     try:
         models = Repository.open(
             settings.models,
@@ -204,16 +233,6 @@ def serving_with(settings: Settings) -> Iterator[Finding]:
         yield Finding(topic, "models", " ".join(str(error).split()), "bad", "see `bertserve export --help`")
     else:
         yield from _models(topic, models, settings)
-    yield _cache(topic, settings.cache_dir)
-    ports = settings.http_port, settings.grpc_port, settings.metrics_port
-    for purpose, port in zip(("HTTP", "gRPC", "metrics"), ports, strict=True):
-        try:
-            bind(settings.host, port, purpose).close()
-        except StartupError as error:
-            advice = f"--{purpose.lower()}-port 0 takes a free one"
-            yield Finding(topic, f"port {port}", str(error), "bad", advice)
-        else:
-            yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
 
 
 def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> Iterator[Finding]:
@@ -240,8 +259,9 @@ def _cache(topic: str, root: Path | None) -> Finding:
     if root is None:
         advice = "--cache-dir DIR keeps measured costs and proofs, for quicker starts"
         return Finding(topic, "cache", "none", "note", advice)
+    there = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())  # the server makes the rest
     try:
-        with tempfile.TemporaryFile(dir=root):
+        with tempfile.TemporaryFile(dir=there):
             return Finding(topic, "cache", f"{root} can be written")
     except OSError as error:
         return Finding(topic, "cache", f"{root}: {error.strerror}", "note", "nothing will be kept there")

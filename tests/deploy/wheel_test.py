@@ -108,6 +108,16 @@ def test_every_command_explains_itself(programs: Path, elsewhere: Path, command:
     assert "usage: bertserve" in done.stdout
 
 
+def test_an_export_says_what_to_install(programs: Path, elsewhere: Path, tmp_path: Path) -> None:
+    """Where libraries are missing the start ends with one sentence before it loads anything, and leaves nothing."""
+    for name in ("somebody/something", "."):
+        done = run(programs / "bertserve", *("serve", "--model-id", name, "--cache-dir", str(tmp_path)), cwd=elsewhere)
+        assert done.returncode == 1
+        *_, line = done.stderr.splitlines()
+        assert re.search(r"the module \w+ is missing: pip install bertserve\[cpu,export\]", line)
+        assert not list(tmp_path.iterdir())
+
+
 def test_the_simulator_brings_its_tables(programs: Path, elsewhere: Path) -> None:
     """NVIDIA's published costs are found, and its page with its style is written."""
     words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--rate", "50", "--slo-p99-ms", "100")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -101,6 +102,7 @@ def test_an_export_makes_a_bundle(small_export: Export) -> None:
     assert re.search(r"exporting the graph +\d+\.\d s", small_export.out)
     assert re.search(r"model\.int8\.onnx +int8 .* KiB", small_export.out)
     assert "\r" not in small_export.out
+    assert small_export.out.endswith(f"\nServe it:  bertserve serve --models {small_export.models}\n")
 
 
 def test_exporting_again_writes_the_next_version(small_export: Export, tmp_path: Path) -> None:
@@ -113,6 +115,29 @@ def test_exporting_again_writes_the_next_version(small_export: Export, tmp_path:
     # All but the report, which tells when it was made and how long the artifacts took.
     assert [file.file for file in first.files] == ["tokenizer.json", "reference.safetensors", "report.html"]
     assert (first.files[:2], first.source) == (second.files[:2], second.source)
+
+
+def test_what_is_unchanged_is_not_exported_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files, options and a bundle that is whole decide; times of files do not."""
+    models = tmp_path / "models"
+    words = [str(folder), "--out", str(models), "--precision", "fp32", "--if-changed"]
+
+    def versions_after(*more: str) -> list[str]:
+        assert main([*words, *more]) == 0
+        return sorted(entry.name for entry in (models / "small").iterdir())
+
+    assert versions_after() == ["1"]
+    os.utime(folder / "config.json", (0, 0))
+    capsys.readouterr()
+    assert versions_after() == ["1"]
+    assert "made before, of the same by the same recipe" in capsys.readouterr().out
+    assert versions_after("--max-length", "40") == ["1", "2"]
+    edit_weights(folder, lambda tensors: tensors["bert.embeddings.LayerNorm.bias"].add_(0.1))
+    assert versions_after("--max-length", "40") == ["1", "2", "3"]
+    (models / "small" / "3" / "tokenizer.json").write_bytes(b"{}")
+    assert versions_after("--max-length", "40") == ["1", "2", "3", "4"]
 
 
 def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
@@ -257,6 +282,7 @@ def test_a_failure_is_one_line(
         ["demo", "--out", "x", "--allow", "invariance_cosine"],
         ["demo", "--out", "x", "--tensorrt", "sm60"],
         ["demo", "--out", "x", "--tensorrt", "native"],
+        ["demo", "--out", "x", "--if-changed", "--triton", "y"],
     ],
 )
 def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

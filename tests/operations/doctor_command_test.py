@@ -70,6 +70,16 @@ def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
     assert found["models"]["value"] in refused_start("--models", str(tmp_path), *FREE).stderr
 
 
+def test_a_model_that_the_start_exports(tmp_path: Path) -> None:
+    """Where it will lie; nothing is looked for in the repository that `--models` would name."""
+    done = doctor("--json", "--model-id", "demo", "--cache-dir", str(tmp_path / "cache"), *FREE)
+    assert done.returncode == 0, done.stdout
+    found = findings(done)
+    assert found["export"]["value"].startswith(f"demo: the start exports it where {tmp_path / 'cache' / 'exports'}")
+    assert "models" not in found
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_could_be_better_is_no_failure(models: Path) -> None:
     """A cache that cannot be written: the server would start without it."""
     done = doctor("--json", "--models", str(models), "--cache-dir", "/proc/none", *FREE)

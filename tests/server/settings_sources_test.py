@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
+from export.cli import export as export_cli
 from serving.errors import StartupError
 from serving.operations.generated_pages import settings_page
 from serving.settings import Settings, flag_of
@@ -50,6 +51,23 @@ def test_the_config_file_by_environment(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("http_port = 1\n", encoding="utf-8")
     assert Settings.load([], {"BERTSERVE_CONFIG": str(file)}).http_port == 1
+
+
+def test_the_cache_of_a_model_to_export() -> None:
+    """In the home directory unless told otherwise; without such a model there is none."""
+    named, home = {"BERTSERVE_MODEL_ID": "demo"}, {"HOME": "/home/me"}
+    assert Settings.load([], home).cache_dir is None
+    assert str(Settings.load([], named | home).cache_dir) == "/home/me/.cache/bertserve"
+    assert str(Settings.load([], named | home | {"XDG_CACHE_HOME": "/c"}).cache_dir) == "/c/bertserve"
+    assert str(Settings.load(["--cache-dir", "/mine"], named | home).cache_dir) == "/mine"
+
+
+def test_tasks_are_those_of_the_export() -> None:
+    """The settings know nothing of bundles, so they name them themselves."""
+    parser = export_cli.parser()
+    (choices,) = [action.choices for action in parser._actions if action.dest == "task"]
+    (literal, _) = get_args(Settings.model_fields["task"].annotation)
+    assert get_args(literal) == choices
 
 
 LINKS = {

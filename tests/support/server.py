@@ -108,10 +108,11 @@ class Server:
 
     def __init__(
         self,
-        models: Path,
+        models: Path | None,
         *options: str,
         env: dict[str, str] | None = None,
         wait_ready: bool = True,
+        start_limit_s: float = START_LIMIT_S,
         output: int = subprocess.PIPE,
         tls: Certificates | None = None,
         program: Sequence[str] = FROM_SOURCE,
@@ -120,10 +121,11 @@ class Server:
         """Prepares; nothing runs before the `with` block.
 
         Args:
-            models: The model repository.
+            models: The model repository; None where the options name a model.
             *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness).
             env: More environment variables.
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
+            start_limit_s: In which it must be ready.
             output: Where its output goes; without it, `log` has it.
             tls: What HTTP and gRPC are secured with; their addresses carry what clients need.
             program: The words that start `bertserve`.
@@ -134,7 +136,8 @@ class Server:
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
             # Tests run side by side: an engine that gave way to the processes of another one would start late.
-            *("--models", str(models), "--lame-duck-s", "0", "--engine-nice", "0"),
+            *("--lame-duck-s", "0", "--engine-nice", "0"),
+            *(() if models is None else ("--models", str(models))),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
             *options,
@@ -143,6 +146,7 @@ class Server:
         self._cwd = cwd
         self._environment = environment(env)
         self._wait_ready = wait_ready
+        self._start_limit_s = start_limit_s
         self._lines: list[str] = []
         self._announced = threading.Event()
         self._take_addresses(*(f"127.0.0.1:{port}" for port in ports.values()))
@@ -202,13 +206,17 @@ class Server:
         """The ids of all engine processes: during a swap, and after it, there are two."""
         return [pid for pid in _children(self.pid) if "serving.engine.process" in _command_line(pid)]
 
+    def child_pids(self) -> list[int]:
+        """The ids of all processes that it has started and that run."""
+        return _children(self.pid)
+
     def wait_announced(self) -> None:
         """Waits for the announcement on standard output and reads the ports from it.
 
         Raises:
             AssertionError: The process ended or did not become ready in time.
         """
-        if not self._announced.wait(START_LIMIT_S) or (found := _ANNOUNCED.search(self.log)) is None:
+        if not self._announced.wait(self._start_limit_s) or (found := _ANNOUNCED.search(self.log)) is None:
             if self.process.poll() is None:
                 self.process.kill()
             status = self.process.wait()

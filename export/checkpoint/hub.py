@@ -1,0 +1,94 @@
+"""Checkpoints on the Hugging Face hub, through its own client.
+
+The client keeps what it loads in its cache and reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` itself.
+It is imported when it is needed: that takes a while, and a local checkpoint does not need it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from export.errors import ExportError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata")
+PICKLED = ("pytorch_model*.bin",)
+"""Only where there are no safetensors."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ANSWER_S = 10.0
+_SERVER_ERRORS = 500
+
+
+def commit_of(hub_id: str, revision: str | None, token: str | None) -> str:
+    """The commit that a branch or tag is now; empty where the hub cannot be asked.
+
+    Raises:
+        ExportError: The hub has no such model or revision, or does not give it to this account.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi  # noqa: PLC0415  see the module
+
+    try:
+        return HfApi(token=token).model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha or ""
+    except _errors() as error:
+        if (refusal := _refusal(hub_id, revision, error)) is not None:
+            raise refusal from error
+        return ""
+
+
+def download(hub_id: str, revision: str | None, token: str | None) -> Path:
+    """The folder of a checkpoint, in the cache of the hub's client; its name is the commit.
+
+    Raises:
+        ExportError: The hub does not give it and the cache does not hold it.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  see the module
+
+    try:
+        folder = Path(snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*FILES]))
+        if not any(folder.rglob("*.safetensors")):
+            snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*PICKLED])
+        return folder
+    except _errors() as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise _refusal(hub_id, revision, error) or ExportError(
+            f"{hub_id}: no such folder, not in the cache of the hub's client, and the hub cannot be asked: {reason}"
+        ) from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415  see the module
+
+    # The bases hold the root error of whichever HTTP library this version of the hub's client uses.
+    roots = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
+    return (HFValidationError, OSError, *roots)
+
+
+def _refusal(hub_id: str, revision: str | None, error: Exception) -> ExportError | None:
+    """What the hub has against it, and what to do; None where the hub was not reached or has a failure of its own."""
+    from huggingface_hub import errors  # noqa: PLC0415  see the module
+
+    if isinstance(error, errors.HFValidationError):
+        return ExportError(f"{hub_id}: no such folder, and not a hub id such as owner/model")
+    if isinstance(error, errors.GatedRepoError):
+        return ExportError(
+            f"{hub_id}: its owner decides who may load it; accept the terms on its page of the hub, then give a token"
+            " of that account with --token or HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ExportError(
+            f"{hub_id}: no such folder here, and the hub knows no such model or keeps it private; check the id, or give"
+            " a token of an account that may read it with --token or HF_TOKEN"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ExportError(
+            f"{hub_id}: the hub knows the model but not the revision {revision!r}; give a branch, a tag or"
+            " a commit with --revision"
+        )
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else _SERVER_ERRORS
+    if status < _SERVER_ERRORS:
+        return ExportError(f"{hub_id}: the hub refuses it: {' '.join(str(error).split())}")
+    return None

@@ -1,0 +1,144 @@
+"""`bertserve serve --model-id`: exports a model into the cache where it is not there yet, by `bertserve export`.
+
+That runs in a process of its own, so that the server never holds PyTorch, and ends with the server: `python -m
+serving.rollout.model_export ARGUMENTS` becomes it. Its `--if-changed` finds what is there, and of several starts at
+once lets one do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from serving import host
+from serving.engine.process.__main__ import PR_SET_PDEATHSIG
+from serving.errors import StartupError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.settings import Settings
+
+log = logging.getLogger("bertserve.export")
+
+_EXPORTS = "exports"
+_MADE_IN_PART = 3
+"""The exit code where an artifact breaks a limit and the others are written."""
+
+_END_S = 20.0
+"""For an export that is ended to remove what it has written."""
+
+_SHOWN_DIGITS = 12
+
+
+class Home(NamedTuple):
+    """Where an exported model and what belongs to it lie in the cache."""
+
+    models: Path
+    cache_dir: Path
+
+
+def home_of(settings: Settings) -> Home:
+    """Of the model that settings name: each request for another artifact, task or revision has its own."""
+    root, name = settings.cache_dir or Path(), settings.model_id
+    # The same folder by any path; what is no folder is an id.
+    asked = os.path.abspath(name) if Path(name).is_dir() else name  # noqa: PTH100  `resolve` would follow links
+    key = hashlib.sha256(json.dumps([asked, *_options(settings)]).encode()).hexdigest()[:_SHOWN_DIGITS]
+    folder = root / _EXPORTS / f"{Path(asked).name}-{key}"
+    return Home(folder / "models", folder / "node")
+
+
+def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """Settings that serve the export of `model_id`, which is made now where the cache does not hold it.
+
+    Args:
+        settings: With `model_id` and `cache_dir`.
+        environment: Of the export.
+
+    Raises:
+        StartupError: The export was killed.
+        SystemExit: It ended with this code, and with a sentence of its own on standard error.
+    """
+    home, started = home_of(settings), time.monotonic()
+    options = ["--out", str(home.models), "--if-changed", *_options(settings), "--", settings.model_id]
+    log.info("the model %s: looking for its export in %s", settings.model_id, home.models)
+    as_json = settings.log_format == "json"
+    with subprocess.Popen(
+        # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
+        [sys.executable, "-P", "-m", __name__, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if as_json else None,
+        text=True,
+        errors="replace",
+        env={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
+        # Ctrl-C at a terminal would reach it a second time.
+        start_new_session=True,
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                if line.strip():
+                    log.info("%s", " ".join(line.split()))
+            status = process.wait()
+        finally:
+            _end(process)
+    if status < 0:
+        killed = f"its export was killed by {signal.Signals(-status).name}"
+        advice = "; it may need more memory" if status == -signal.SIGKILL else ""
+        raise StartupError(f"--model-id {settings.model_id}: {killed}{advice}")
+    if status not in {0, _MADE_IN_PART}:
+        sys.exit(status)
+    log.info("the model %s: ready to be served after %.1f s", settings.model_id, time.monotonic() - started)
+    return settings.model_copy(update=home._asdict())
+
+
+def _options(settings: Settings) -> list[str]:
+    """What `bertserve export` is told beside the model: the task, the revision, and what the engine runs."""
+    asked = {"--revision": settings.revision, "--task": settings.task}
+    words = [word for name, value in asked.items() if value for word in (name, value)]
+    return [*words, *(word for form in _forms(settings) for word in ("--precision", form)), *_graph(settings)]
+
+
+def _forms(settings: Settings) -> list[str]:
+    if settings.engine == "openvino":
+        return ["int8-openvino"]
+    if settings.engine == "ort-cuda":
+        return ["fp16"]
+    if settings.precision != "auto":
+        return [settings.precision]
+    return ["fp32", "int8", *(["fp16"] if settings.engine == "auto" and host.gpu() else [])]
+
+
+def _graph(settings: Settings) -> list[str]:
+    return ["--tensorrt", "graph"] if settings.build_engine else []
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends an export that is still under way, with time to remove what it has written."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def become(arguments: list[str]) -> None:
+    """Turns this process into `bertserve export`; does not return."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "export", *arguments])  # noqa: S606  wants no shell
+
+
+if __name__ == "__main__":
+    become(sys.argv[1:])

@@ -1,0 +1,128 @@
+"""Checkpoints from the hub, by its own client: what is loaded when, and what it has against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.models.bundle import read_bundle
+from tests.support.checkpoints import write_checkpoint
+from tests.support.hub import GATED, TOKEN, Hub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+MODEL = "somebody/small"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """With one small checkpoint."""
+    with Hub(MODEL, write_checkpoint(tmp_path / "files"), tmp_path / "client") as running:
+        yield running
+
+
+def export(hub: Hub, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own: the hub's client reads its environment once."""
+    return subprocess.run(
+        [sys.executable, "bertserve.py", "export", *words],
+        cwd=ROOT,
+        env={**os.environ, "HF_TOKEN": "", **hub.environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that it says."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_what_is_exported_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
+    """The commit decides, and a hub that cannot be asked stops nothing that is there."""
+    models = tmp_path / "models"
+    words = (MODEL, "--out", str(models), "--precision", "fp32", "--if-changed")
+    hub.private = True
+    first = export(hub, *words, "--token", TOKEN)
+    assert first.returncode == 0, first.stderr
+    source = read_bundle(models / "small" / "1").manifest.source
+    assert (source.name, source.revision) == (MODEL, hub.commit)
+
+    hub.requests.clear()
+    again = export(hub, *words, HF_TOKEN=TOKEN, HF_HOME=str(tmp_path / "another-client"))
+    assert again.returncode == 0, again.stderr
+    assert "made before" in again.stdout
+    assert hub.requests == [f"/api/models/{MODEL}"]
+
+    hub.requests.clear()
+    pinned = export(hub, *words, "--revision", hub.commit)
+    assert pinned.returncode == 0, pinned.stderr
+    assert hub.requests == []
+
+    hub.down = True
+    for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
+        unasked = export(hub, *words, **variables)
+        assert unasked.returncode == 0, unasked.stderr
+        assert "note: the hub cannot be asked, so this may not be its newest commit" in unasked.stdout
+    assert [entry.name for entry in (models / "small").iterdir()] == ["1"]
+
+
+def test_another_commit_is_loaded(hub: Hub) -> None:
+    """Its files lie in the client's cache afterwards, where they are found without the hub."""
+    code = (
+        "import json, sys\nfrom export.checkpoint.source import locate\n"
+        "source = locate(sys.argv[1], *sys.argv[2:]).load()\nprint(json.dumps([str(source.path), source.commit]))"
+    )
+
+    def load(*words: str, **variables: str) -> tuple[Path, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=ROOT,
+            env={**os.environ, "HF_TOKEN": "", **hub.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        path, commit = json.loads(done.stdout)
+        return Path(path), commit
+
+    assert load(MODEL)[1] == "a" * 40
+    hub.commit = "b" * 40
+    path, commit = load(MODEL, "main")
+    assert commit == hub.commit
+    assert (path / "1_Pooling" / "config.json").is_file()
+    assert load(MODEL, HF_HUB_OFFLINE="1") == (path, commit)
+    hub.down = True
+    assert load(MODEL) == (path, commit)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["somebody/nothing"], "the hub knows no such model or keeps it private; check the id, or give a token"),
+        ([GATED], "accept the terms on its page of the hub, then give a token of that account with --token"),
+        ([MODEL, "--revision", "v9"], "the hub knows the model but not the revision 'v9'"),
+    ],
+)
+def test_what_the_hub_does_not_give(hub: Hub, tmp_path: Path, words: list[str], sentence: str) -> None:
+    """One sentence says why and what to do, and nothing is left."""
+    assert sentence in refused(export(hub, *words, "--out", str(tmp_path / "models"), "--if-changed"))
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
+    """It is said so, where neither the client nor the repository has anything."""
+    hub.down = True
+    assert "the hub cannot be asked" in refused(export(hub, MODEL, "--out", str(tmp_path / "models")))
