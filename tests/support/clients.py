@@ -434,14 +434,17 @@ class RawConnection:
         return int(statuses[0])
 
 
+def metrics(server: Server) -> dict[str, float]:
+    """Every sample of the server's metrics as of one moment, by name and labels as they are written."""
+    lines = get(server.metrics, "/metrics").body.decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {sample: float(value) for sample, _, value in pairs}
+
+
 def metric(server: Server, name: str, **labels: str) -> float:
     """A sample of the server's metrics; 0 where it is absent."""
-    wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
-    for line in get(server.metrics, "/metrics").body.decode().splitlines():
-        sample, _, value = line.rpartition(" ")
-        if sample == wanted:
-            return float(value)
-    return 0.0
+    written = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
+    return metrics(server).get(written, 0.0)
 
 
 def _parameters(*, truncate: bool | None) -> dict[str, bool]:
