@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,16 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
             return stack.enter_context(Server(repository, *options, **keywords))
 
         yield start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Lets the collector look at what tests make, not at the libraries and tests that are loaded: that is most of it."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,26 +31,21 @@ def _tables() -> tuple[list[int], list[bytes], set[int]]:
     The nodes at which a string may end are the third.
     """
     starts = [_NODES * node for node in range(_NODES + 1)]
+    rows = [HUFFMAN_TABLE[at : at + _NIBBLES] for at in range(0, len(HUFFMAN_TABLE), _NIBBLES)]
+    complete = {0} | {starts[end] for row in rows for end, flags, _ in row if flags & HUFFMAN_COMPLETE}
+    # A row's ends and symbols are the same by whichever way the second half of a byte gets there.
+    ends = [[starts[_FAILED if flags & HUFFMAN_FAIL else end] for end, flags, _ in row] for row in rows]
+    symbols = [[bytes([one] if flags & HUFFMAN_EMIT_SYMBOL else []) for _, flags, one in row] for row in rows]
     following: list[int] = []
     emitted: list[bytes] = []
-    complete = {0}
-    failed = (_FAILED, HUFFMAN_FAIL, 0)
+    for row, firsts in zip(rows, symbols, strict=True):
+        for (middle, flags, _), first in zip(row, firsts, strict=True):
+            following += [starts[_FAILED]] * _NIBBLES if flags & HUFFMAN_FAIL else ends[middle]
+            emitted += [first + second for second in symbols[middle]] if first else symbols[middle]
+    # Out of a failure no byte leads. Equal strings are one object: most of 2 MB less.
     known: dict[bytes, bytes] = {}
-    for node in range(_NODES):
-        for middle, first, one in HUFFMAN_TABLE[_NIBBLES * node : _NIBBLES * (node + 1)]:
-            ends = [failed] * _NIBBLES
-            if not first & HUFFMAN_FAIL:
-                ends = HUFFMAN_TABLE[_NIBBLES * middle : _NIBBLES * (middle + 1)]
-            for end, second, other in ends:
-                symbols = bytes(
-                    [one] * bool(first & HUFFMAN_EMIT_SYMBOL) + [other] * bool(second & HUFFMAN_EMIT_SYMBOL)
-                )
-                following.append(starts[_FAILED if second & HUFFMAN_FAIL else end])
-                emitted.append(known.setdefault(symbols, symbols))
-                if second & HUFFMAN_COMPLETE:
-                    complete.add(starts[end])
-    # Out of a failure no byte leads.
-    return following + [starts[_FAILED]] * _NODES, emitted + [b""] * _NODES, complete
+    emitted = [known.setdefault(string, string) for string in emitted + [b""] * _NODES]
+    return following + [starts[_FAILED]] * _NODES, emitted, complete
 
 
 _NEXT, _EMITTED, _COMPLETE = _tables()
