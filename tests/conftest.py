@@ -119,7 +119,7 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Lets the collector look at what tests make, not at the libraries and tests that are loaded: that is most of it."""
+    """Lets the collector look at what tests make and not at what is loaded: libraries and tests are most of it."""
     gc.disable()
     result = yield
     gc.freeze()
