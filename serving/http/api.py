@@ -51,7 +51,7 @@ class Api:
         record_error: Called with each error that a client gets.
         keys: API keys; None where none is needed.
         observer: Traces requests; None where nothing reads the traces.
-        inflating: Held while a body is decompressed that grows large, so that one at a time does.
+        turn: Held by the large body that is decompressed, or looked through: one at a time is.
     """
 
     pipeline: Pipeline
@@ -65,7 +65,7 @@ class Api:
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
-    inflating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(
         self,
@@ -141,7 +141,7 @@ class Api:
         error: BertserveError | None = None
         try:
             if request.body and b"content-encoding" in request.headers:
-                await request.inflate(self.settings.body_limit_bytes, self.inflating)
+                await request.inflate(self.settings.body_limit_bytes, self.turn)
             reply = await endpoint(self, request)
         except BertserveError as refusal:
             error = refusal.bare()

@@ -44,6 +44,7 @@ from serving.http.routes import HotRoute
 from serving.net.buffers import FREE_BYTES
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
+from serving.net.turns import TurnQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -66,11 +67,17 @@ _QUICK_LINGER_S = 1.0
 _PIECE_BYTES = 2048
 """So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
 
-_TURN_BYTES = 32_768
-"""What a connection parses in a turn of the event loop; of a body of known length, all that one read has brought."""
+_FRAMING_COST = 16
+"""A byte of the framing of chunks counts for so many of a turn: small chunks take time, and bring nothing."""
+
+_PIECES = 256
+"""Of a body, at most: those of one byte each would take 60 times their size, and long to put together."""
 
 _ROOM_BYTES = 65_536
 """A body takes room for so much at a time."""
+
+_ANSWER_S = 0.0002
+"""What the answer to a request that was sent ahead takes, about, in its turn."""
 
 _HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
 """RFC 3986, section 3.2, without user information."""
@@ -84,7 +91,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """What a request may take."""
+    """What a request may take.
+
+    Attributes:
+        turn_bytes: What a connection parses in a turn of the event loop; of a body of known length, all that one read
+            has brought.
+    """
 
     header_bytes: int
     header_count: int
@@ -93,6 +105,7 @@ class Limits:
     free_bytes: int
     body_s: float
     lifetime_s: Callable[[], float]
+    turn_bytes: int = 32_768
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -164,6 +177,7 @@ class HttpPort:
         limits: What a request may take.
         scheme: `http` or `https`.
         budget: What the connections may hold.
+        turns: For what connections have sent beyond their first piece.
         hot: The routes that are answered past ASGI.
         date: The Date header, a whole line.
         connections: All that are open.
@@ -173,6 +187,7 @@ class HttpPort:
     limits: Limits
     scheme: str
     budget: BufferBudget
+    turns: TurnQueue = field(default_factory=TurnQueue)
     hot: HotRoutes = field(init=False)
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)
@@ -275,17 +290,20 @@ class HttpConnection(asyncio.Protocol):
     def _parse_turn(self) -> None:
         """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
         at = 0
-        while at < min(len(self._rest), _TURN_BYTES) and not (self._ahead or self._ending):
+        left = self._limits.turn_bytes
+        while at < len(self._rest) and left > 0 and not (self._ahead or self._ending):
             missing = self._length - self._body_bytes if self._reading is _Reading.BODY else 0
             piece = self._rest[at : at + max(_PIECE_BYTES, missing)]
             at += len(piece)
+            framing = self._framing_bytes
             self._parse(piece)
+            left -= len(piece) + _FRAMING_COST * max(0, self._framing_bytes - framing)
         self._rest = self._rest[at:]
         if self._ending:
             self._rest = memoryview(b"")
         elif self._ahead:
             self._keep_rest()
-        elif self._rest or at >= _TURN_BYTES:
+        elif self._rest or left <= 0:
             self._paused = True
             self._transport.pause_reading()
             self._read_on_next_turn()
@@ -309,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
     def _read_on_next_turn(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._loop.call_soon(self._read_on)
+            self._port.turns.add(self._read_on)
 
     def _read_on(self) -> None:
         self._turn_is_due = False
@@ -426,6 +444,8 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > self._room:
             self._make_room()
         self._body.append(body)
+        if len(self._body) > _PIECES:
+            self._body[:] = [b"".join(self._body)]
 
     def on_message_complete(self) -> None:
         """The request is whole: answer it, after those before it."""
@@ -450,7 +470,7 @@ class HttpConnection(asyncio.Protocol):
         self._forget_request()
         self._ahead.append((request, self._keep_alive and not upgrade))
         if self._exchange is None:
-            self._answer_next()
+            self._answer_next(ahead=False)
 
     # What the port and its places call.
 
@@ -480,14 +500,17 @@ class HttpConnection(asyncio.Protocol):
 
     # What this class does with a request.
 
-    def _answer_next(self) -> None:
+    def _answer_next(self, *, ahead: bool) -> None:
+        """Begins the next exchange; `ahead` says that its request has waited for another one."""
         request, keep_alive = self._ahead.popleft()
         if self._paused and not self._ahead:
             self._read_on_next_turn()
-        self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive))
+        self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive, ahead=ahead))
 
-    async def _answer(self, request: HttpRequest, *, keep_alive: bool) -> None:
+    async def _answer(self, request: HttpRequest, *, keep_alive: bool, ahead: bool) -> None:
         port = self._port
+        if ahead:
+            await port.turns.wait(_ANSWER_S)
         api, cross_origin = port.app.api, port.app.origins
         route = port.hot.find(request)
         if route is None or (cross_origin and b"origin" in request.headers):
@@ -519,7 +542,7 @@ class HttpConnection(asyncio.Protocol):
         if not keep_alive:
             self._leave()
         elif self._ahead:
-            self._answer_next()
+            self._answer_next(ahead=True)
         elif self._last_reply:
             self._end(self._last_reply)
         elif self._reading is _Reading.NOTHING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,8 +25,6 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
-    import asyncio
-
     from serving.records import Outcome
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -65,16 +64,28 @@ class JsonDecoder(Generic[M]):
 
         Raises:
             MalformedRequest: Not JSON, or not UTF-8.
-            InvalidRequest: JSON of another shape, or of more elements than are read.
+            InvalidRequest: JSON of another shape.
         """
-        if len(data) > _UNCOUNTED_BYTES:
-            _check_elements(data)
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise InvalidRequest(self._explain(str(error))) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedRequest("the body is not valid JSON in UTF-8") from error
+
+    async def decode_in_turn(self, data: bytes | memoryview, turn: asyncio.Lock) -> M:
+        """As `decode`, where the message may be a large one.
+
+        Args:
+            data: JSON, or what should be.
+            turn: Held by the one that is looked through.
+
+        Raises:
+            InvalidRequest: It has more elements than are read, too.
+        """
+        if len(data) > _UNCOUNTED_BYTES:
+            await _check_elements(data, turn)
+        return self.decode(data)
 
     def _explain(self, text: str) -> str:
         """The library's sentence where it repeats nothing that was received, else one of ours."""
@@ -88,34 +99,39 @@ class JsonDecoder(Generic[M]):
         return f"the value is not one of those allowed{where}"
 
 
-def _check_elements(data: bytes | memoryview) -> None:
+async def _check_elements(data: bytes | memoryview, turn: asyncio.Lock) -> None:
     """Refuses a body that would be decoded into hundreds of thousands of objects.
 
     Decoding holds the interpreter's lock, so that a thread would not help: 4 MiB of `[],` took 0.2 s and 150 MB. Each
     comma stands for an element, unless it is part of a text. Numbers cost a sixth of lists, and honest requests have
-    many.
+    many. One body is looked through at a time, a piece in each turn of the event loop.
     """
-    text = bytes(data)
-    if text.count(b",") <= _MOST_ELEMENTS:
-        return
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    letters = np.frombuffer(text, np.uint8)
-    quoted = elements = numbers = 0
-    for at in range(0, len(letters), _COUNTED_BYTES):
-        piece = letters[at : at + _COUNTED_BYTES]
-        quotes = piece == _QUOTE
-        outside = (np.cumsum(quotes, dtype=np.uint8) + quoted) & 1 == 0
-        commas = outside & (piece == _COMMA)
-        behind_digits = int(np.count_nonzero(commas[1:] & (piece[:-1] >= _ZERO) & (piece[:-1] <= _NINE)))
-        quoted = (quoted + int(np.count_nonzero(quotes))) & 1
-        numbers += behind_digits
-        elements += int(np.count_nonzero(commas)) - behind_digits
-        if elements > _MOST_ELEMENTS or numbers > _MOST_NUMBERS:
-            raise InvalidRequest(
-                f"the body has more than {_MOST_ELEMENTS} texts and lists, or more than {_MOST_NUMBERS} numbers;"
-                " send fewer at once"
-            )
+    async with turn:
+        quoted = escaped = elements = numbers = 0
+        for at in range(0, len(data), _COUNTED_BYTES):
+            piece = bytes(data[at : at + _COUNTED_BYTES])
+            if escaped or b"\\" in piece:
+                piece, escaped = _unescaped(piece, escaped)
+            letters = np.frombuffer(piece, np.uint8)
+            quotes = letters == _QUOTE
+            outside = (np.cumsum(quotes, dtype=np.uint8) + quoted) & 1 == 0
+            commas = outside & (letters == _COMMA)
+            behind_digits = int(np.count_nonzero(commas[1:] & (letters[:-1] >= _ZERO) & (letters[:-1] <= _NINE)))
+            quoted = (quoted + int(np.count_nonzero(quotes))) & 1
+            numbers += behind_digits
+            elements += int(np.count_nonzero(commas)) - behind_digits
+            if elements > _MOST_ELEMENTS or numbers > _MOST_NUMBERS:
+                raise InvalidRequest(
+                    f"the body has more than {_MOST_ELEMENTS} texts and lists, or more than {_MOST_NUMBERS} numbers;"
+                    " send fewer at once"
+                )
+            await asyncio.sleep(0)
+
+
+def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
+    """A piece of JSON without backslashes and what they escape, and whether its last one escapes what follows it."""
+    piece = (b"\\" * escaped + piece).replace(b"\\\\", b"")
+    return piece.replace(b'\\"', b""), int(piece.endswith(b"\\"))
 
 
 class HttpRequest(msgspec.Struct):
@@ -212,19 +228,18 @@ class HttpRequest(msgspec.Struct):
         self.held += size
         return True
 
-    def json(self, decoder: JsonDecoder[M]) -> M:
-        """The message in the body.
+    async def json(self, decoder: JsonDecoder[M], turn: asyncio.Lock) -> M:
+        """The message in the body; see `JsonDecoder.decode_in_turn`.
 
         Raises:
             UnsupportedMediaType: The Content-Type is not JSON's.
-            InvalidRequest: See `JsonDecoder.decode`.
         """
         content_type = self.headers.get(b"content-type", b"")
         if content_type != JSON:
             kind = content_type.split(b";")[0].strip().lower()
             if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 raise UnsupportedMediaType("the Content-Type must be application/json")
-        return decoder.decode(self.body)
+        return await decoder.decode_in_turn(self.body, turn)
 
 
 class HttpReply(msgspec.Struct):

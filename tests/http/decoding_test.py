@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -147,6 +148,13 @@ def test_no_refusal_of_damaged_json_repeats_it(kind: type[msgspec.Struct], junk:
 _LARGE = 4 << 20
 
 
+def _decoded(body: bytes) -> EmbedRequest:
+    async def decoded() -> EmbedRequest:
+        return await JsonDecoder(EmbedRequest).decode_in_turn(body, asyncio.Lock())
+
+    return asyncio.run(decoded())
+
+
 def _filled(begin: bytes, element: bytes, end: bytes) -> bytes:
     """A body of the largest size, of as many elements as it holds."""
     count = (_LARGE - len(begin) - len(end)) // len(element)
@@ -159,7 +167,7 @@ def _filled(begin: bytes, element: bytes, end: bytes) -> bytes:
 def test_a_body_of_too_many_elements_is_refused_before_it_is_decoded(element: bytes) -> None:
     """Decoded, it would hold the event loop for 0.2 s and 150 MB; the reason says what would be right."""
     with pytest.raises(InvalidRequest, match=r"more than 100000 texts and lists, .* send fewer"):
-        JsonDecoder(EmbedRequest).decode(_filled(b'{"inputs": [', element, b"]}"))
+        _decoded(_filled(b'{"inputs": [', element, b"]}"))
 
 
 @pytest.mark.parametrize(
@@ -176,5 +184,5 @@ def test_a_large_body_of_honest_elements_is_decoded(element: bytes, count: int |
     body = _filled(b'{"inputs": [', element, b"]}")
     if count is not None:
         body = b'{"inputs": [' + (element * count).rstrip(b",") + b"]}"
-    message = JsonDecoder(EmbedRequest).decode(body)
+    message = _decoded(body)
     assert len(message.inputs) == (body.count(element) + 1 if count is None else count)

@@ -32,14 +32,14 @@ _EXAMPLE = {"query": "What is a T4?", "documents": ["A teapot.", "A graphics car
 @router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, _EXAMPLE, of_task("rerank")))
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
-    message = http.json(_CURRENT)
+    message = await http.json(_CURRENT, api.turn)
     return await _rank(api, http, message, message.documents, "2")
 
 
 @router.hot("/v1/rerank", Docs(RankingRequestV1, RankingReply, _EXAMPLE, of_task("rerank")))
 async def rerank_v1(api: Api, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
-    message = http.json(_FIRST)
+    message = await http.json(_FIRST, api.turn)
     texts = [value if isinstance(value, str) else value.text for value in message.documents]
     return await _rank(api, http, message, texts, "1", repeat=message.return_documents)
 

@@ -70,7 +70,7 @@ _FILLED = {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}}
 @router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], _CLASSIFIED)
 async def classify(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
-    message = http.json(_CLASSIFY)
+    message = await http.json(_CLASSIFY, api.turn)
     parameters = message.parameters
     listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     inputs: list[TextInput] = [_text(value) for value in listed]
@@ -103,7 +103,7 @@ async def _classify_by(
 @router.infer("/answer", "answer", AnswerRequest, AnswerSpan | list[AnswerSpan | list[AnswerSpan]], _ANSWERED)
 async def answer(api: Api, http: HttpRequest) -> HttpReply:
     """Answer a question with a part of a text; a long text is read in overlapping windows."""
-    message = http.json(_ANSWER)
+    message = await http.json(_ANSWER, api.turn)
     parameters = message.parameters
     options = AnswerOptions(
         parameters.top_k,
@@ -127,7 +127,7 @@ async def tag(api: Api, http: HttpRequest) -> HttpReply:
 
 
 async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
-    message = http.json(_TAG)
+    message = await http.json(_TAG, api.turn)
     parameters = message.parameters
     options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels)
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
@@ -139,7 +139,7 @@ async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
 )
 async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
     """The likeliest tokens for each mask in a text."""
-    message = http.json(_FILL_MASK)
+    message = await http.json(_FILL_MASK, api.turn)
     parameters = message.parameters
     targets = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
     options = FillMaskOptions(parameters.top_k, None if targets is None else tuple(targets))
@@ -150,7 +150,7 @@ async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
 
 async def _features(api: Api, http: HttpRequest) -> HttpReply:
     """Vectors of texts, or cosines of sentences with one."""
-    message = http.json(_FEATURES)
+    message = await http.json(_FEATURES, api.turn)
     inputs, given = message.inputs, FeatureParameters()
     for fields in (message.parameters, message):
         told = {name: getattr(fields, name) for name in given.__struct_fields__}

@@ -79,7 +79,7 @@ _infer_docs = Docs(InferMessage, InferReply, _example, v2_names, binary=True)
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
 @router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
 async def infer(api: Api, http: HttpRequest) -> HttpReply:
-    message, tail = _split(http)
+    message, tail = await _split(http, api.turn)
     parameters = message.parameters
     asked = infer_parameters(parameters)
     names = [output.name for output in message.outputs]
@@ -165,7 +165,7 @@ async def statistics(api: Api, http: HttpRequest) -> HttpReply:
 @router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
 async def index(api: Api, http: HttpRequest) -> HttpReply:
     """The models of the repository."""
-    message = _INDEX.decode(http.body) if http.body else IndexRequest()
+    message = await _INDEX.decode_in_turn(http.body, api.turn) if http.body else IndexRequest()
     return json_reply(api.v2.index(ready=message.ready))
 
 
@@ -179,7 +179,7 @@ _control_docs = Docs(ControlRequest, dict[str, int], {}, _controlled, statuses=(
 @router.post("/v2/repository/models/{model}/load", _control_docs)
 async def load(api: Api, http: HttpRequest) -> HttpReply:
     """Load a model of the repository."""
-    message = _CONTROL.decode(http.body) if http.body else ControlRequest()
+    message = await _CONTROL.decode_in_turn(http.body, api.turn) if http.body else ControlRequest()
     await api.v2.load(http.parameters["model"], message.parameters)
     return HttpReply(b"{}")
 
@@ -188,7 +188,7 @@ async def load(api: Api, http: HttpRequest) -> HttpReply:
 async def unload(api: Api, http: HttpRequest) -> HttpReply:
     """Unload a model of the repository."""
     if http.body:
-        _CONTROL.decode(http.body)
+        await _CONTROL.decode_in_turn(http.body, api.turn)
     api.v2.unload(http.parameters["model"])
     return HttpReply(b"{}")
 
@@ -219,15 +219,15 @@ def _named(http: HttpRequest) -> tuple[str, str | None]:
     return http.parameters["model"], http.parameters.get("version")
 
 
-def _split(http: HttpRequest) -> tuple[InferMessage, memoryview]:
+async def _split(http: HttpRequest, turn: asyncio.Lock) -> tuple[InferMessage, memoryview]:
     """The JSON and the binary tail; without the length header the whole body is JSON."""
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
     if header is None:
-        return _INFER.decode(body), body[len(body) :]
+        return await _INFER.decode_in_turn(body, turn), body[len(body) :]
     if not header.isdigit() or not 0 < int(header) <= len(body):
         raise MalformedRequest(f"the header Inference-Header-Content-Length must be between 1 and {len(body)}")
-    return _INFER.decode(body[: int(header)]), body[int(header) :]
+    return await _INFER.decode_in_turn(body[: int(header)], turn), body[int(header) :]
 
 
 def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:

@@ -51,7 +51,7 @@ async def model(api: Api, http: HttpRequest) -> HttpReply:
 @router.hot("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models))
 async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
-    message = http.json(_EMBEDDINGS)
+    message = await http.json(_EMBEDDINGS, api.turn)
     name = api.repository.named_or_only(message.model, "embed")
     inputs = [text if isinstance(text, str) else _own_ids(api, name, text) for text in text_inputs(message.input)]
     outcome = await api.pipeline.infer(

@@ -98,7 +98,7 @@ async def _infer(
 @router.infer("/embed", "embed", EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]})
 async def embed(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts; one vector an input."""
-    return await embed_texts(api, http, http.json(_EMBED))
+    return await embed_texts(api, http, await http.json(_EMBED, api.turn))
 
 
 async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> HttpReply:
@@ -112,7 +112,7 @@ async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> Htt
 @router.infer("/embed_all", "embed_tokens", EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"})
 async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
     """Embed the tokens of texts; one vector a token, those of special tokens included."""
-    message = http.json(_EMBED_ALL)
+    message = await http.json(_EMBED_ALL, api.turn)
     inputs = text_inputs(message.inputs)
     try:
         outcome = await _infer(api, http, inputs, EmbedTokensOptions(), message)
@@ -128,7 +128,7 @@ async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
 @router.named("POST", "/embed_sparse")
 async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
     """No model here gives sparse vectors."""
-    http.json(_EMBED_ALL)
+    await http.json(_EMBED_ALL, api.turn)
     api.repository.find(http.parameters.get("model"), task="embed")
     raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
 
@@ -136,7 +136,7 @@ async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
 async def predict(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
-    message = http.json(_PREDICT)
+    message = await http.json(_PREDICT, api.turn)
     inputs = _predict_inputs(message.inputs)
     outcome = await _infer(api, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
     # A list that holds a list is a batch, also of one.
@@ -149,7 +149,7 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
 @router.infer("/rerank", "rerank", RerankRequest, list[Rank], _RANKED)
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order texts by how well they answer a query."""
-    message = http.json(_RERANK)
+    message = await http.json(_RERANK, api.turn)
     pairs = [(message.query, text) for text in message.texts]
     outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores), message)
     ranks = [
@@ -163,7 +163,7 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
 @router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
 async def similarity(api: Api, http: HttpRequest) -> HttpReply:
     """The cosines of sentences with one."""
-    return await compare(api, http, http.json(_SIMILARITY))
+    return await compare(api, http, await http.json(_SIMILARITY, api.turn))
 
 
 async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> HttpReply:
@@ -181,7 +181,7 @@ async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> Ht
 @router.named("POST", "/tokenize", Docs(TokenizeRequest, TokenizeReply, {"inputs": "What is a T4?"}, all_models))
 async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
     """The tokens of texts."""
-    message = http.json(_TOKENIZE)
+    message = await http.json(_TOKENIZE, api.turn)
     texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
     model = _model(api, http)
     _check_count(api, len(texts), "inputs")
@@ -197,7 +197,7 @@ async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
 async def decode(api: Api, http: HttpRequest) -> HttpReply:
     """The texts of token ids."""
-    message = http.json(_DECODE)
+    message = await http.json(_DECODE, api.turn)
     rows = _rows(message.ids)
     model = _model(api, http)
     _check_count(api, len(rows), "ids")
