@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
+from serving.net.peers import peer_of
 from serving.net.ports import lifetime_s
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from serving.grpc.h2 import Event, Headers, Limits, Stream
     from serving.net.buffers import BufferBudget
+    from serving.net.peers import PeerDebts
+    from serving.net.turns import TurnQueue
     from serving.settings import Settings
 
 _GREETING_S = 1.0
@@ -33,10 +36,14 @@ class Application(Protocol):
 
     Attributes:
         budget: What they may hold.
+        turns: For what they have sent beyond one turn's work.
+        debts: What their peers have used up on connections before.
         ending: Whether the server ends.
     """
 
     budget: BufferBudget
+    turns: TurnQueue
+    debts: PeerDebts
     settings: Settings
     limits: Limits
     connections: set[GrpcConnection]
@@ -86,15 +93,16 @@ class GrpcConnection(asyncio.Protocol):
         share: What it holds of messages on their way or worked on, and of unread replies.
     """
 
+    h2: H2Connection
     _transport: asyncio.Transport
+    _peer: str
 
     def __init__(self, application: Application) -> None:
-        self.h2 = H2Connection(application.limits)
         self.share = application.budget.share(_FREE_BYTES)
         self._application = application
         self.loop = asyncio.get_running_loop()
         self._behind = b""
-        self._paused = self._closing = self._turn_is_due = False
+        self._waiting = self._paused = self._closing = self._turn_is_due = False
         self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
         self._progress = self._buffered = self._unread = 0
@@ -108,6 +116,13 @@ class GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
         self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername")
+        self._peer = peer_of(address[0]) if address else ""
+        credit, wait_s = self._application.debts.begin(self._peer)
+        self.h2 = H2Connection(self._application.limits, credit)
+        if wait_s:
+            self._waiting = True
+            self.loop.call_later(wait_s, self._stop_waiting)
         self._application.connections.add(self)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and secured.selected_alpn_protocol() != "h2":
@@ -115,13 +130,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Cancels the calls under way: their client has gone."""
-        self._closing = True
+        self._end_credit()
         self._application.connections.discard(self)
         self._handle(self.h2.terminate())
         self.share.close()
 
     def data_received(self, data: bytes) -> None:
-        if self.h2.pending:
+        if self.h2.pending or self._waiting:
             # What came before waits for its turn of the loop; nothing more is read until it is done.
             self._behind += data
             self._transport.pause_reading()
@@ -130,6 +145,16 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
         if self.h2.pending:
             self._take_rest_next_turn()
+
+    def _stop_waiting(self) -> None:
+        """Reads what has come while the peer's debts made this connection wait."""
+        self._waiting = False
+        if self._closing or self._transport.is_closing():
+            return
+        data, self._behind = self._behind, b""
+        self.data_received(data)
+        if not self.h2.pending:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, until it does or the tick ends it."""
@@ -154,7 +179,7 @@ class GrpcConnection(asyncio.Protocol):
     def _take_rest_next_turn(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self.loop.call_soon(self._take_rest)
+            self._application.turns.add(self._take_rest)
 
     def _take_rest(self) -> None:
         self._turn_is_due = False
@@ -317,9 +342,15 @@ class GrpcConnection(asyncio.Protocol):
                 self._buffered, self._paused_s = buffered, 0.0
             self._paused_s += seconds
 
+    def _end_credit(self) -> None:
+        """The connection is over, and its peer owes what it has used up."""
+        if not self._closing:
+            self._closing = True
+            self._application.debts.charge(self._peer, self.h2.spent)
+
     def _close(self) -> None:
         """Says no more, and listens a moment longer, so that what was said is read."""
-        self._closing = True
+        self._end_credit()
         if self._transport.is_closing():
             return
         if self.h2.begun and self._transport.can_write_eof():

@@ -18,7 +18,9 @@ from serving.grpc.calls import CallEnvironment, CallHead, Method
 from serving.grpc.h2 import Limits
 from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
 from serving.grpc.unary import UnaryCall
+from serving.net.peers import PeerDebts
 from serving.net.requests import request_id
+from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class CallDispatch:
         methods: By path; an error in place of a method that is not offered.
         limits: Those of each connection.
         budget: What all of them may hold.
+        turns: For what they have sent beyond one turn's work.
+        debts: What their peers have used up on connections before.
         connections: All that are open.
         ending: Whether the server ends.
     """
@@ -66,11 +70,13 @@ class CallDispatch:
         self.methods = methods
         self.settings = settings
         self.budget = budget
+        self.turns = TurnQueue()
         self.limits = Limits(
             header_bytes=settings.header_limit_bytes,
             header_fields=settings.header_limit_count,
             granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
         )
+        self.debts = PeerDebts(self.limits.credit, self.limits.credit_per_s)
         self.connections: set[GrpcConnection] = set()
         self.ending = False
         self._environment = CallEnvironment(settings, record_error, keys, observer)

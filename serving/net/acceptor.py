@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -14,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from serving.errors import StartupError
+from serving.net.peers import peer_of
 from serving.net.ports import descriptor_limit
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ _LOOK_S = 0.25
 _TELL_S = 10.0
 _PAUSE_S = 0.1
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_IPV6_NETWORK = 64
-"""Bits of an IPv6 address that name a peer: the rest is its own to choose."""
 
 
 class Closable(Protocol):
@@ -123,7 +121,7 @@ class Places:
         """Takes a place for a connection from an address; returns what gives it back, or None where it is refused."""
         peer = ""
         if self._per_peer:
-            peer = _peer(address)
+            peer = peer_of(address)
             if self._peers[peer] >= self._per_peer:
                 self.refused["peer"] += 1
                 self._tell("refused a connection: its address has as many as one may have (--max-connections-per-peer)")
@@ -172,16 +170,6 @@ class Places:
                 "%s; %d of %d are open, and so far %d were refused and %d closed",
                 *(what, self._taken, self.limit, sum(self.refused.values()), self.displaced),
             )
-
-
-def _peer(address: str) -> str:
-    """What counts as one peer: an IPv4 address, or the network of an IPv6 address."""
-    if ":" not in address:
-        return address
-    parsed = ipaddress.IPv6Address(address.partition("%")[0])
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK), strict=False))
 
 
 class _Accepted(socket.socket):

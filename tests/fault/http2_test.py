@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -492,6 +493,22 @@ def test_row_12_data_flood(connection: RawHttp2, data: bytes) -> None:
     """Data frames with next to no data are no progress."""
     connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 60_000)))
     assert flood(connection, frame(DATA, 0, 1, data), 50_000) == http2.ENHANCE_YOUR_CALM
+
+
+def test_row_12_who_floods_and_comes_back_waits(serve: Callable[..., Server]) -> None:
+    """A new connection brings its peer no fresh credit; those that are open are served, and the new one is, too."""
+    server = serve(*FAKE)
+    with contextlib.ExitStack() as opened:
+        honest, *hostile = (opened.enter_context(RawHttp2(server.grpc)) for _ in range(13))
+        for connection in hostile:
+            assert flood(connection, frame(http2.PING, 0, 0, b"12345678"), 70_000) == http2.ENHANCE_YOUR_CALM
+        honest.call(1, b"", LIVE)
+        assert honest.reply(1).status == 0
+        begun = time.monotonic()
+        again = opened.enter_context(RawHttp2(server.grpc))
+        again.call(1, b"", LIVE)
+        assert again.reply(1).status == 0
+        assert time.monotonic() - begun >= 0.5
 
 
 def test_row_12_pings_beside_calls(connection: RawHttp2) -> None:

@@ -27,7 +27,14 @@ from serving.grpc.h2.frames import (
     StreamFault,
 )
 from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
-from serving.grpc.h2.limits import REPLY_CREDIT, REQUEST_WORK, RESET_WORK, WINDOW_WORK
+from serving.grpc.h2.limits import (
+    CONTINUATION_BYTES,
+    REPLY_CREDIT,
+    REQUEST_WORK,
+    RESET_WORK,
+    SMALL_DATA_WORK,
+    WINDOW_WORK,
+)
 from serving.grpc.h2.streams import ConnectionFailed, DataReceived, DataSent, RequestReceived, Stream, StreamReset
 
 if TYPE_CHECKING:
@@ -42,9 +49,6 @@ _HEADERS_FLAGS = END_HEADERS | frames.PADDED | frames.PRIORITISED
 
 _FRAME_TYPES = 256
 
-_CONTINUATION_COST = 256
-"""What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
-
 _LATE_STREAMS = 64
 """Streams that ended before their peer did, of which late frames are expected."""
 
@@ -55,8 +59,6 @@ _TOO_MUCH = "too_many_pings or other work that brings nothing"
 
 _SMALL_DATA_BYTES = 512
 """A larger frame of a body gives back more credit than it costs; a smaller one is work, unless it is the last."""
-
-_SMALL_DATA_WORK = 3
 
 _DRAINING_PING = b"draining"
 
@@ -75,7 +77,8 @@ class H2Connection:
         consume: Opens a stream's window again, now that so many bytes of its body are done with.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, credit: int | None = None) -> None:
+        """`credit` is what it begins with, where that is not all of `Limits.credit`."""
         self.begun = self.greeted = self.pending = self.finished = False
         self.progress = 0
         self._limits = limits
@@ -95,7 +98,7 @@ class H2Connection:
         self._last = 0
         self._final: int | None = None
         self._draining = self._resize_table = False
-        self._credit = limits.credit
+        self._credit = self._first_credit = limits.credit if credit is None else credit
         self._work = 0
         self._rest = b""
         self._block: bytearray | None = None
@@ -152,6 +155,11 @@ class H2Connection:
         self._credit = min(self._limits.credit, self._credit + round(self._limits.credit_per_s * seconds))
         self._go_on(self._sending.drain_small(self.streams))
         return self._take_events()
+
+    @property
+    def spent(self) -> int:
+        """The credit that is used up; all of it once the peer was sent away for what it cost."""
+        return self._first_credit - self._credit
 
     @property
     def partial(self) -> bool:
@@ -311,7 +319,7 @@ class H2Connection:
         if size > _SMALL_DATA_BYTES:
             self._credit += 1 + (size >> 8)
         elif not flags & END_STREAM:
-            self._work -= _SMALL_DATA_WORK
+            self._work -= SMALL_DATA_WORK
         stream.receivable -= size
         if stream.receivable < 0:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR)
@@ -336,8 +344,8 @@ class H2Connection:
         if self._block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self._block += payload
-        self._block_cost += len(payload) + _CONTINUATION_COST
-        if self._block_cost > self._limits.decoded_header_bytes + _CONTINUATION_COST:
+        self._block_cost += len(payload) + CONTINUATION_BYTES
+        if self._block_cost > self._limits.decoded_header_bytes + CONTINUATION_BYTES:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
         if flags & END_HEADERS:
             block, self._block = bytes(self._block), None
@@ -414,8 +422,11 @@ class H2Connection:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
             return
+        count = len(payload) // frames.SETTING_BYTES
+        if count > self._limits.settings:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"{count} settings in a frame")
         values = frames.read_settings(payload)
-        self._work -= len(payload) // frames.SETTING_BYTES
+        self._work -= count
         if values.get(Setting.HEADER_TABLE_SIZE, DEFAULT_TABLE_BYTES) < DEFAULT_TABLE_BYTES:
             self._resize_table = True
         window = values.get(Setting.INITIAL_WINDOW_SIZE)
@@ -541,6 +552,8 @@ class H2Connection:
             self.finished = True
 
     def _fail(self, fault: ConnectionFault) -> None:
+        if fault.code == ErrorCode.ENHANCE_YOUR_CALM:
+            self._credit = min(self._credit, 0)
         last = self._last if self._final is None else self._final
         for stream in self.streams:
             self._close(stream)

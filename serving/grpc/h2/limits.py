@@ -11,6 +11,12 @@ import msgspec
 WINDOW_WORK = 3
 """A WINDOW_UPDATE, beside its frame."""
 
+SMALL_DATA_WORK = 3
+"""A frame of a body that is small and not the last, beside its frame."""
+
+CONTINUATION_BYTES = 256
+"""What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
+
 REQUEST_WORK = 30
 """A request that is handed to the caller."""
 
@@ -34,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
             it; each answer, each larger piece of a body and each second give some back. A peer that overdraws it is
             sent away.
         credit_per_s: What a second gives back.
+        settings: Settings in one frame; a peer that sends more is sent away, as nghttp2 does.
     """
 
     streams: int = 256
@@ -43,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True):
     turn_work: int = 300
     credit: int = 30_000
     credit_per_s: int = 30_000
+    settings: int = 32
 
     @property
     def decoded_header_bytes(self) -> int:

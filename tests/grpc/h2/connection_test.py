@@ -536,12 +536,31 @@ def test_floods(data: bytes) -> None:
 
 
 def test_settings_are_counted() -> None:
-    """A frame of 2,730 of them is as much work as so many frames."""
-    server = Server(Limits(credit=10_000))
-    for _ in range(4):
+    """Each is work, however few are in a frame."""
+    server = Server(Limits(credit=1000))
+    for _ in range(30):
         assert not server.h2.finished
-        server.say(frame(SETTINGS, 0, 0, b"\0\x09\0\0\0\1" * 2730))
-    assert server.h2.finished
+        server.say(frame(SETTINGS, 0, 0, b"\0\x09\0\0\0\1" * 32))
+    server.say(frame(SETTINGS, 0, 0, b"\0\x09\0\0\0\1" * 32))
+    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_frame_of_many_settings_ends_the_connection() -> None:
+    """It would hold up others for as long as it is read; its peer is taken to have used up all its credit."""
+    server = Server()
+    server.say(frame(SETTINGS, 0, 0, b"\0\x09\0\0\0\1" * 33))
+    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+    assert server.h2.spent >= Limits().credit
+
+
+def test_a_connection_may_begin_with_less_credit() -> None:
+    """What it spends is counted from there."""
+    h2 = H2Connection(Limits(credit=1000), 100)
+    h2.receive(START + frame(PING, 0, 0, b"12345678") * 50)
+    assert not h2.finished
+    assert 50 <= h2.spent <= 60
+    h2.receive(frame(PING, 0, 0, b"12345678") * 50)
+    assert h2.finished
 
 
 def unary(encoder: Encoder, number: int, *fields: tuple[str, str]) -> bytes:
