@@ -402,8 +402,8 @@ class H2Connection:
         """Checks the frame, which says nothing any more (section 5.3.2)."""
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
-        # A stream that is not open cannot be reset.
-        if len(payload) != frames.PRIORITY_BYTES and number in self._streams:
+        # A stream that was never opened cannot be reset.
+        if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self._last:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
