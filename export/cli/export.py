@@ -95,7 +95,10 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
     if not recipe.if_changed:
         print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
     if built.refused:
-        raise LeftOutError(f"{built.bundle.path} is written, but {'; '.join(built.refused)}")
+        left_out = f"{built.bundle.path} is written, but {'; '.join(built.refused)}"
+        if not recipe.if_changed:
+            raise LeftOutError(left_out)
+        progress.notice(left_out)  # run again it would find the bundle, and end well
     return 0
 
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.export")
 
 _EXPORTS = "exports"
-_MADE_IN_PART = 3
-"""The exit code where an artifact breaks a limit and the others are written."""
-
 _END_S = 20.0
 """For an export that is ended to remove what it has written."""
 
@@ -95,7 +92,7 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
         killed = f"its export was killed by {signal.Signals(-status).name}"
         advice = "; it may need more memory" if status == -signal.SIGKILL else ""
         raise StartupError(f"--model-id {settings.model_id}: {killed}{advice}")
-    if status not in {0, _MADE_IN_PART}:
+    if status:
         sys.exit(status)
     log.info("the model %s: ready to be served after %.1f s", settings.model_id, time.monotonic() - started)
     return settings.model_copy(update=home._asdict())

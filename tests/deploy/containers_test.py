@@ -92,6 +92,18 @@ def _own(extras: set[str]) -> list[str]:
     return [*PROJECT["dependencies"], *more]
 
 
+def test_the_exporters_stage_has_what_an_export_needs() -> None:
+    """Its extras, each pinned; a user who is not root, and a home that can be written where the root cannot."""
+    made = lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), "export")
+    (extras,) = re.findall(r'--constraint constraints\.txt "\.\[([a-z,]+)\]"', made[-6][1])
+    assert set(extras.split(",")) == {"cpu", "export"}
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {"torch", "transformers", "onnx"} <= pinned
+    rest = dict(made)
+    assert "HOME=/tmp" in rest["ENV"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", rest["USER"])
+
+
 @every
 def test_constraints_are_those_of_the_tests(path: Path) -> None:
     """Every package at the version that the tests ran with, on a Python that is supported."""

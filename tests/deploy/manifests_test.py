@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from export.cli import export as export_cli
 from loadtest import cli as load_cli
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
@@ -236,25 +237,63 @@ def assert_restricted(pod: Manifest) -> None:
 
 def test_the_load_test_is_let_in() -> None:
     """Into the server's namespace, to its port, and by no Service's selector; its command is understood."""
-    (job,) = yaml.safe_load_all((KUBERNETES / "loadtest" / "job.yaml").read_text())
+    container, options = job_of("loadtest", "load")
+    given = load_cli.parser().parse_args(options)
+    assert any(given.out.is_relative_to(mount["mountPath"]) for mount in container["volumeMounts"])
+    target = urlsplit(given.target)
+    service = named(manifests("cpu"), "Service", str(target.hostname))
+    assert target.port in {port["port"] for port in service["spec"]["ports"]}
+
+
+def test_the_export_is_let_in() -> None:
+    """The same of the Job that exports, which writes to the claim that servers mount and is let out to the hub."""
+    container, options = job_of("export", "export")
+    parser = export_cli.parser()
+    recipe = export_cli.recipe_of(parser.parse_args(options), parser)
+    assert recipe.if_changed
+    (claim,) = [volume["persistentVolumeClaim"] for volume in container["volumes"] if volume["name"] == "models"]
+    (init,), (serving,) = [
+        pod[kind] for pod in pods(manifests("exported")) for kind in ("initContainers", "containers")
+    ]
+    assert claim in [
+        volume.get("persistentVolumeClaim") for pod in pods(manifests("exported")) for volume in pod["volumes"]
+    ]
+    for each in (container, init):
+        mounts = {mount["name"]: mount for mount in each["volumeMounts"]}
+        assert mounts == {
+            "models": {"name": "models", "mountPath": str(recipe.out)},
+            "tmp": {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the image's home
+        }
+        assert each["image"] == container["image"]
+    assert {"name": "models", "mountPath": str(recipe.out), "readOnly": True} in serving["volumeMounts"]
+    (policy,) = of_kind(manifests("exported"), "NetworkPolicy")
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 443}
+
+
+def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
+    """A Job's container with its pod's volumes, and the options of its command.
+
+    It is valid and restricted, in the server's namespace, of no Service and no network policy of the server's, and its
+    image's user is its own.
+    """
+    (job,) = yaml.safe_load_all((KUBERNETES / folder / "job.yaml").read_text())
     for version in (OLDEST, NEWEST):
         assert kubernetes_validate.validate(job, version, strict=True) == version
     template, found = job["spec"]["template"], manifests("cpu")
     assert_restricted(template["spec"])
     assert [job["metadata"]["namespace"]] == [space["metadata"]["name"] for space in of_kind(found, "Namespace")]
-    (container,) = template["spec"]["containers"]
-    verb, *options = container["args"]
-    assert verb == "load"
-    given = load_cli.parser().parse_args(options)
-    assert any(given.out.is_relative_to(mount["mountPath"]) for mount in container["volumeMounts"])
-    target = urlsplit(given.target)
-    service = named(found, "Service", str(target.hostname))
-    assert target.port in {port["port"] for port in service["spec"]["ports"]}
-    for each in of_kind(found, "Service"):
-        assert not labels_match(each["spec"]["selector"], template["metadata"]["labels"])
-    user, group = dict(lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), "loadtest"))["USER"].split(":")
+    labels = template["metadata"]["labels"]
+    assert not any(labels_match(each["spec"]["selector"], labels) for each in of_kind(found, "Service"))
+    policies = [policy["spec"]["podSelector"]["matchLabels"] for policy in of_kind(found, "NetworkPolicy")]
+    assert not any(labels_match(selector, labels) for selector in policies)
+    user, group = dict(lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), folder))["USER"].split(":")
     security = template["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
+    (container,) = template["spec"]["containers"]
+    assert container["image"].endswith(f"-{folder}")
+    named_verb, *options = container["args"]
+    assert named_verb == verb
+    return {**container, "volumes": template["spec"]["volumes"]}, options
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
