@@ -311,16 +311,22 @@ class _Export:
 
     def _manifest(self, artifacts: tuple[Artifact, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer
-        source = checkpoint.source
+        source, sentence = checkpoint.source, checkpoint.sentence
+        embeds = checkpoint.task == "embed"
         return Manifest(
             schema_version=SCHEMA_VERSION,
             model=writer.model,
             version=writer.version,
             task=checkpoint.task,
-            pooling=checkpoint.sentence.pooling if checkpoint.task == "embed" else None,
+            pooling="+".join(sentence.pooling) if embeds else None,
+            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.hidden_size else None,
+            normalize=sentence.normalize if embeds else True,
+            matryoshka=checkpoint.matryoshka,
+            similarity=sentence.similarity if embeds else None,
             labels=checkpoint.labels.names,
             multi_label=checkpoint.labels.multi_label,
             regression=checkpoint.labels.regression,
+            activation=checkpoint.score_activation,
             candidates=checkpoint.candidates,
             hidden_size=checkpoint.hidden_size,
             vocab_size=checkpoint.size("vocab_size"),
@@ -333,10 +339,10 @@ class _Export:
                 file_entry(writer.path / name)
                 for name in (TOKENIZER, reference.REFERENCE, *([ENGINE_GRAPH] if self._brings_graph else []))
             ),
-            source=Source(source.name, checkpoint.architecture, checkpoint.weights.sha256(), source.revision()),
+            source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            prompts=checkpoint.sentence.prompts,
+            prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
         )

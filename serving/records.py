@@ -127,11 +127,11 @@ class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
     """The answer is float32 [inputs, dimensions].
 
     Attributes:
-        normalize: Scale each vector to length 1.
+        normalize: Scale each vector to length 1; None means as the model does by itself.
         dimensions: Keep only the first components, before normalising; None keeps all.
     """
 
-    normalize: bool = True
+    normalize: bool | None = None
     dimensions: int | None = None
 
 
@@ -169,9 +169,13 @@ class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
 
 
 class RerankOptions(TaskOptions[list[float]], frozen=True):
-    """The answer is one score for each pair of query and text: the logit (`raw_scores`), or its sigmoid."""
+    """The answer is one score for each pair of query and text.
 
-    raw_scores: bool = False
+    Attributes:
+        raw_scores: The logit itself, or else its sigmoid; None means as the model does by itself.
+    """
+
+    raw_scores: bool | None = None
 
 
 class AnswerSpan(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ class Folder:
 
     path: Path
 
-    def sub(self, relative: str) -> Folder:
+    def sub(self, relative: str, *, may_be_missing: bool = False) -> Folder:
         """A folder below this one.
 
         Raises:
@@ -27,7 +27,7 @@ class Folder:
         target = self.path / relative
         if not target.resolve().is_relative_to(self.path.resolve()):
             raise ExportError(f"checkpoint {self.path}: the module path {relative!r} leads outside the folder")
-        if not target.is_dir():
+        if not may_be_missing and not target.is_dir():
             raise ExportError(f"checkpoint {self.path}: the folder {relative!r} is missing")
         return Folder(target)
 

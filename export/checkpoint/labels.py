@@ -9,7 +9,7 @@ from export.errors import ExportError
 
 if TYPE_CHECKING:
     from export.checkpoint.folder import Folder
-    from serving.models.manifest import Task
+    from serving.models.manifest import Activation, Task
 
 REGRESSION: Literal["regression"] = "regression"
 Asked: TypeAlias = "Task | Literal['regression']"
@@ -17,6 +17,14 @@ Asked: TypeAlias = "Task | Literal['regression']"
 
 _PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}
 """The values of problem_type, and whether labels are independent of one another."""
+
+
+_RELEVANCES: dict[str, Activation] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.Identity": "identity",
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,6 +67,30 @@ def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bo
         "rerank (the relevance of a text to a query), --task classify (the probability of one label) or --task "
         "regression (the value as it is)"
     )
+
+
+def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, Any]) -> Activation:
+    """What makes a relevance of a cross-encoder's number, by the rule of Sentence Transformers.
+
+    Args:
+        folder: The checkpoint, for messages.
+        config: Its config.json.
+        settings: Its config_sentence_transformers.json, which goes first.
+
+    Raises:
+        ExportError: It is neither a sigmoid nor nothing.
+    """
+    hint = config.get("sentence_transformers")
+    own = hint.get("activation_fn") if isinstance(hint, dict) else None
+    named = settings.get("activation_fn") or own or config.get("sbert_ce_default_activation_function")
+    if named is None:
+        return "sigmoid"
+    if named not in _RELEVANCES:
+        raise ExportError(
+            f"checkpoint {folder.path}: a cross-encoder with the activation {named!r} cannot be exported; supported: "
+            "Sigmoid and Identity of torch.nn"
+        )
+    return _RELEVANCES[named]
 
 
 def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:

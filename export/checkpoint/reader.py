@@ -9,7 +9,7 @@ from export.checkpoint import other_kinds, pooling, vocabulary, weights
 from export.checkpoint.families import FAMILIES
 from export.checkpoint.families.family import ACTIVATIONS
 from export.checkpoint.folder import Folder
-from export.checkpoint.labels import REGRESSION, Asked, Labels, read_labels, task_of_head
+from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
 from export.errors import ExportError
 from export.texts import corpus
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from export.checkpoint.families.family import Family
     from export.checkpoint.source import Source
-    from serving.models.manifest import Task
+    from serving.models.manifest import Activation, Task
     from serving.records import EncodedText
 
 CANDIDATES = 100
@@ -42,6 +42,8 @@ class Checkpoint:
         weights: Its weight files.
         labels: What it can answer, for the tasks classify and tag.
         max_length: Tokens of the longest input, special tokens included.
+        matryoshka: To how many of their first components its vectors may be cut; any, where it names none.
+        score_activation: What makes a score of a number, for the task rerank.
     """
 
     source: Source
@@ -53,6 +55,8 @@ class Checkpoint:
     weights: weights.Weights
     labels: Labels
     max_length: int
+    matryoshka: tuple[int, ...] = ()
+    score_activation: Activation = "sigmoid"
 
     @property
     def architecture(self) -> str:
@@ -67,6 +71,11 @@ class Checkpoint:
     def hidden_size(self) -> int:
         """Components of a token's vector."""
         return self.size("hidden_size")
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a text's vector, for the task embed; of a token's for others."""
+        return self.sentence.dimensions(self.hidden_size) if self.task == "embed" else self.hidden_size
 
     @property
     def layers(self) -> int:
@@ -110,6 +119,10 @@ class Checkpoint:
         """The name of the prompt that stands before a text where nobody names another."""
         return self.sentence.default_prompt if self.task in {"embed", "embed_tokens"} else None
 
+    def sha256(self) -> str:
+        """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling."""
+        return weights.sha256([self.weights, *(self.sentence.weights() if self.task == "embed" else ())])
+
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
         encoded = self.vocabulary.encode(texts, self.max_length)
@@ -140,8 +153,10 @@ def open_checkpoint(
         raise ExportError(
             f"checkpoint {source.path}: Transformers has no {family.stem} with a head for the task {task}"
         )
+    matryoshka: tuple[int, ...] = ()
     if task == "embed":
-        _check_width(source, config[family.sizes["hidden_size"]], sentence)
+        dimensions = sentence.dimensions(config[family.sizes["hidden_size"]])
+        matryoshka = _matryoshka(config, sentence, dimensions)
         for assumed in sentence.notices:
             notice(assumed)
     labels = _NO_LABELS
@@ -151,7 +166,10 @@ def open_checkpoint(
     words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
     _check_special(source, config, family, task, words)
     length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
-    return Checkpoint(source, config, family, task, sentence, words, files, labels, length)
+    activation: Activation = "sigmoid"
+    if task == "rerank":
+        activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))
+    return Checkpoint(source, config, family, task, sentence, words, files, labels, length, matryoshka, activation)
 
 
 def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Asked:
@@ -163,12 +181,15 @@ def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConf
     return task_of_head(sentence.encoder, config, is_cross_encoder=sentence.is_cross_encoder)
 
 
-def _check_width(source: Source, hidden_size: int, sentence: pooling.SentenceConfig) -> None:
-    if sentence.width not in (None, hidden_size):
+def _matryoshka(config: dict[str, Any], sentence: pooling.SentenceConfig, dimensions: int) -> tuple[int, ...]:
+    sizes = config.get("matryoshka_dimensions") or []
+    whole = isinstance(sizes, list) and all(isinstance(size, int) and size > 0 for size in sizes)
+    if not whole or (sentence.truncate_dim is None and max(sizes, default=0) > dimensions):
         raise ExportError(
-            f"checkpoint {source.path}: the pooling takes vectors of {sentence.width}, "
-            f"the model makes vectors of {hidden_size}"
+            f"checkpoint {sentence.encoder.path}: matryoshka_dimensions in config.json must be a list of sizes from 1 "
+            f"to {dimensions}, which a vector has, not {sizes!r}"
         )
+    return tuple(sorted({size for size in sizes if size <= dimensions}))
 
 
 def _check_special(

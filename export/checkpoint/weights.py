@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from export.errors import ExportError, NoRoomError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from export.checkpoint.folder import Folder
 
@@ -40,14 +40,6 @@ class Weights:
     files: Sequence[Path]
     index: Mapping[str, str] = field(default_factory=dict)
 
-    def sha256(self) -> str:
-        """SHA-256 over the files' bytes in the order of their names; of a single file its own."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            with file.open("rb") as stream:
-                hashlib.file_digest(stream, lambda: digest)
-        return digest.hexdigest()
-
     def check(self, held: Mapping[str, Sequence[str]]) -> None:
         """Compares the index with the names of the tensors that each file holds.
 
@@ -64,6 +56,15 @@ class Weights:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ExportError(f"checkpoint {self.folder.path}: two files of the weights hold {twice}")
+
+
+def sha256(parts: Iterable[Weights]) -> str:
+    """SHA-256 over the files' bytes, of each part in the order of their names; of a single file its own."""
+    digest = hashlib.sha256()
+    for file in [file for part in parts for file in part.files]:
+        with file.open("rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()
 
 
 def find(folder: Folder) -> Weights:

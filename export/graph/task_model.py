@@ -1,4 +1,4 @@
-"""PyTorch → ONNX: the encoder with the task's head, or its pooling, inside the graph."""
+"""PyTorch → ONNX: the encoder with the task's head, or its pooling and what follows it, inside the graph."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import transformers
 from export.errors import ExportError
 from export.graph import tensors
 from export.graph.fold import fold
+from export.graph.sentence_head import SentenceHead
 from export.progress import quiet
 from export.recipe import MAX_ONNX_BYTES
 from serving.models.manifest import graph_inputs, graph_outputs
@@ -47,7 +48,7 @@ class TaskModel(torch.nn.Module):
         self.folded = checkpoint.family.folded
         self._task = checkpoint.task
         self._family = checkpoint.family
-        self._pooling = checkpoint.sentence.pooling
+        self.sentence = SentenceHead(checkpoint) if checkpoint.task == "embed" else None
         self._candidates = checkpoint.candidates
         self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
 
@@ -60,8 +61,8 @@ class TaskModel(torch.nn.Module):
         common = {"input_ids": named[IDS], "attention_mask": named[MASK]}
         if types is not None:
             common["token_type_ids"] = types
-        if self._task == "embed":
-            return (self._pool(self.model(**common).last_hidden_state, named[MASK]),)
+        if self.sentence is not None:
+            return (self.sentence(self.model(**common).last_hidden_state, named[MASK]),)
         if self._task == "embed_tokens":
             return (self.model(**common).last_hidden_state,)
         if self._task == "fill_mask":
@@ -82,16 +83,6 @@ class TaskModel(torch.nn.Module):
         return tuple(
             tensor[0].numpy().astype(_DTYPES[spec.dtype]) for spec, tensor in zip(self.outputs, answers, strict=True)
         )
-
-    def _pool(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """`mean` is the mean of the token vectors where the mask is 1, `cls` the first token's vector.
-
-        As Sentence Transformers defines them; not normalised, since a request may ask for that or not.
-        """
-        if self._pooling == "cls":
-            return hidden[:, 0]
-        weight = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * weight).sum(1) / weight.sum(1)
 
     def _fill(self, common: dict[str, torch.Tensor], positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The best words of each mask. The head runs at the masks alone: it costs more than the encoder."""
@@ -114,7 +105,7 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     """The outputs of a checkpoint's graph."""
     return graph_outputs(
         checkpoint.task,
-        hidden_size=checkpoint.hidden_size,
+        hidden_size=checkpoint.dimensions,
         labels=len(checkpoint.labels.names),
         candidates=checkpoint.candidates,
     )

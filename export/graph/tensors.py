@@ -12,7 +12,7 @@ from export.checkpoint.weights import readable
 from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from export.checkpoint.families.family import Family
     from export.checkpoint.weights import Weights
@@ -40,26 +40,49 @@ def read(
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
-    where = f"checkpoint {weights.folder.path}"
     names = {_canonical(name, family.prefix): name for name in expected}
     tensors = dict(_stored(weights, family, names.keys()))
     if tied:
+        where = f"checkpoint {weights.folder.path}"
         _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
-    if missing := sorted(names.keys() - tensors.keys()):
+    _check(weights, tensors, {name: expected[own] for name, own in names.items()}, model)
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def read_plain(weights: Weights, expected: Mapping[str, torch.Tensor], module: str) -> dict[str, torch.Tensor]:
+    """Reads the tensors of a module of no family, as float32.
+
+    Args:
+        weights: The files.
+        expected: The module's own tensors by name, for their shapes.
+        module: What its class is called.
+
+    Raises:
+        ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
+    """
+    tensors = dict(_whole(weights))
+    _check(weights, tensors, expected, module)
+    return tensors
+
+
+def _check(
+    weights: Weights, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], model: str
+) -> None:
+    where = f"checkpoint {weights.folder.path}"
+    if missing := sorted(expected.keys() - tensors.keys()):
         untrained = " (a head that was never trained)" if missing[0].startswith(HEADS) else ""
         raise ExportError(
             f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
             f"first {missing[0]}{untrained}"
         )
-    if unknown := sorted(tensors.keys() - names.keys()):
+    if unknown := sorted(tensors.keys() - expected.keys()):
         raise ExportError(
             f"{where}: the weights hold {len(unknown)} tensors that {model} has no place for, first {unknown[0]}"
         )
     for name, tensor in tensors.items():
-        shape = expected[names[name]].shape
+        shape = expected[name].shape
         if tensor.shape != shape:
             raise ExportError(f"{where}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(shape)}")
-    return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
@@ -76,19 +99,28 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
 def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under the names that Transformers has now, but for those of heads that are not used."""
     names = frozenset(needed)
+
+    def is_unused(stored: str) -> bool:
+        found = _names(stored, family)
+        return names.isdisjoint(found) and found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored))
+
+    for stored, whole in _whole(weights, is_unused):
+        found = _names(stored, family)
+        # Each of its own in memory, since a part would keep the whole.
+        parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
+        yield from zip(found, parts, strict=True)
+
+
+def _whole(weights: Weights, is_unused: Callable[[str], bool] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the files under their own names, but for those that are not used."""
     held: dict[str, list[str]] = {}
     for file in weights.files:
         try:
             with readable(file) as path, safe_open(path, framework="pt") as handle:
                 held[file.name] = list(handle.keys())
                 for stored in held[file.name]:
-                    found = _names(stored, family)
-                    if names.isdisjoint(found) and found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored)):
-                        continue
-                    whole = _float32(weights, stored, handle.get_tensor(stored))
-                    # Each of its own in memory, since a part would keep the whole.
-                    parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
-                    yield from zip(found, parts, strict=True)
+                    if is_unused is None or not is_unused(stored):
+                        yield stored, _float32(weights, stored, handle.get_tensor(stored))
         except SafetensorError as error:
             raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error
     weights.check(held)

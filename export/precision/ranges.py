@@ -69,6 +69,8 @@ class Range:
 
 UNKNOWN = Range(math.inf)
 
+_ENDS = 2
+
 
 def of_constant(array: Array) -> Range:
     """The range of a weight or of a scalar, which may be repeated any number of times."""
@@ -88,12 +90,27 @@ def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Ran
         constants: Its float weights and constants.
     """
     bounds: dict[str, Range] = {}
+    producers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         inputs = [bounds.get(name) or _constant(constants, name) for name in node.input]
         bound = _result(node, inputs, [constants.get(name) for name in node.input])
+        if (averaged := _averaged(node, producers)) is not None:
+            bound = bounds.get(averaged, UNKNOWN)
         if math.isfinite(bound.peak):
             bounds.update(dict.fromkeys(node.output, bound))
     return bounds
+
+
+def _averaged(node: NodeProto, producers: Mapping[str, NodeProto]) -> str | None:
+    """What a division averages: Σ(x · w) / Σ w. Weights are cast from integers, and so a mask or positions times it."""
+    sums = [producers.get(name) for name in node.input] if node.op_type == "Div" else []
+    if not sums or any(one is None or one.op_type != "ReduceSum" for one in sums):
+        return None
+    product, weight = (producers.get(one.input[0]) for one in sums if one is not None)
+    if product is None or weight is None or (product.op_type, weight.op_type) != ("Mul", "Cast"):
+        return None
+    terms = [name for name in product.input if name != weight.output[0]]
+    return terms[0] if len(terms) == 1 else None
 
 
 def _constant(constants: Mapping[str, Array], name: str) -> Range:
@@ -154,6 +171,19 @@ def _joined(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) 
     return Range(max(bound.peak for bound in inputs))
 
 
+def _chosen(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return Range(max(bound.peak for bound in inputs[1:]))
+
+
+def _clipped(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    ends = [abs(float(array)) for array in arrays[1:] if array is not None]
+    return Range(min(inputs[0].peak, max(ends))) if len(ends) == _ENDS else UNKNOWN
+
+
+def _rooted(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
+    return Range(math.sqrt(inputs[0].peak))
+
+
 def _added(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
     return _sum(inputs)
 
@@ -195,9 +225,13 @@ _RULES: dict[str, Callable[[NodeProto, list[Range], list[Array | None]], Range]]
     **dict.fromkeys(MOVES, _moved),
     "Transpose": _transposed,
     "Concat": _joined,
+    "Where": _chosen,
+    "Clip": _clipped,
+    "ReduceMax": _moved,
+    "Sqrt": _rooted,
     **dict.fromkeys(("Add", "Sub"), _added),
     # These are nowhere larger than their input, with the bias of those that have one.
-    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu", "Relu"), _added),
+    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu", "Relu", "LeakyRelu", "Elu"), _added),
     "Mul": _multiplied,
     "Div": _divided,
     "Pow": _raised,

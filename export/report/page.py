@@ -325,6 +325,7 @@ def _contents(manifest: Manifest) -> Markup:
     facts = {
         **tensors,
         "Hidden size": str(manifest.hidden_size),
+        **({"A vector's components": str(manifest.vector_size)} if manifest.task == "embed" else {}),
         "Vocabulary": f"{manifest.vocab_size} tokens",
         "Special tokens": ", ".join(f"{role} {token}" for role, token in manifest.special_ids.items()),
         "Tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),

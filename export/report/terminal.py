@@ -24,8 +24,9 @@ _EXECUTORS = {"cpu": "ONNX Runtime on a CPU", "openvino": "OpenVINO on a CPU", "
 
 def answer(manifest: Manifest) -> str:
     """What a model answers, in a few words."""
+    length = ", of length 1" if manifest.normalize else ""
     details = {
-        "embed": f"{manifest.pooling} pooling, {manifest.hidden_size} components",
+        "embed": f"{manifest.pooling} pooling, {manifest.vector_size} components{length}",
         "embed_tokens": f"{manifest.hidden_size} components for each token",
         "classify": f"regression, {len(manifest.labels)} values"
         if manifest.regression
@@ -80,6 +81,7 @@ def whole(bundle: Bundle) -> str:
         "source": f"{source.name} ({source.architecture}), SHA-256 {source.sha256}",
         "made": f"{manifest.created}, with " + ", ".join(f"{name} {word}" for name, word in manifest.tools.items()),
         "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
+        "vectors": "; ".join(_vectors(manifest)),
         "labels": ", ".join(manifest.labels),
         "prompts": ", ".join(
             f"{name} {words!r}{' (default)' if name == manifest.default_prompt else ''}"
@@ -92,6 +94,13 @@ def whole(bundle: Bundle) -> str:
         parts += [f"{artifact.file} for {printable(executor(artifact))}", *_details(artifact, manifest.task)]
     files = [("file", "size", "SHA-256"), *((f.file, size(f.size_bytes), f.sha256) for f in manifest.entries())]
     return "\n".join([*parts, "", _aligned(files)])
+
+
+def _vectors(manifest: Manifest) -> Iterator[str]:
+    if manifest.similarity is not None:
+        yield f"compared by {manifest.similarity}"
+    if manifest.matryoshka:
+        yield f"may be cut to {', '.join(map(str, manifest.matryoshka))} components"
 
 
 def _details(artifact: Artifact, task: Task) -> Iterator[str]:

@@ -175,7 +175,7 @@ def text_config(manifest: Manifest, engine: str) -> Message:
         "backend": "python",
         "max_batch_size": MAX_TEXTS,
         "input": [{"name": "text", "data_type": Word("TYPE_STRING"), "dims": [1]}],
-        "output": [{"name": "embedding", "data_type": Word("TYPE_FP32"), "dims": [manifest.hidden_size]}],
+        "output": [{"name": "embedding", "data_type": Word("TYPE_FP32"), "dims": [manifest.vector_size]}],
         "instance_group": [{"count": 1, "kind": Word("KIND_CPU")}],
         "dynamic_batching": {},
         "parameters": _parameters({"engine": engine, "execution": "bls", "truncate": "true", "threads": "0"}),
@@ -277,6 +277,7 @@ def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifa
         "inputs": [spec.name for spec in manifest.inputs],
         "outputs": [spec.name for spec in manifest.outputs],
         "max_length": manifest.max_length,
+        "normalize": manifest.normalize,
         "pad_id": manifest.special_ids.get("pad", 0),
         "prompt": "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
         "engines": {

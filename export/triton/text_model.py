@@ -110,7 +110,8 @@ class TritonPythonModel:
         """Answers each request with its texts' rows, or with its own error."""
         encoded = [self._encoded(request) for request in requests]
         rows = iter(await self._rows([text for texts in encoded if isinstance(texts, list) for text in texts]))
-        return [_response(texts if isinstance(texts, _Refused) else [next(rows) for _ in texts]) for texts in encoded]
+        answers = [texts if isinstance(texts, _Refused) else [next(rows) for _ in texts] for texts in encoded]
+        return [_response(rows, normalize=self._model["normalize"]) for rows in answers]
 
     def _encoded(self, request: Any) -> list[Encoding] | _Refused:  # noqa: ANN401  the backend's own type
         try:
@@ -203,17 +204,17 @@ class _Failed(_Refused):
     """The same, by a fault on this side."""
 
 
-def _response(rows: _Refused | list[Tensors | _Refused]) -> Any:  # noqa: ANN401  the backend's own type
+def _response(rows: _Refused | list[Tensors | _Refused], *, normalize: bool) -> Any:  # noqa: ANN401  the backend's own type
     try:
-        outputs = _embedding(rows)
+        outputs = _embedding(rows, normalize=normalize)
     except _Refused as refused:
         code = triton.TritonError.INTERNAL if isinstance(refused, _Failed) else triton.TritonError.INVALID_ARG
         return triton.InferenceResponse(error=triton.TritonError(str(refused), code))
     return triton.InferenceResponse([triton.Tensor(name, array) for name, array in outputs.items()])
 
 
-def _embedding(rows: _Refused | list[Tensors | _Refused]) -> Tensors:
-    """The task embed: `embedding` float32 [texts, hidden], each row of length 1.
+def _embedding(rows: _Refused | list[Tensors | _Refused], *, normalize: bool) -> Tensors:
+    """The task embed: `embedding` float32 [texts, dimensions], each row of length 1 where the model's folder says so.
 
     Raises:
         _Refused: The request, or one of its texts, has no answer.
@@ -221,6 +222,8 @@ def _embedding(rows: _Refused | list[Tensors | _Refused]) -> Tensors:
     pooled = np.stack([row["pooled"] for row in _computed(rows)])
     if not np.isfinite(pooled).all():
         raise _Failed("the model's answer is not finite")
+    if not normalize:
+        return {"embedding": pooled}
     norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))[:, None]
     return {"embedding": pooled / np.maximum(norms, _SMALLEST_NORM)}
 

@@ -26,6 +26,13 @@ _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 Task = Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask"]
 
+POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""How token vectors may become one, by the names of Sentence Transformers."""
+
+Activation = Literal["sigmoid", "identity"]
+
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+
 Precision = Literal["fp32", "fp16", "int8"]
 
 Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
@@ -152,10 +159,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
         special_ids: Ids of the special tokens by their role: pad, unk, cls, sep, mask.
-        pooling: How token vectors become one, for the task embed.
+        hidden_size: Components of a token's vector.
+        pooling: How token vectors become one, for the task embed: one of `POOLING_MODES`, or several joined by `+`,
+            whose vectors stand side by side.
+        dimensions: Components of a text's vector, for the task embed; None for as many as a token's.
+        normalize: Whether vectors are scaled to length 1 where a request does not say, for the task embed.
+        matryoshka: To how many of their first components vectors may be cut, for the task embed; to any where it is
+            empty.
+        similarity: How vectors are meant to be compared, for the task embed; None where nothing says.
         labels: Names of the classes or tags, by index, for the tasks classify and tag.
         multi_label: Whether classes are independent of one another, for the task classify.
         regression: Whether the labels stand for values that answers give as they are, for the task classify.
+        activation: What makes a score of a logit where a request does not say, for the task rerank.
         candidates: How many tokens the graph offers for each mask, for the task fill_mask.
         prompts: Texts that a request may ask to be put before its inputs.
         default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
@@ -179,14 +194,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     tools: dict[str, str]
     created: str
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: str | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    matryoshka: tuple[int, ...] = ()
+    similarity: Similarity | None = None
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     regression: bool = False
+    activation: Activation = "sigmoid"
     candidates: int = 0
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     recipe: str = ""
+
+    @property
+    def vector_size(self) -> int:
+        """Components of a vector that answers."""
+        return self.dimensions or self.hidden_size
 
     def entries(self) -> list[FileEntry | Artifact]:
         """Every file of the bundle but the manifest itself."""
@@ -207,7 +232,7 @@ def graph_inputs(task: Task, *, segments: bool) -> tuple[TensorSpec, ...]:
 def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int) -> tuple[TensorSpec, ...]:
     """The outputs of a task's graph: what a request may not change lies inside, what it may change outside.
 
-    embed      pooled float32 [batch, hidden], not normalised
+    embed      pooled float32 [batch, hidden], before a last normalisation; `hidden_size` is then a text's vector's
     embed_tokens
                token_embeddings float32 [batch, sequence, hidden], those of special tokens included
     classify   logits float32 [batch, labels]
@@ -257,6 +282,7 @@ def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str
 def _size_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     return [
         (not 0 < manifest.hidden_size <= _LARGEST_DIMENSION, "hidden_size is out of range"),
+        (not 0 < manifest.vector_size <= _LARGEST_DIMENSION, "dimensions is out of range"),
         (not 0 < manifest.vocab_size <= _LARGEST_DIMENSION * 8, "vocab_size is out of range"),
         (not _SHORTEST_LIMIT <= manifest.max_length <= _LARGEST_DIMENSION, "max_length is out of range"),
         (
@@ -270,14 +296,16 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     task = manifest.task
     inputs = [graph_inputs(task, segments=segments) for segments in (True, False)]
     outputs = graph_outputs(
-        task, hidden_size=manifest.hidden_size, labels=len(manifest.labels), candidates=manifest.candidates
+        task, hidden_size=manifest.vector_size, labels=len(manifest.labels), candidates=manifest.candidates
     )
     return [
         ((task == "embed") != (manifest.pooling is not None), "pooling belongs to the task embed, and only to it"),
+        *_vector_rules(manifest),
         ((task in {"classify", "tag"}) != bool(manifest.labels), "labels belong to the tasks classify and tag"),
         (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
         (manifest.multi_label and task != "classify", "multi_label belongs to the task classify"),
         (manifest.regression and task != "classify", "regression belongs to the task classify"),
+        (manifest.activation != "sigmoid" and task != "rerank", "activation belongs to the task rerank"),
         (manifest.regression and manifest.multi_label, "values of a regression are no labels to be decided"),
         (
             manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts,
@@ -296,6 +324,22 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         (task == "fill_mask" and "mask" not in manifest.special_ids, "the task needs a mask token"),
         (manifest.outputs != outputs, "the outputs do not fit the task"),
         (manifest.inputs not in inputs, "the inputs do not fit the task"),
+    ]
+
+
+def _vector_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    modes = (manifest.pooling or "mean").split("+")
+    own = (manifest.dimensions, manifest.normalize, manifest.matryoshka, manifest.similarity)
+    return [
+        (not set(modes) <= set(POOLING_MODES), f"pooling is none of {', '.join(POOLING_MODES)}"),
+        (
+            manifest.task != "embed" and own != (None, True, (), None),
+            "dimensions, normalize, matryoshka and similarity belong to the task embed",
+        ),
+        (
+            not all(0 < size <= manifest.vector_size for size in manifest.matryoshka),
+            "a size of matryoshka is out of range",
+        ),
     ]
 
 

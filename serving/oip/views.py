@@ -2,7 +2,7 @@
 
 `{model}` takes texts and answers what its task means:
 
-embed      embedding FP32 [-1, H], of length 1
+embed      embedding FP32 [-1, H], of length 1 where the model's own folder says so
 embed_tokens
            embeddings FP32 [-1, T, H], of the longest text's tokens; tokens INT64 [-1], how many each text has
 classify   scores FP32 [-1, C] in the order of the labels, label BYTES [-1], the best one
@@ -197,10 +197,14 @@ class View(msgspec.Struct, frozen=True):
 
     def _parameters(self, engine: EngineChoice) -> dict[str, str]:
         manifest = self.model.manifest
-        kind = {"problem_type": "regression"} if manifest.regression else {}
-        prompts = {"prompts": _json(manifest.prompts)} if manifest.prompts else {}
-        default = {} if manifest.default_prompt is None else {"default_prompt_name": manifest.default_prompt}
-        return {**_parameters(engine), **kind, **prompts, **default}
+        said = {
+            "problem_type": "regression" if manifest.regression else None,
+            "similarity": manifest.similarity,
+            "matryoshka_dimensions": ", ".join(map(str, manifest.matryoshka)) or None,
+            "prompts": _json(manifest.prompts) if manifest.prompts else None,
+            "default_prompt_name": manifest.default_prompt,
+        }
+        return {**_parameters(engine), **{name: value for name, value in said.items() if value is not None}}
 
 
 def views(repository: Repository) -> dict[str, View]:
@@ -237,7 +241,7 @@ def _forms(manifest: Manifest) -> dict[Task, Form]:
     """For each task its options, its outputs as (name, datatype, further dimensions), and what writes them."""
     filled = max(1, min(_FILLED, manifest.candidates))
     return {
-        "embed": (EmbedOptions(), [("embedding", FP32, manifest.hidden_size)], lambda answer, *_: (answer,)),
+        "embed": (EmbedOptions(), [("embedding", FP32, manifest.vector_size)], lambda answer, *_: (answer,)),
         "embed_tokens": (
             EmbedTokensOptions(),
             [("embeddings", FP32, -1, manifest.hidden_size), ("tokens", INT64)],

@@ -36,7 +36,8 @@ def test_a_good_checkpoint_opens(folder: Path) -> None:
     """What a checkpoint says of itself is read: sizes, pooling, special ids, architecture, length."""
     checkpoint = opened(folder)
     assert (checkpoint.hidden_size, checkpoint.layers, checkpoint.heads, checkpoint.max_length) == (32, 2, 4, 64)
-    assert checkpoint.sentence.pooling == "mean"
+    assert checkpoint.sentence.pooling == ("mean",)
+    assert checkpoint.sentence.normalize
     assert checkpoint.vocabulary.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     assert checkpoint.architecture == "BertModel"
     assert checkpoint.source == Source(folder, "small", "small")
@@ -88,43 +89,28 @@ def test_texts_are_cut_to_the_maximum_length(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "mode"),
+    ("config", "modes"),
     [
-        ({"pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode_cls_token": True}, "cls"),
-        ({"pooling_mode": "mean"}, "mean"),
-        ({"pooling_mode": "cls", "embedding_dimension": 32}, "cls"),
-        ({"pooling_mode": ["mean"]}, "mean"),
+        ({"pooling_mode_mean_tokens": True}, ("mean",)),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, ("mean_sqrt_len_tokens",)),
+        ({"pooling_mode": "cls", "embedding_dimension": 32}, ("cls",)),
+        ({"pooling_mode": ["mean", "lasttoken"], "include_prompt": False}, ("mean", "lasttoken")),
     ],
 )
-def test_pooling_is_read_from_every_form(folder: Path, config: dict[str, object], mode: str) -> None:
+def test_pooling_is_read_from_every_form(folder: Path, config: dict[str, object], modes: tuple[str, ...]) -> None:
     """Both the flags of older Sentence Transformers and the newer single setting are understood."""
     write_json(folder / POOLING, config)
-    assert opened(folder).sentence.pooling == mode
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({"pooling_mode_max_tokens": True}, "max"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls\\+mean"),
-        ({"pooling_mode": "lasttoken"}, "lasttoken"),
-        ({"pooling_mode": "cls+mean"}, "cls\\+mean"),
-        ({}, "no"),
-    ],
-)
-def test_other_pooling_is_refused(folder: Path, config: dict[str, object], named: str) -> None:
-    """Pooling that the graph does not compute is refused by name."""
-    write_json(folder / POOLING, config)
-    with pytest.raises(ExportError, match=f"asks for {named} pooling; supported: mean or cls"):
-        opened(folder)
+    assert opened(folder).sentence.pooling == modes
 
 
 def test_mean_pooling_is_assumed_aloud(tmp_path: Path) -> None:
     """A plain checkpoint is pooled by the mean, and the person is told."""
     notices: list[str] = []
-    assert opened(write_checkpoint(tmp_path / "plain", pooling=None), notices=notices).sentence.pooling == "mean"
-    assert notices == ["the checkpoint has no pooling configuration; mean pooling is used"]
+    sentence = opened(write_checkpoint(tmp_path / "plain", pooling=None), notices=notices).sentence
+    assert (sentence.pooling, sentence.normalize) == (("mean",), False)
+    assumed = "the checkpoint has no pooling configuration; mean pooling is used, and vectors are not normalised"
+    assert notices == [f"{assumed} unless a request asks"]
 
 
 def test_prompts_are_read(folder: Path) -> None:
@@ -176,13 +162,6 @@ def test_models_of_other_kinds_are_refused_by_name(folder: Path, file: str, cont
         opened(folder)
 
 
-def add_dense(folder: Path) -> None:
-    """Adds a module that transforms the pooled vector."""
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
-    write_json(folder / "modules.json", modules)
-
-
 def lead_outside(folder: Path) -> None:
     """Points a module at another folder."""
     modules = json.loads((folder / "modules.json").read_text())
@@ -218,7 +197,10 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: write_json(folder / "tokenizer.json", {"model": 1}), "tokenizer.json is not a tokenizer"),
     (extra_token, r"tokenizer.json has ids up to \d+, the model takes ids below"),
     (no_frame, "does not put its cls and sep tokens around a text"),
-    (add_dense, "modules.json has a Dense module.*supported: Transformer, Pooling, Normalize"),
+    (
+        lambda folder: edit_json(folder / POOLING, pooling_mode="largest"),
+        "pooling_mode 'largest' in config.json cannot",
+    ),
     (lead_outside, r"'../elsewhere' leads outside"),
     (lambda folder: edit_json(folder / "config.json", model_type="funnel"), "'funnel'.*supported: bert, distilbert"),
     (

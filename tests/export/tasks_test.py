@@ -18,16 +18,15 @@ from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
 from export.proof import decisions, parity, reference
-from export.proof.engine import open_engine
 from export.texts import corpus
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
+from tests.support.exports import answers_together
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.models.manifest import Target, Task
-    from serving.records import EncodedText, Row
+    from serving.models.manifest import Task
+    from serving.records import EncodedText
 
 TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
 LENGTH = 64
@@ -70,16 +69,6 @@ def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: 
     logits = answer.logits[0][[token == mask for token in text.ids]]
     best = logits.topk(100)
     return [best.indices.numpy(), best.values.numpy(), logits.logsumexp(-1).numpy()]
-
-
-def answers_together(
-    checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
-) -> list[Row]:
-    """What the engine answers to all texts in one batch."""
-    judge = judge_of(checkpoint)
-    engine = open_engine(task_model.spec_of(checkpoint, path), target, 1)
-    plan = [(list(range(len(texts))), [])]
-    return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))
 
 
 EVERY = [
@@ -238,6 +227,30 @@ def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) 
     edit_json(folder / "config_sentence_transformers.json", **prompts)
     with pytest.raises(ExportError, match="a cross-encoder with the default prompt 'query' cannot be exported"):
         opened(folder)
+
+
+ACTIVATIONS: list[tuple[dict[str, object], dict[str, object], str]] = [
+    ({}, {}, "sigmoid"),
+    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, {}, "identity"),
+    ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}, "identity"),
+    (
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+        "sigmoid",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "settings", "activation"), ACTIVATIONS)
+def test_a_cross_encoders_activation_is_read_from_every_form(
+    tmp_path: Path, config: dict[str, object], settings: dict[str, object], activation: str
+) -> None:
+    """That of config_sentence_transformers.json before both of config.json; a sigmoid where nothing says."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
+    edit_json(folder / "config.json", sentence_transformers=None)
+    edit_json(folder / "config.json", **config)
+    edit_json(folder / "config_sentence_transformers.json", **settings)
+    assert opened(folder, "rerank").score_activation == activation
 
 
 HINTS: list[tuple[dict[str, object], str]] = [

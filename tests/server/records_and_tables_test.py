@@ -12,9 +12,9 @@ import pytest
 from serving import errors
 from serving.errors import BertserveError, InvalidRequest
 from serving.http.faults import error_body, status_of
-from serving.inference.tasks import embed
+from serving.inference.tasks import embed, rerank
 from serving.lifecycle import Lifecycle, State
-from serving.records import EmbedOptions
+from serving.records import EmbedOptions, RerankOptions
 
 S = State
 ALLOWED = {
@@ -158,6 +158,15 @@ def test_unscaled_vectors_are_the_models_own() -> None:
     assert cut.flags.c_contiguous
 
 
+def test_what_a_request_leaves_open_the_model_decides() -> None:
+    """Vectors are scaled where the model's folder says so, or a request; a score is what the model makes of a logit."""
+    rows = [(np.array([3.0, 4.0], np.float32),)]
+    for asked, own, expected in [(None, False, 3.0), (None, True, 0.6), (True, False, 0.6), (False, True, 3.0)]:
+        assert embed.finish(rows, EmbedOptions(asked), normalize=own)[0, 0] == pytest.approx(expected)
+    for raw, activation, score in [(None, "identity", 3.0), (None, "sigmoid", 0.953), (False, "identity", 0.953)]:
+        assert rerank.finish(rows, RerankOptions(raw), activation) == [pytest.approx(score, abs=1e-3)]
+
+
 def test_a_zero_vector_stays_zero() -> None:
     """A vector without a direction is not divided by zero."""
     np.testing.assert_array_equal(embed.finish([(np.zeros(3, np.float32),)], EmbedOptions()), np.zeros((1, 3)))
@@ -172,11 +181,22 @@ def test_read_only_vectors_are_taken() -> None:
 @pytest.mark.parametrize("dimensions", [1, 384])
 def test_dimensions_in_range(dimensions: int) -> None:
     """From 1 to the model's size is allowed."""
-    embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(hidden_size=384))
+    embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(vector_size=384, matryoshka=()))
+
+
+@pytest.mark.parametrize(("dimensions", "taken"), [(64, True), (384, True), (128, False), (385, False)])
+def test_dimensions_of_a_matryoshka_model(dimensions: int, taken: bool) -> None:  # noqa: FBT001  drawn
+    """Only sizes that the model was trained for, and all of a vector."""
+    model = SimpleNamespace(vector_size=384, matryoshka=(64, 256))
+    if taken:
+        embed.check(EmbedOptions(dimensions=dimensions), model)
+    else:
+        with pytest.raises(InvalidRequest, match=f"`dimensions` is {dimensions}; this model has one of 64, 256, 384"):
+            embed.check(EmbedOptions(dimensions=dimensions), model)
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 385, 10**30])
 def test_dimensions_out_of_range(dimensions: int) -> None:
     """Anything else is the client's error."""
     with pytest.raises(InvalidRequest, match="between 1 and 384"):
-        embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(hidden_size=384))
+        embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(vector_size=384, matryoshka=()))

@@ -1,4 +1,4 @@
-"""An export that tests read and none changes."""
+"""An export that tests read and none changes, and how a graph answers before it is one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from export.build import judge_of
 from export.cli.export import main
+from export.graph import task_model
+from export.proof import parity
+from export.proof.engine import open_engine
 from serving.models.bundle import Bundle, open_bundle
 from tests.support.checkpoints import write_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from serving.models.manifest import Target
+    from serving.records import EncodedText, Row
 
 
 @dataclass(frozen=True)
@@ -37,3 +46,13 @@ def export_small(folder: Path) -> Export:
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main([str(checkpoint), "--out", str(models)])
     return Export(checkpoint, models, code, out.getvalue(), err.getvalue())
+
+
+def answers_together(
+    checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
+) -> list[Row]:
+    """What the engine answers to all texts in one batch."""
+    judge = judge_of(checkpoint)
+    engine = open_engine(task_model.spec_of(checkpoint, path), target, 1)
+    plan = [(list(range(len(texts))), [])]
+    return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))

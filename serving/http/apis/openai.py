@@ -58,7 +58,7 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
         api.request(
             http,
             inputs,
-            EmbedOptions(normalize=True, dimensions=message.dimensions),
+            EmbedOptions(dimensions=message.dimensions),
             max_inputs=api.settings.max_openai_batch_size,
             model=name,
             prompt_name=message.prompt_name,

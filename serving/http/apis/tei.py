@@ -171,7 +171,7 @@ async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> Ht
         raise EmptyInput("`sentences` is empty; send at least one")
     parameters = message.parameters or SimilarityParameters()
     inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-    outcome = await _infer(api, http, inputs, EmbedOptions(), parameters)
+    outcome = await _infer(api, http, inputs, EmbedOptions(normalize=True), parameters)
     vectors = outcome.answer
     cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
     body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -21,7 +21,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         truncation_direction: Which end is cut.
         prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
         input_type: What the texts are for, which chooses a prompt in place of its name.
-        normalize: Scale vectors to length 1.
+        normalize: Scale vectors to length 1; null means as the model's own folder says.
         dimensions: Keep only the first so many components.
     """
 
@@ -30,7 +30,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncation_direction: Direction = "Right"
     prompt_name: str | None = None
     input_type: InputType | None = None
-    normalize: bool = True
+    normalize: bool | None = None
     dimensions: int | None = None
 
 
@@ -68,7 +68,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
         texts: The texts.
         truncate: Cut what is too long; null means the server's default.
         truncation_direction: Which end is cut.
-        raw_scores: Answer the logits themselves.
+        raw_scores: Answer the logits themselves, or else their sigmoids; null means as the model's own folder says.
         return_text: Repeat each text beside its score.
     """
 
@@ -76,7 +76,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     texts: list[str]
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
-    raw_scores: bool = False
+    raw_scores: bool | None = None
     return_text: bool = False
 
 

@@ -23,19 +23,33 @@ _SMALLEST_NORM = 1e-12
 
 
 def check(options: EmbedOptions, manifest: Manifest) -> None:
-    hidden_size = manifest.hidden_size
-    if options.dimensions is not None and not 1 <= options.dimensions <= hidden_size:
-        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {hidden_size}")
+    size = manifest.vector_size
+    if options.dimensions is None or options.dimensions == size or options.dimensions in manifest.matryoshka:
+        return
+    if manifest.matryoshka:
+        sizes = ", ".join(map(str, sorted({*manifest.matryoshka, size})))
+        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has one of {sizes}")
+    if not 1 <= options.dimensions <= size:
+        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {size}")
 
 
-def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
-    """float32 [texts, dimensions] from each text's `pooled`, float32 [hidden_size]."""
+def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool = True) -> NDArray[np.float32]:
+    """The answer from each text's `pooled`, float32 [vector_size].
+
+    Args:
+        rows: The graph's answers.
+        options: What the request asks for.
+        normalize: What the model does where the request does not say.
+
+    Returns:
+        float32 [texts, dimensions], cut before they are scaled.
+    """
     pooled = rows[0][0][None] if len(rows) == 1 else np.stack([row[0] for row in rows])
     vectors = pooled.astype(np.float32, copy=False)
     if options.dimensions is not None:
         # What is cut must be whole again in memory: encoders write rows as they lie.
         vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
-    if not options.normalize:
+    if not (normalize if options.normalize is None else options.normalize):
         return vectors
     # Row by row: for the one row of most requests, NumPy's way over a whole array takes three times as long.
     lengths = [max(math.sqrt(row.dot(row)), _SMALLEST_NORM) for row in vectors]
@@ -43,4 +57,6 @@ def finish(rows: Sequence[Row], options: EmbedOptions) -> NDArray[np.float32]:
     return scaled
 
 
-TASK: Task[EmbedOptions, NDArray[np.float32]] = Task("embed", lambda work: finish(work.rows, work.options), check)
+TASK: Task[EmbedOptions, NDArray[np.float32]] = Task(
+    "embed", lambda work: finish(work.rows, work.options, normalize=work.manifest.normalize), check
+)

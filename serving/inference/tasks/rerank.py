@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Activation
     from serving.records import RerankOptions, Row, TextInput, Truncate
 
 
@@ -23,11 +24,12 @@ def encode(
     return tokenizer.encode(inputs if as_tokens else pairs_of(inputs), truncate=truncate)
 
 
-def finish(rows: Sequence[Row], options: RerankOptions) -> list[float]:
+def finish(rows: Sequence[Row], options: RerankOptions, activation: Activation = "sigmoid") -> list[float]:
     """A score for each pair, in their order, from its `logits`, float32 [1]."""
     logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
-    scores: list[float] = (logits if options.raw_scores else sigmoid(logits)).tolist()
+    raw = activation == "identity" if options.raw_scores is None else options.raw_scores
+    scores: list[float] = (logits if raw else sigmoid(logits)).tolist()
     return scores
 
 
-TASK = Task("rerank", lambda work: finish(work.rows, work.options), encode=encode)
+TASK = Task("rerank", lambda work: finish(work.rows, work.options, work.manifest.activation), encode=encode)

@@ -1,0 +1,167 @@
+"""The modules of Sentence Transformers that change a text's vector after pooling, as their folders describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from export.checkpoint import weights
+from export.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from export.checkpoint.folder import Folder
+
+ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU", "ELU")
+"""The activations of a Dense that are exported, by PyTorch's names, with PyTorch's defaults."""
+
+_VECTOR = "sentence_embedding"
+
+
+@dataclass(slots=True, frozen=True)
+class Dense:
+    """A product with a matrix, a bias and an activation; the vector itself may be added to the result.
+
+    Attributes:
+        width: Components of the vectors that it takes.
+        outputs: Components of those that it makes.
+        bias: Whether something is added to the product.
+        activation: One of `ACTIVATIONS`.
+        residual: Whether the vector is added; where the widths differ, through a matrix of its own.
+        weights: Its files.
+    """
+
+    width: int
+    outputs: int
+    bias: bool
+    activation: str
+    residual: bool
+    weights: weights.Weights
+
+
+@dataclass(slots=True, frozen=True)
+class LayerNorm:
+    """A layer normalisation with PyTorch's epsilon.
+
+    Attributes:
+        width: Components of the vectors.
+        weights: Its files.
+    """
+
+    width: int
+    weights: weights.Weights
+
+
+@dataclass(slots=True, frozen=True)
+class Normalize:
+    """Scales vectors to length 1."""
+
+
+Module: TypeAlias = Dense | LayerNorm | Normalize
+
+
+def read_module(kind: str, folder: Folder) -> Module | None:
+    """Reads a module; None for one that does nothing once it is trained.
+
+    Args:
+        kind: A key of `READERS`.
+        folder: Where its files are, if it has any.
+
+    Raises:
+        ExportError: Its settings are not such a module's, or nothing that can be exported.
+    """
+    return READERS[kind](folder)
+
+
+def width_after(module: Module, width: int) -> int:
+    """Components of the vectors that a module makes.
+
+    Args:
+        module: The module.
+        width: Components of the vectors that it gets.
+
+    Raises:
+        ExportError: It takes others.
+    """
+    if isinstance(module, Normalize):
+        return width
+    if module.width != width:
+        raise ExportError(
+            f"checkpoint {module.weights.folder.path}: this {type(module).__name__} takes vectors of {module.width}, "
+            f"and gets vectors of {width}"
+        )
+    return module.outputs if isinstance(module, Dense) else width
+
+
+def integer(folder: Folder, config: dict[str, Any], key: str, *, file: str = "config.json") -> int | None:
+    """A positive number of a configuration; None where it has none.
+
+    Raises:
+        ExportError: It is something else.
+    """
+    value = config.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ExportError(f"checkpoint {folder.path}: {key} in {file} must be a positive integer, not {value!r}")
+    return value
+
+
+def _dense(folder: Folder) -> Dense:
+    config = _config(folder, "Dense")
+    width, outputs = _required(folder, config, "in_features"), _required(folder, config, "out_features")
+    bias, residual = _flag(folder, config, "bias", usual=True), _flag(folder, config, "use_residual", usual=False)
+    named = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    module, _, activation = str(named).rpartition(".")
+    if activation not in ACTIVATIONS or not f"{module}.".startswith("torch.nn."):
+        raise ExportError(
+            f"checkpoint {folder.path}: activation_function {named!r} in config.json cannot be exported; supported: "
+            f"{', '.join(ACTIVATIONS)} of torch.nn"
+        )
+    return Dense(width, outputs, bias, activation, residual, weights.find(folder))
+
+
+def _layer_norm(folder: Folder) -> LayerNorm:
+    width = _required(folder, _config(folder, "LayerNorm"), "dimension")
+    return LayerNorm(width, weights.find(folder))
+
+
+def _normalize(folder: Folder) -> Normalize:
+    _config(folder, "Normalize")
+    return Normalize()
+
+
+def _nothing(_folder: Folder) -> None:
+    return None
+
+
+READERS: dict[str, Callable[[Folder], Module | None]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+    "Dropout": _nothing,
+}
+"""What reads a module, by its class."""
+
+
+def _config(folder: Folder, kind: str) -> dict[str, Any]:
+    config = folder.object("config.json")
+    for key in ("module_input_name", "module_output_name"):
+        if (name := config.get(key) or _VECTOR) != _VECTOR:
+            raise ExportError(
+                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {_VECTOR!r}"
+            )
+    return config
+
+
+def _required(folder: Folder, config: dict[str, Any], key: str) -> int:
+    value = integer(folder, config, key)
+    if value is None:
+        raise ExportError(f"checkpoint {folder.path}: config.json must say {key}, the components of a vector")
+    return value
+
+
+def _flag(folder: Folder, config: dict[str, Any], key: str, *, usual: bool) -> bool:
+    value = config.get(key, usual)
+    if not isinstance(value, bool):
+        raise ExportError(f"checkpoint {folder.path}: {key} in config.json must be true or false, not {value!r}")
+    return value

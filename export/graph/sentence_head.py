@@ -1,0 +1,121 @@
+"""From token vectors to a text's vector: pooling and the modules after it, as Sentence Transformers defines them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from export.checkpoint.modules import Dense, LayerNorm
+from export.graph import tensors
+
+if TYPE_CHECKING:
+    from export.checkpoint.modules import Module
+    from export.checkpoint.reader import Checkpoint
+
+
+class SentenceHead(nn.Module):
+    """Called with hidden float32 [batch, sequence, width] and mask int [batch, sequence], it answers a vector a text.
+
+    Texts are padded at their end, and each has a token.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Reads the weights of the modules.
+
+        Raises:
+            ExportError: They are not those that the modules' settings ask for.
+        """
+        super().__init__()
+        self._modes = checkpoint.sentence.pooling
+        self._longest = checkpoint.max_length
+        self._truncate_dim = checkpoint.sentence.truncate_dim
+        self.following = nn.ModuleList(map(_loaded, checkpoint.sentence.modules))
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The vectors, float32 [batch, dimensions], before a last normalisation, which is the server's."""
+        pooled = [self._pooled(mode, hidden, mask) for mode in self._modes]
+        vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+        for module in self.following:
+            vectors = module(vectors)
+        return vectors if self._truncate_dim is None else vectors[:, : self._truncate_dim]
+
+    def _pooled(self, mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if mode == "cls":
+            return hidden[:, 0]
+        if mode == "max":
+            # In the place of padding the first token, which changes no maximum.
+            return torch.where(mask.unsqueeze(-1) > 0, hidden, hidden[:, :1]).amax(1)
+        positions = torch.arange(1, hidden.shape[1] + 1, dtype=mask.dtype)
+        if mode == "lasttoken":
+            return _mean(hidden, positions == mask.sum(1, keepdim=True, dtype=mask.dtype))
+        if mode == "weightedmean":
+            return _mean(hidden, mask * positions)
+        mean = _mean(hidden, mask)
+        if mode == "mean":
+            return mean
+        # The sum over the square root of the count; that no count is larger tells the fp16 form its range.
+        return mean * mask.sum(1, keepdim=True).to(hidden.dtype).clamp(1, self._longest).sqrt()
+
+
+class _Dense(nn.Module):
+    def __init__(self, settings: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(settings.width, settings.outputs, bias=settings.bias)
+        self._activation = getattr(nn, settings.activation)()
+        self._residual = settings.residual
+        if settings.residual and settings.width != settings.outputs:
+            self.residual = nn.Linear(settings.width, settings.outputs, bias=False)
+
+    def with_biases(self) -> _Dense:
+        """The same with a bias of zeros where there was none: its product is then a `Gemm`, which is not quantised."""
+        for part in self.children():
+            if isinstance(part, nn.Linear) and part.bias is None:
+                part.bias = nn.Parameter(torch.zeros(part.out_features))
+        return self
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self._activation(self.linear(vectors))
+        if not self._residual:
+            return made
+        return made + (self.residual(vectors) if hasattr(self, "residual") else vectors)
+
+
+class _LayerNorm(nn.Module):
+    def __init__(self, settings: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(settings.width)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.norm(vectors)
+        return made
+
+
+class _Normalize(nn.Module):
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        # That no component is larger than 1 tells the fp16 form its range.
+        return nn.functional.normalize(vectors).clamp(-1, 1)
+
+
+def _loaded(settings: Module) -> nn.Module:
+    if isinstance(settings, Dense):
+        dense = _Dense(settings)
+        _load(dense, settings)
+        return dense.with_biases()
+    if isinstance(settings, LayerNorm):
+        norm = _LayerNorm(settings)
+        _load(norm, settings)
+        return norm
+    return _Normalize()
+
+
+def _load(module: nn.Module, settings: Dense | LayerNorm) -> None:
+    needed = module.state_dict()
+    module.load_state_dict(tensors.read_plain(settings.weights, needed, type(settings).__name__))
+
+
+def _mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The mean of the token vectors with these weights, int or bool [batch, sequence]."""
+    weight = weights.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1)

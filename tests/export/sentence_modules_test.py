@@ -1,0 +1,185 @@
+"""What follows an encoder in Sentence Transformers: the exported graph answers as its own `encode` does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from export.checkpoint.reader import Checkpoint, open_checkpoint
+from export.checkpoint.source import find
+from export.graph import optimize, task_model
+from export.precision import emulation, half, int8, openvino, quantize
+from serving.inference.tasks import embed
+from serving.records import EmbedOptions
+from tests.support.checkpoints import edit_json, write_checkpoint, write_json
+from tests.support.exports import answers_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Module
+
+    from serving.models.manifest import Target
+
+st = pytest.importorskip("sentence_transformers", reason="the module sentence-transformers is not installed")
+modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+
+TEXTS = ["the server", "a text that is not in it, and to a text with more of it", "it", "of the server for the text"]
+WIDTH = 32
+AS_IT_IS = EmbedOptions()
+EVERY_MODE = ["lasttoken", "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
+
+
+def norm(width: int) -> Module:
+    """A layer normalisation whose scale and bias are not those that it starts with."""
+    made = modules.LayerNorm(width)
+    nn.init.normal_(made.norm.weight, 1, 0.2)
+    nn.init.normal_(made.norm.bias, 0, 0.2)
+    return made
+
+
+PIPELINES: dict[str, Callable[[], list[Module]]] = {
+    **{mode: (lambda mode=mode: [modules.Pooling(WIDTH, mode)]) for mode in EVERY_MODE},
+    "all-together": lambda: [modules.Pooling(WIDTH, EVERY_MODE), modules.Normalize()],
+    # As distiluse and LaBSE have it.
+    "dense": lambda: [modules.Pooling(WIDTH), modules.Dense(WIDTH, 24)],
+    "dense-normalize": lambda: [modules.Pooling(WIDTH, "cls"), modules.Dense(WIDTH, WIDTH), modules.Normalize()],
+    # As EmbeddingGemma.
+    "two-denses": lambda: [
+        modules.Pooling(WIDTH),
+        modules.Dense(WIDTH, 96, bias=False, activation_function=nn.Identity()),
+        modules.Dense(96, WIDTH, bias=False, activation_function=nn.Identity()),
+        modules.Normalize(),
+    ],
+    "normalize-dense": lambda: [
+        modules.Pooling(WIDTH, ["max", "mean"]),
+        modules.Normalize(),
+        modules.Dropout(0.1),
+        modules.Dense(2 * WIDTH, 16, activation_function=nn.GELU()),
+    ],
+    "layer-norm": lambda: [modules.Pooling(WIDTH, "mean_sqrt_len_tokens"), norm(WIDTH), modules.Normalize()],
+    "dense-layer-norm-dense": lambda: [
+        modules.Pooling(WIDTH, "weightedmean"),
+        modules.Dense(WIDTH, WIDTH, use_residual=True, activation_function=nn.SiLU()),
+        norm(WIDTH),
+        modules.Dense(WIDTH, 20, use_residual=True, activation_function=nn.ReLU()),
+        modules.Dropout(),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT that Sentence Transformers opens too."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("modules") / "encoder", pooling=None)
+    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    write_json(folder / "tokenizer.json", {**tokenizer, "truncation": None, "padding": None})
+    return folder
+
+
+def saved(encoder: Path, folder: Path, following: Sequence[Module], **settings: object) -> SentenceTransformer:
+    """A model of these modules, written as Sentence Transformers writes it."""
+    torch.manual_seed(0)
+    model = st.SentenceTransformer(modules=[modules.Transformer(str(encoder)), *following], device="cpu")
+    model.save(str(folder), create_model_card=False)
+    if settings:
+        edit_json(folder / "config_sentence_transformers.json", **settings)
+    return model
+
+
+def opened(folder: Path) -> Checkpoint:
+    """Opens a folder."""
+    return open_checkpoint(find(str(folder)), None, [].append)
+
+
+def graphs(checkpoint: Checkpoint, folder: Path) -> tuple[Path, Path]:
+    """Exports a checkpoint's graph: before the fusions, and after them."""
+    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
+    task_model.write(task_model.load(checkpoint), raw)
+    optimize.fuse(raw, fused, optimize.shape_of(checkpoint))
+    return raw, fused
+
+
+def vectors(checkpoint: Checkpoint, path: Path, options: EmbedOptions = AS_IT_IS, target: Target = "cpu") -> np.ndarray:
+    """What the server makes of one padded batch."""
+    rows = answers_together(checkpoint, path, checkpoint.vocabulary.encode(TEXTS, 64), target)
+    assert all(row[0].shape == (checkpoint.dimensions,) for row in rows)
+    return embed.finish(rows, options, normalize=checkpoint.sentence.normalize)
+
+
+def cosines(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Row by row."""
+    return (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
+
+
+SHORT = {"all-together", "dense-layer-norm-dense", "normalize-dense", "two-denses"}
+"""Between them they have everything."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else pytest.mark.long) for n in PIPELINES])
+def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name: str) -> None:
+    """Whatever the order: fp32 to the last digits, and of length 1 only where the folder says so; fp16 and INT8 too."""
+    pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
+    torch.manual_seed(3)
+    wanted = saved(encoder, tmp_path / "model", PIPELINES[name]()).encode(TEXTS)
+    checkpoint = opened(tmp_path / "model")
+    raw, path = graphs(checkpoint, tmp_path)
+    np.testing.assert_allclose(vectors(checkpoint, path), wanted, atol=2e-5)
+    half.convert(path, tmp_path / "fp16.onnx")
+    emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
+    assert cosines(vectors(checkpoint, tmp_path / "twin.onnx"), wanted).min() > 0.9999
+    texts, shape = checkpoint.vocabulary.encode(TEXTS, 64), optimize.shape_of(checkpoint)
+    for graph, target in ((path, "cpu"), (raw, "openvino")):
+        cuts = int8.cuts_of(graph, task_model.spec_of(checkpoint, graph), texts, lambda _done, _total: None)
+        small = tmp_path / f"{target}.onnx"
+        if target == "cpu":
+            quantize.quantize(graph, small, shape, cuts, static=True)
+        else:
+            openvino.quantize(graph, small, layers=shape.layers, cuts=cuts, products=shape.products)
+        # Weights that were never trained mind 8 bits more than those that were.
+        assert cosines(vectors(checkpoint, small, target=target), wanted).min() > 0.9
+
+
+def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, tmp_path: Path) -> None:
+    """Flags of pooling, the old names of classes, and weights in a pickle, which the first versions wrote."""
+    folder = tmp_path / "model"
+    saved(encoder, folder, [modules.Pooling(WIDTH), modules.Dense(2 * WIDTH, 8)])
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    listed = [
+        {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in kinds.items()
+    ]
+    write_json(folder / "modules.json", [{**module, "idx": at, "name": str(at)} for at, module in enumerate(listed)])
+    flags = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
+    write_json(folder / "1_Pooling" / "config.json", {**flags, "pooling_mode_max_tokens": False})
+    dense = modules.Dense(2 * WIDTH, 8)
+    torch.save(dense.state_dict(), folder / "2_Dense" / "pytorch_model.bin")
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    wanted = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    checkpoint = opened(folder)
+    assert checkpoint.sentence.pooling == ("cls", "mean")
+    np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=2e-5)
+
+
+def test_truncate_dim_cuts_as_encode_does(encoder: Path, tmp_path: Path) -> None:
+    """After a Normalize, without scaling again; a request for fewer components or length 1 gets them."""
+    folder = tmp_path / "model"
+    saved(encoder, folder, [modules.Pooling(WIDTH), modules.Normalize()], truncate_dim=20, similarity_fn_name="dot")
+    model = st.SentenceTransformer(str(folder), device="cpu")
+    checkpoint = opened(folder)
+    assert (checkpoint.dimensions, checkpoint.sentence.similarity) == (20, "dot")
+    path = graphs(checkpoint, tmp_path)[1]
+    found = vectors(checkpoint, path)
+    np.testing.assert_allclose(found, model.encode(TEXTS), atol=2e-5)
+    assert np.linalg.norm(found, axis=1).max() < 0.99
+    asked = vectors(checkpoint, path, EmbedOptions(normalize=True, dimensions=8))
+    np.testing.assert_allclose(asked, model.encode(TEXTS, truncate_dim=8, normalize_embeddings=True), atol=2e-5)
