@@ -12,7 +12,11 @@ from pathlib import Path
 from export.errors import ExportError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata")
+FILES = (
+    *("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata"),
+    # Many an encoder was given safetensors later, and these small ones beside it were not.
+    *("*_Dense/pytorch_model.bin", "*_LayerNorm/pytorch_model.bin"),
+)
 PICKLED = ("pytorch_model*.bin",)
 """Only where there are no safetensors."""
 

@@ -23,6 +23,8 @@ _SETTINGS = "config_sentence_transformers.json"
 _OWN = "sentence_transformers."
 _BEFORE = ("Transformer", "Pooling")
 _KINDS = (*_BEFORE, *READERS)
+_EMPTY = frozenset({"Normalize", "Dropout"})
+"""Modules whose folders may hold no file."""
 # In the order in which Sentence Transformers joins them.
 _OLD_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -187,8 +189,8 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
 
 
 def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
-    # Modules without weights may have no folder: git keeps no empty ones.
-    found = [read_module(kind, folder.sub(path, may_be_missing=True)) for kind, path in listed]
+    # Git keeps no empty folders.
+    found = [read_module(kind, folder.sub(path, may_be_missing=kind in _EMPTY)) for kind, path in listed]
     return tuple(module for module in found if module is not None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -93,3 +93,43 @@ def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_th
     # Without the prompt, asked for by name or by sending token ids, the vector is another one.
     np.testing.assert_allclose(vectors[2], vectors[3], atol=1e-5)
     assert np.dot(vectors[2], wanted) < 0.999
+
+
+def test_vectors_and_scores_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    """A folder without Normalize and a cross-encoder with Identity, unless a request asks for something else."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer  # noqa: PLC0415  slow to import
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: PLC0415  likewise
+
+    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+    encoder, vectors = write_checkpoint(tmp_path / "encoder", pooling=None), tmp_path / "vectors"
+    scores = write_task_checkpoint(tmp_path / "scores", "bert", "rerank")
+    edit_json(scores / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    for folder in (encoder, scores):
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    modules = [Transformer(str(encoder)), Pooling(32, ["mean", "max"]), Dense(64, 24)]
+    model = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="dot")
+    model.save(str(vectors), create_model_card=False)
+    edit_json(vectors / "config.json", matryoshka_dimensions=[8, 16])
+    for folder in (vectors, scores):
+        assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+    text, pair = "the text", ("a server", "that is not in it")
+    wanted, relevance = model.encode(text), CrossEncoder(str(scores), device="cpu").predict(pair)
+    with Server(tmp_path / "models") as server:
+
+        def ask(path: str, **body: object) -> Any:
+            reply = post_json(server.http, path, json.dumps(body).encode())
+            return reply.json() if reply.status == 200 else reply.status
+
+        np.testing.assert_allclose(ask("/embed", inputs=text)[0], wanted, atol=1e-5)
+        np.testing.assert_allclose(ask("/v1/embeddings", input=text)["data"][0]["embedding"], wanted, atol=1e-5)
+        cut = wanted[:8] / np.linalg.norm(wanted[:8])
+        np.testing.assert_allclose(ask("/embed", inputs=text, normalize=True, dimensions=8)[0], cut, atol=1e-5)
+        assert ask("/embed", inputs=text, dimensions=12) == 422
+        assert ask("/similarity", inputs={"source_sentence": text, "sentences": [text]}) == [pytest.approx(1, abs=1e-5)]
+        for raw, score in ((None, relevance), (True, relevance), (False, 1 / (1 + np.exp(-relevance)))):
+            ranks = ask("/rerank", query=pair[0], texts=[pair[1]], raw_scores=raw)
+            assert ranks == [{"index": 0, "score": pytest.approx(score, abs=1e-5)}]
+        config = json.loads(get(server.http, "/v2/models/vectors/config").body)
+    assert config["parameters"]["similarity"] == {"string_value": "dot"}
+    assert config["parameters"]["matryoshka_dimensions"] == {"string_value": "8, 16"}
+    assert config["output"][0]["dims"] == [24]

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from export.checkpoint import vocabulary
 from export.checkpoint.folder import Folder
-from export.errors import ExportError
 from export.texts import corpus
 from serving.inference.tokenizer import TextTokenizer
 from tests.support.checkpoints import write_json
@@ -179,60 +178,6 @@ def test_ids_are_those_of_transformers_on_thousands_of_texts(tmp_path: Path, kin
     """The same on 5,000."""
     KINDS[kind](tmp_path)
     check_same_ids(tmp_path, 5000)
-
-
-def no_merges(folder: Path) -> None:
-    write_json(folder / "vocab.json", {"a": 0})
-
-
-def broken_merges(folder: Path) -> None:
-    write_json(folder / "vocab.json", {token: at for at, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "a"))})
-    (folder / "merges.txt").write_text("#version: 0.2\na b c d\n")
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"})
-
-
-def wrong_class(folder: Path) -> None:
-    """A WordPiece vocabulary that is said to be SentencePiece."""
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]))
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
-
-
-def no_model(folder: Path) -> None:
-    (folder / "spiece.model").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-
-
-def empty_model(folder: Path) -> None:
-    (folder / "sentencepiece.bpe.model").write_bytes(b"")
-
-
-def too_many(folder: Path) -> None:
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(5000))]))
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
-
-
-BAD: list[tuple[Callable[[Path], object], str]] = [
-    (lambda _: None, r"tokenizer\.json is missing, and so are vocab\.txt, vocab\.json with merges\.txt"),
-    (no_merges, r"merges\.txt is missing, without which BPE cannot be done"),
-    (lambda folder: (folder / "merges.txt").write_text("a b"), r"vocab\.json is missing, without which BPE"),
-    (broken_merges, r"no tokenizer can be made of vocab\.json"),
-    (lambda folder: (folder / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe"), r"vocab\.txt is not UTF-8, at byte 6"),
-    (wrong_class, r"no tokenizer can be made of vocab\.txt: it holds 104 entries, of which XLMRobertaTokenizer took"),
-    (no_model, r"spiece\.model is not a SentencePiece model"),
-    (empty_model, r"sentencepiece\.bpe\.model is not a SentencePiece model"),
-    (too_many, r"tokenizer\.json has ids up to 5004, the model takes ids below 5000"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "sentence"), BAD)
-def test_files_that_make_no_tokenizer_are_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], sentence: str
-) -> None:
-    """The file is named, and what is wrong with it."""
-    if spoil in {no_model, empty_model}:
-        pytest.importorskip("sentencepiece", reason="the module sentencepiece is not installed")
-    spoil(tmp_path)
-    with pytest.raises(ExportError, match=sentence):
-        read(tmp_path)
 
 
 def test_a_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:

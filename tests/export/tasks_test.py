@@ -306,35 +306,6 @@ def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
         task_model.load(opened(folder))
 
 
-REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
-    ("bert", "classify", {"id2label": {"0": "a", "2": "b"}}, "number its labels 0, 1, 2"),
-    ("bert", "classify", {"id2label": ["a"]}, "number its labels"),
-    ("bert", "tag", {"id2label": {"0": "a", "1": "a"}}, "a name of its own"),
-    ("bert", "classify", {"problem_type": "ranking"}, "problem_type 'ranking' with 3 outputs"),
-    ("distilbert", "embed", {"activation": "mish"}, "activation 'mish'"),
-    ("roberta", "embed", {"pad_token_id": 0}, "pads with id 1, config.json with pad_token_id 0"),
-    ("electra", "embed", {"architectures": ["ElectraForCausalLM"]}, "ElectraForCausalLM cannot be exported"),
-    ("megatron-bert", "embed", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu'"),
-    ("bert", "embed", {"model_type": "funnel"}, "'funnel' cannot be exported; supported: bert, distilbert"),
-    ("ernie", "embed", {"use_task_id": True}, "use_task_id True in config.json cannot be exported; supported: False"),
-    ("albert", "embed", {"num_hidden_groups": 2}, "num_hidden_groups 2 in config.json cannot be exported"),
-    ("albert", "embed", {"embedding_size": None}, "embedding_size in config.json must be a positive integer"),
-    ("mpnet", "embed", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16"),
-    ("deberta-v2", "embed", {"legacy": False}, "legacy False in config.json cannot be exported"),
-]
-
-
-@pytest.mark.parametrize(("model_type", "task", "changes", "sentence"), REFUSALS)
-def test_what_cannot_be_exported_is_refused(
-    tmp_path: Path, model_type: str, task: str, changes: dict[str, object], sentence: str
-) -> None:
-    """A checkpoint that would be served wrongly is refused with what is wrong."""
-    folder = write_task_checkpoint(tmp_path / "small", model_type, task)
-    edit_json(folder / "config.json", **changes)
-    with pytest.raises(ExportError, match=sentence):
-        opened(folder)
-
-
 def test_labels_may_be_independent(tmp_path: Path) -> None:
     """problem_type says whether labels exclude one another."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from export.checkpoint import unpickle
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
-from export.errors import ExportError
 from export.graph import task_model
 from tests.support.checkpoints import write_checkpoint, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 BIN = "pytorch_model.bin"
@@ -89,15 +87,6 @@ def test_safetensors_are_taken_before_pickles(folder: Path) -> None:
     task_model.load(opened(folder))
 
 
-def test_a_pickle_that_asks_for_more_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it asks for is named, and not run."""
-    monkeypatch.chdir(folder)
-    torch.save({**take_tensors(folder), "more": Runs()}, folder / BIN)
-    with pytest.raises(ExportError, match=r"pytorch_model\.bin asks for posix\.system when it is loaded"):
-        task_model.load(opened(folder))
-    assert not (folder / "ran").exists()
-
-
 def test_the_reader_of_pickles_is_confined(tmp_path: Path) -> None:
     """It opens neither file nor socket, starts with no more memory than it needs, and still reads weights."""
     words = f"""
@@ -161,70 +150,3 @@ def test_tensors_that_lie_otherwise_in_memory_are_written_as_they_are_meant() ->
     assert unpickle.convert(io.BytesIO(saved(tensors)), out) == {"names": list(tensors)}
     found = load_safetensors(out.getvalue())
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-
-
-def shards(folder: Path, index: Callable[[dict[str, str]], object]) -> None:
-    """Splits the weights into two files, and changes what the index says of them."""
-    tensors = take_tensors(folder)
-    names = sorted(tensors)
-    where = {name: f"{'ab'[at % 2]}.safetensors" for at, name in enumerate(names)}
-    for file in ("a.safetensors", "b.safetensors"):
-        save_file({name: tensors[name] for name in names if where[name] == file}, folder / file)
-    changed = index(where)
-    write_json(folder / INDEX, {"weight_map": where if changed is None else changed})
-
-
-def swapped(index: dict[str, str]) -> dict[str, str]:
-    """Says of every tensor that it lies in the other file."""
-    return {name: "b.safetensors" if file == "a.safetensors" else "a.safetensors" for name, file in index.items()}
-
-
-def cut(folder: Path, file: str) -> None:
-    """Takes the end off a file."""
-    (folder / file).write_bytes((folder / file).read_bytes()[:-100])
-
-
-def twice(folder: Path) -> None:
-    """Puts one tensor into both files."""
-    shards(folder, dict)
-    tensors = load_file(folder / "b.safetensors")
-    tensors.update(list(load_file(folder / "a.safetensors").items())[:1])
-    save_file(tensors, folder / "b.safetensors")
-
-
-SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "files-swapped": (lambda f: shards(f, swapped), r"the index of the weights says that [ab]\.safetensors holds"),
-    "a-shard-cut": (lambda f: (shards(f, dict), cut(f, "b.safetensors")), r"b\.safetensors is damaged"),
-    "in-two-shards": (twice, "two files of the weights hold"),
-    "an-index-of-nothing": (lambda f: shards(f, lambda _: {}), "must name .safetensors files beside it"),
-    "an-index-that-leads-outside": (
-        lambda f: shards(f, lambda index: dict.fromkeys(index, "../a.safetensors")),
-        "must name .safetensors files beside it",
-    ),
-    "an-index-of-other-files": (
-        lambda f: shards(f, lambda index: dict.fromkeys(index, "a.bin")),
-        "must name .safetensors files beside it",
-    ),
-    "a-shard-missing": (
-        lambda f: (shards(f, dict), (f / "b.safetensors").unlink()),
-        r"b\.safetensors is missing, which model\.safetensors\.index\.json names",
-    ),
-    "an-index-that-is-a-list": (lambda f: shards(f, list), "must name .safetensors files beside it"),
-    "an-index-cut": (lambda f: (shards(f, dict), cut(f, INDEX)), r"model\.safetensors\.index\.json is not JSON"),
-}
-
-
-@pytest.mark.parametrize("name", SHARDS)
-def test_shards_that_do_not_fit_are_refused(folder: Path, name: str) -> None:
-    """A download that broke off, or files of two checkpoints, give a sentence that names the file."""
-    spoil, sentence = SHARDS[name]
-    spoil(folder)
-    with pytest.raises(ExportError, match=sentence):
-        task_model.load(opened(folder))
-
-
-def test_old_checkpoints_without_safetensors_say_what_is_missing(folder: Path) -> None:
-    """Weights of TensorFlow or Flax alone are not read."""
-    (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    with pytest.raises(ExportError, match=r"pytorch_model\.bin are missing, and tf_model\.h5 is not read"):
-        opened(folder)

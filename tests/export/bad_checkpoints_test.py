@@ -1,0 +1,463 @@
+"""Checkpoints that cannot be exported: one sentence each, exit code 1, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from export.cli.export import main
+from tests.support.checkpoints import (
+    edit_json,
+    vocabulary,
+    write_checkpoint,
+    write_json,
+    write_task_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Spoil = Callable[[Path], object]
+
+CONFIG, SETTINGS, POOLING = "config.json", "config_sentence_transformers.json", "1_Pooling/config.json"
+WEIGHTS, BIN, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WIDTH = 32
+
+
+def put(file: str, **changes: object) -> Spoil:
+    """Changes keys of a JSON file."""
+    return lambda folder: edit_json(folder / file, **changes)
+
+
+def write(file: str, content: object) -> Spoil:
+    """Writes a file: bytes, a text, or else JSON."""
+
+    def spoil(folder: Path) -> None:
+        if isinstance(content, bytes):
+            (folder / file).write_bytes(content)
+        elif isinstance(content, str):
+            (folder / file).write_text(content)
+        else:
+            write_json(folder / file, content)
+
+    return spoil
+
+
+def drop(file: str) -> Spoil:
+    """Removes a file."""
+    return lambda folder: (folder / file).unlink()
+
+
+def cut(file: str) -> Spoil:
+    """Takes the end off a file, as a download that broke off."""
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:-100])
+
+
+def all_of(*spoils: Spoil) -> Spoil:
+    """One after another."""
+
+    def spoil(folder: Path) -> None:
+        for each in spoils:
+            each(folder)
+
+    return spoil
+
+
+def family(model_type: str, task: str, **changes: object) -> Spoil:
+    """Another architecture or head, with changes of its config.json."""
+
+    def spoil(folder: Path) -> None:
+        shutil.rmtree(folder)
+        write_task_checkpoint(folder, model_type, task)
+        edit_json(folder / CONFIG, **changes)
+
+    return spoil
+
+
+def kinds(*names: str, path: str = "", prefix: str = "sentence_transformers.x.") -> Spoil:
+    """A modules.json of these classes, all of them in one folder."""
+    listed = [{"idx": at, "name": str(at), "path": path, "type": f"{prefix}{name}"} for at, name in enumerate(names)]
+    return write("modules.json", listed)
+
+
+def follow(kind: str, config: dict[str, object], **shapes: list[int]) -> Spoil:
+    """Puts a module behind the pooling, with weights of these shapes."""
+
+    def spoil(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        added = {"idx": 2, "name": "2", "path": "2_Added", "type": f"sentence_transformers.models.{kind}"}
+        write_json(folder / "modules.json", [*listed[:2], added])
+        write_json(folder / "2_Added" / CONFIG, config)
+        if shapes:
+            tensors = {name.replace("_", ".", 1): torch.zeros(shape) for name, shape in shapes.items()}
+            save_file(tensors, folder / "2_Added" / WEIGHTS)
+
+    return spoil
+
+
+def dense(*, weight: list[int] | None = None, **config: object) -> Spoil:
+    """A Dense to 8 components; its matrix and bias are left out where no shape is named."""
+    usual = {"in_features": WIDTH, "out_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
+    shapes = {} if weight is None else {"linear_weight": weight, "linear_bias": [8]}
+    return follow("Dense", {key: value for key, value in {**usual, **config}.items() if value is not None}, **shapes)
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
+    """Changes the weights."""
+
+    def spoil(folder: Path) -> None:
+        held = load_file(folder / WEIGHTS)
+        change(held)
+        save_file(held, folder / WEIGHTS)
+
+    return spoil
+
+
+class Runs:
+    """What runs a command when it is unpickled by whoever allows it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("touch ran",)
+
+
+def pickled(folder: Path) -> None:
+    """Weights in a pickle that runs a command."""
+    torch.save({**load_file(folder / WEIGHTS), "more": Runs()}, folder / BIN)
+    (folder / WEIGHTS).unlink()
+
+
+def shards(change: Callable[[dict[str, str]], object] = dict) -> Spoil:
+    """Splits the weights into two files, and changes what the index says of them."""
+
+    def spoil(folder: Path) -> None:
+        held = load_file(folder / WEIGHTS)
+        (folder / WEIGHTS).unlink()
+        where = {name: f"{'ab'[at % 2]}.safetensors" for at, name in enumerate(sorted(held))}
+        for file in ("a.safetensors", "b.safetensors"):
+            save_file({name: held[name] for name in held if where[name] == file}, folder / file)
+        write_json(folder / INDEX, {"weight_map": change(where)})
+
+    return spoil
+
+
+def swapped(index: dict[str, str]) -> dict[str, str]:
+    """Says of every tensor that it lies in the other file."""
+    return {name: "b.safetensors" if file == "a.safetensors" else "a.safetensors" for name, file in index.items()}
+
+
+def twice(folder: Path) -> None:
+    """Puts one tensor into both files."""
+    held = load_file(folder / "b.safetensors")
+    held.update(list(load_file(folder / "a.safetensors").items())[:1])
+    save_file(held, folder / "b.safetensors")
+
+
+def tokenizer(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    """Changes tokenizer.json."""
+
+    def spoil(folder: Path) -> None:
+        document = json.loads((folder / "tokenizer.json").read_text())
+        change(document)
+        write_json(folder / "tokenizer.json", document)
+
+    return spoil
+
+
+def instead(*spoils: Spoil, **settings: object) -> Spoil:
+    """Older files in the place of tokenizer.json."""
+    return all_of(drop("tokenizer.json"), write("tokenizer_config.json", settings), *spoils)
+
+
+def lines(count: int) -> str:
+    """A vocab.txt."""
+    return "\n".join([*SPECIAL, *map(str, range(count))])
+
+
+MERGES = {token: at for at, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "a"))}
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+BIAS = "bert.encoder.layer.0.output.dense.bias"
+
+CASES: dict[str, tuple[Spoil, str]] = {
+    # config.json
+    "no-config": (drop(CONFIG), r"config\.json is missing"),
+    "a-config-cut": (write(CONFIG, "{"), r"config\.json is not JSON"),
+    "a-config-that-is-a-list": (write(CONFIG, []), r"config\.json must hold a JSON object"),
+    "an-unknown-family": (put(CONFIG, model_type="funnel"), "'funnel' cannot be exported; supported: bert, distilbert"),
+    "an-unknown-head": (
+        put(CONFIG, architectures=["BertForMultipleChoice"]),
+        "BertForMultipleChoice cannot be exported; supported: BertModel",
+    ),
+    "an-unknown-activation": (put(CONFIG, hidden_act="mish"), r"hidden_act 'mish' in config\.json.*supported: gelu, "),
+    "relative-positions": (
+        put(CONFIG, position_embedding_type="relative_key"),
+        "position_embedding_type 'relative_key'.*supported: 'absolute'",
+    ),
+    "a-size-that-is-a-text": (put(CONFIG, hidden_size="32"), r"hidden_size in config\.json must be"),
+    "heads-that-do-not-divide": (put(CONFIG, num_attention_heads=5), r"hidden_size in config\.json must be a multiple"),
+    "labels-not-numbered": (family("bert", "classify", id2label={"0": "a", "2": "b"}), "number its labels 0, 1, 2"),
+    "labels-in-a-list": (family("bert", "classify", id2label=["a"]), "number its labels"),
+    "labels-alike": (family("bert", "tag", id2label={"0": "a", "1": "a"}), "a name of its own"),
+    "an-unknown-problem": (family("bert", "classify", problem_type="ranking"), "problem_type 'ranking' with 3 outputs"),
+    "one-number-without-words": (
+        family("bert", "rerank", sentence_transformers=None, architectures=["BertForSequenceClassification"]),
+        "give --task rerank",
+    ),
+    "another-familys-activation": (family("distilbert", "embed", activation="mish"), "activation 'mish'"),
+    "another-padding": (family("roberta", "embed", pad_token_id=0), "pads with id 1, config.json with pad_token_id 0"),
+    "another-familys-head": (
+        family("electra", "embed", architectures=["ElectraForCausalLM"]),
+        "ElectraForCausalLM cannot be exported",
+    ),
+    "another-gelu": (family("megatron-bert", "embed", hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
+    "task-embeddings": (family("ernie", "embed", use_task_id=True), "use_task_id True .* supported: False"),
+    "groups-of-layers": (family("albert", "embed", num_hidden_groups=2), "num_hidden_groups 2 in config.json cannot"),
+    "no-embedding-size": (
+        family("albert", "embed", embedding_size=None),
+        r"embedding_size in config\.json must be a positive integer",
+    ),
+    "other-distances": (
+        family("mpnet", "embed", relative_attention_num_buckets=16),
+        "relative_attention_num_buckets 16",
+    ),
+    "another-deberta": (
+        family("deberta-v2", "embed", legacy=False),
+        r"legacy False in config\.json cannot be exported",
+    ),
+    # Models of other kinds
+    "splade-by-modules": (kinds("MLMTransformer", "SpladePooling"), "this is SPLADE .* cannot be served yet"),
+    "colbert-by-modules": (kinds("Transformer", "Dense", "MultiVectorMask"), "this is ColBERT .* cannot be served yet"),
+    "splade-by-its-writer": (put(SETTINGS, model_type="SparseEncoder"), "this is SPLADE"),
+    "colbert-by-prefixes": (put(SETTINGS, query_prefix="[Q]", document_prefix="[D]"), "this is ColBERT"),
+    "colbert-by-its-trainer": (write("artifact.metadata", {"dim": 128}), "this is ColBERT"),
+    "colbert-by-class": (put(CONFIG, architectures=["HF_ColBERT"]), "this is ColBERT"),
+    "splade-by-name": (
+        put(CONFIG, architectures=["BertForMaskedLM"], _name_or_path="naver/splade-v2"),
+        "this is SPLADE .* cannot be served yet",
+    ),
+    # modules.json and what it leads to
+    "modules-in-an-object": (write("modules.json", {"0": "Transformer"}), r"modules\.json must list modules"),
+    "modules-without-paths": (write("modules.json", [{"type": "a"}]), "each with a type and a path"),
+    "no-modules": (kinds(), r"modules\.json lists nothing; supported: Transformer, Pooling and then any of Dense"),
+    "pooling-first": (kinds("Pooling", "Transformer"), r"modules\.json lists Pooling, Transformer; supported"),
+    "pooling-twice": (kinds("Transformer", "Pooling", "Pooling"), "lists Transformer, Pooling, Pooling; supported"),
+    "dense-before-pooling": (kinds("Transformer", "Dense", "Pooling"), "lists Transformer, Dense, Pooling; supported"),
+    "no-pooling": (kinds("Transformer"), r"modules\.json lists Transformer; supported"),
+    "an-unknown-module": (
+        kinds("Transformer", "WordWeights", "Pooling"),
+        "has a WordWeights module, which cannot be exported; supported: Transformer, Pooling, Dense, LayerNorm",
+    ),
+    "a-module-of-its-own-code": (
+        kinds("Transformer", "Pooling", prefix="custom_st."),
+        r"has a custom_st\.Transformer module, which is code of its own; such code is never run",
+    ),
+    "a-module-outside": (
+        kinds("Transformer", "Pooling", path="../elsewhere"),
+        r"the module path '\.\./elsewhere' leads outside",
+    ),
+    "a-normalize-outside": (
+        lambda folder: write_json(
+            folder / "modules.json",
+            [
+                {**module, "path": "../../etc" if module["type"].endswith("Normalize") else module["path"]}
+                for module in json.loads((folder / "modules.json").read_text())
+            ],
+        ),
+        r"the module path '\.\./\.\./etc' leads outside",
+    ),
+    "a-module-missing": (lambda folder: shutil.rmtree(folder / "1_Pooling"), "the folder '1_Pooling' is missing"),
+    "an-unknown-pooling": (put(POOLING, pooling_mode="largest"), r"pooling_mode 'largest' .*supported: cls, max, mean"),
+    "pooling-by-a-number": (put(POOLING, pooling_mode=[3]), r"pooling_mode 3 in config\.json cannot be exported"),
+    "no-pooling-named": (write(POOLING, {"pooling_mode": []}), r"config\.json names no pooling_mode"),
+    "pooling-of-another-width": (
+        put(POOLING, word_embedding_dimension=64),
+        "the pooling takes vectors of 64, the model makes vectors of 32",
+    ),
+    "a-prompt-left-out-of-pooling": (
+        all_of(put(POOLING, include_prompt=False), put(SETTINGS, prompts={"query": "q: "})),
+        r"pooling that leaves the prompt out \(include_prompt\) cannot be exported",
+    ),
+    "a-dense-of-another-width": (dense(in_features=64, weight=[8, 64]), "takes vectors of 64, and gets vectors of 32"),
+    "a-dense-without-sizes": (dense(out_features=None), r"config\.json must say out_features"),
+    "a-dense-of-a-text": (dense(in_features="32"), "in_features in config.json must be a positive integer, not '32'"),
+    "a-dense-without-weights": (dense(), "2_Added: model.safetensors and pytorch_model.bin are missing"),
+    "a-dense-of-other-weights": (
+        dense(weight=[8, 16]),
+        r"2_Added: linear\.weight has the shape \[8, 16\], config\.json asks for \[8, 32\]",
+    ),
+    "a-dense-with-a-bias-too-many": (
+        dense(weight=[8, WIDTH], bias=False),
+        r"2_Added: the weights hold 1 tensors that Dense has no place for, first linear\.bias",
+    ),
+    "a-dense-without-its-residual": (
+        dense(weight=[8, WIDTH], use_residual=True),
+        r"2_Added: the weights lack 1 of 3 tensors that Dense needs, first residual\.weight",
+    ),
+    "a-dense-with-weights-cut": (
+        all_of(dense(weight=[8, WIDTH]), cut(f"2_Added/{WEIGHTS}")),
+        r"2_Added: model\.safetensors is damaged",
+    ),
+    "a-dense-in-a-pickle-that-runs": (
+        all_of(dense(), lambda folder: torch.save({"linear.weight": Runs()}, folder / "2_Added" / BIN)),
+        r"2_Added: pytorch_model\.bin asks for posix\.system when it is loaded",
+    ),
+    "a-dense-of-another-activation": (
+        dense(activation_function="torch.nn.modules.activation.Mish"),
+        r"activation_function 'torch\.nn\.modules\.activation\.Mish' .* supported: Identity, Tanh",
+    ),
+    "a-dense-of-its-own-code": (dense(activation_function="custom.Tanh"), r"activation_function 'custom\.Tanh'"),
+    "a-dense-with-a-bias-of-words": (dense(bias="yes"), "bias in config.json must be true or false, not 'yes'"),
+    "a-dense-on-tokens": (
+        dense(module_input_name="token_embeddings"),
+        "a Dense with the module_input_name 'token_embeddings' cannot be exported; supported: 'sentence_embedding'",
+    ),
+    "a-layer-norm-of-another-width": (
+        follow("LayerNorm", {"dimension": 16}, norm_weight=[16], norm_bias=[16]),
+        "this LayerNorm takes vectors of 16, and gets vectors of 32",
+    ),
+    "a-length-that-is-a-text": (
+        write("sentence_bert_config.json", {"max_seq_length": "long"}),
+        r"max_seq_length in sentence_bert_config\.json must be a positive integer, not 'long'",
+    ),
+    # config_sentence_transformers.json, and what config.json says of vectors and scores
+    "a-prompt-that-is-a-number": (put(SETTINGS, prompts={"query": 1}), f"prompts in {SETTINGS} must be texts by name"),
+    "prompts-in-a-list": (put(SETTINGS, prompts=["query: "]), f"prompts in {SETTINGS} must be texts by name"),
+    "an-unknown-default-prompt": (
+        put(SETTINGS, prompts={"query": "q: "}, default_prompt_name="passage"),
+        r"'passage' .* is none of its prompts \(query\)",
+    ),
+    "a-default-prompt-of-none": (
+        put(SETTINGS, default_prompt_name=7),
+        r"default_prompt_name 7 .* is none of its prompts \(it has none\)",
+    ),
+    "cut-to-nothing": (put(SETTINGS, truncate_dim=0), f"truncate_dim in {SETTINGS} must be a positive integer, not 0"),
+    "cut-beyond-the-vector": (
+        put(SETTINGS, truncate_dim=64),
+        f"truncate_dim 64 in {SETTINGS} is more than a vector's 32",
+    ),
+    "an-unknown-similarity": (
+        put(SETTINGS, similarity_fn_name="hamming"),
+        "similarity_fn_name 'hamming' .* supported: cosine, dot, euclidean, manhattan",
+    ),
+    "matryoshka-beyond-the-vector": (
+        put(CONFIG, matryoshka_dimensions=[16, 64]),
+        r"matryoshka_dimensions in config\.json must be a list of sizes from 1 to 32, .* not \[16, 64\]",
+    ),
+    "matryoshka-that-is-a-text": (put(CONFIG, matryoshka_dimensions="16"), "must be a list of sizes from 1 to 32"),
+    "a-score-of-another-activation": (
+        family("bert", "rerank", sentence_transformers={"activation_fn": "torch.nn.modules.activation.Tanh"}),
+        r"the activation 'torch\.nn\.modules\.activation\.Tanh' cannot be exported; supported: Sigmoid and Identity",
+    ),
+    # Weights
+    "no-weights": (drop(WEIGHTS), r"model\.safetensors and pytorch_model\.bin are missing; save the model"),
+    "weights-of-another-framework": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "tf_model.h5"),
+        r"pytorch_model\.bin are missing, and tf_model\.h5 is not read",
+    ),
+    "weights-cut": (cut(WEIGHTS), r"model\.safetensors is damaged"),
+    "a-pickle-that-runs": (pickled, r"pytorch_model\.bin asks for posix\.system when it is loaded, .* nothing of it"),
+    "a-tensor-missing": (tensors(lambda held: held.pop(QUERY)), "lack 1 of .*layer.1.attention.self.query.weight"),
+    "a-tensor-too-many": (
+        tensors(lambda held: held.update({"bert.adapter.weight": torch.zeros(2)})),
+        "1 tensors that BertModel has no place for, first adapter",
+    ),
+    "a-tensor-misshapen": (
+        tensors(lambda held: held.update({BIAS: torch.zeros(7)})),
+        r"output\.dense\.bias has the shape \[7\], config\.json asks for \[32\]",
+    ),
+    "a-tensor-of-integers": (
+        tensors(lambda held: held.update({BIAS: torch.zeros(WIDTH, dtype=torch.int8)})),
+        "only weights in floating point",
+    ),
+    "more-words-than-rows": (put(CONFIG, vocab_size=4000), r"word_embeddings\.weight has the shape \[\d+, 32\]"),
+    "shards-swapped": (shards(swapped), r"the index of the weights says that [ab]\.safetensors holds"),
+    "a-shard-cut": (all_of(shards(), cut("b.safetensors")), r"b\.safetensors is damaged"),
+    "a-tensor-in-two-shards": (all_of(shards(), twice), "two files of the weights hold"),
+    "a-shard-missing": (
+        all_of(shards(), drop("b.safetensors")),
+        r"b\.safetensors is missing, which model\.safetensors\.index\.json names",
+    ),
+    "an-index-of-nothing": (shards(lambda _: {}), r"must name \.safetensors files beside it"),
+    "an-index-that-leads-outside": (
+        shards(lambda index: dict.fromkeys(index, "../a.safetensors")),
+        r"must name \.safetensors files beside it",
+    ),
+    "an-index-of-other-files": (shards(lambda index: dict.fromkeys(index, "a.bin")), r"must name \.safetensors files"),
+    "an-index-that-is-a-list": (shards(list), r"must name \.safetensors files beside it"),
+    "an-index-cut": (all_of(shards(), cut(INDEX)), r"model\.safetensors\.index\.json is not JSON"),
+    # Text
+    "no-tokenizer": (
+        instead(),
+        r"tokenizer\.json is missing, and so are vocab\.txt, vocab\.json with merges\.txt",
+    ),
+    "a-tokenizer-that-is-none": (write("tokenizer.json", {"model": 1}), r"tokenizer\.json is not a tokenizer"),
+    "a-word-without-a-row": (
+        tokenizer(lambda document: document["model"]["vocab"].update(extra=len(vocabulary()))),
+        r"tokenizer\.json has ids up to \d+, the model takes ids below",
+    ),
+    "no-frame": (
+        tokenizer(lambda document: document.update(post_processor=None)),
+        "does not put its cls and sep tokens around a text",
+    ),
+    "no-merges": (instead(write("vocab.json", {"a": 0})), r"merges\.txt is missing, without which BPE cannot be done"),
+    "no-vocabulary": (instead(write("merges.txt", "a b")), r"vocab\.json is missing, without which BPE"),
+    "broken-merges": (
+        instead(
+            write("vocab.json", MERGES),
+            write("merges.txt", "#version: 0.2\na b c d\n"),
+            tokenizer_class="RobertaTokenizer",
+        ),
+        r"no tokenizer can be made of vocab\.json",
+    ),
+    "a-vocabulary-of-bytes": (instead(write("vocab.txt", b"[PAD]\n\xff\xfe")), r"vocab\.txt is not UTF-8, at byte 6"),
+    "a-vocabulary-of-another-class": (
+        instead(write("vocab.txt", lines(99)), tokenizer_class="XLMRobertaTokenizer"),
+        r"no tokenizer can be made of vocab\.txt: it holds 104 entries, of which XLMRobertaTokenizer took",
+    ),
+    "a-vocabulary-too-long": (
+        instead(write("vocab.txt", lines(5000)), tokenizer_class="BertTokenizer"),
+        r"tokenizer\.json has ids up to 5004, the model takes ids below",
+    ),
+    "a-sentencepiece-file-that-is-none": (
+        instead(write("spiece.model", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")),
+        r"spiece\.model is not a SentencePiece model",
+    ),
+    "a-sentencepiece-file-of-nothing": (
+        instead(write("sentencepiece.bpe.model", b"")),
+        r"sentencepiece\.bpe\.model is not a SentencePiece model",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good checkpoint, which nobody changes."""
+    return write_checkpoint(tmp_path_factory.mktemp("bad") / "small")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_exported_is_refused(
+    good: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would be served wrongly or unsafely is named in one line, and neither a bundle nor a part of one is left."""
+    if "sentencepiece" in name:
+        pytest.importorskip("sentencepiece", reason="the module sentencepiece is not installed")
+    spoil, sentence = CASES[name]
+    folder = tmp_path / "small"
+    shutil.copytree(good, folder)
+    spoil(folder)
+    capsys.readouterr()
+    monkeypatch.chdir(folder)
+    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"bertserve export: checkpoint {re.escape(str(folder))}.*{sentence}.*\n", error), error
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not (folder / "ran").exists()
