@@ -104,8 +104,10 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(tmp_path: Path) -
     encoder, vectors = write_checkpoint(tmp_path / "encoder", pooling=None), tmp_path / "vectors"
     scores = write_task_checkpoint(tmp_path / "scores", "bert", "rerank")
     edit_json(scores / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **roles}
     for folder in (encoder, scores):
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+        write_json(folder / "tokenizer_config.json", settings)
     modules = [Transformer(str(encoder)), Pooling(32, ["mean", "max"]), Dense(64, 24)]
     model = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="dot")
     model.save(str(vectors), create_model_card=False)
