@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 
 VERBS = {
@@ -13,14 +14,15 @@ VERBS = {
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
     "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
-    "serve": ("serving.cli", "serve the bundles of a model repository over HTTP and gRPC"),
+    "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),
 }
 
 
 def usage() -> str:
     """The text that names every verb."""
     verbs = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in VERBS.items())
-    return f"usage: bertserve VERB [options]\n\n{verbs}\n\n`bertserve VERB --help` lists a verb's options."
+    hints = "`bertserve VERB --help` lists a verb's options, `bertserve --version` says which version this is."
+    return f"usage: bertserve VERB [options]\n\n{verbs}\n\n{hints}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,6 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in {"-h", "--help"}:
         print(usage())  # noqa: T201  the command's own output
+        return 0
+    if words and words[0] == "--version":
+        print(f"bertserve {importlib.metadata.version('bertserve')}")  # noqa: T201  the command's own output
         return 0
     if not words or words[0] not in VERBS:
         given = f"unknown verb {words[0]!r}" if words else "no verb given"

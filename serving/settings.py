@@ -48,6 +48,9 @@ _SYNTAX = {
 }
 """Of settings with a syntax of their own: the pattern, and the message where a value does not match."""
 
+_METAVARS = {"boolean": "true|false", "integer": "N", "number": "NUMBER", "path": "PATH"}
+"""What stands for a value in `--help`, by its format or type in JSON Schema."""
+
 _OF_THE_MODEL = ("revision", "token", "task")
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
@@ -425,15 +428,44 @@ def flag_of(name: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bertserve serve",
-        description="Serve the bundles of a model repository over HTTP and gRPC.",
+        description="Serve the models of a repository, or one that is exported first, over HTTP and gRPC.",
         epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in a TOML file given by --config.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings.")
-    for name, field in Settings.model_fields.items():
-        text = f"{field.description} (default: {field.default})".replace("%", "%%")
-        parser.add_argument(flag_of(name), dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
+    for name, schema in Settings.model_json_schema()["properties"].items():
+        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **_shown(schema))
     return parser
+
+
+def _shown(schema: dict[str, Any]) -> dict[str, Any]:
+    """What `--help` shows of a setting beside its name; a switch needs no word."""
+    kind, default = kind_of(schema), schema.get("default")
+    if isinstance(default, bool):
+        default = str(default).lower()
+    notes = [
+        *([bounds] if (bounds := bounds_of(kind)) else []),
+        *([] if default in (None, "") else [f"default: {default}"]),
+    ]
+    text = f"{schema['description']} ({'; '.join(notes)})" if notes else schema["description"]
+    shown = {"help": text.replace("%", "%%"), "metavar": _METAVARS.get(kind.get("format") or kind["type"], "VALUE")}
+    if "enum" in kind:
+        shown["metavar"] = f"{{{','.join(kind['enum'])}}}"
+    return shown | ({"nargs": "?", "const": "true"} if kind["type"] == "boolean" else {})
+
+
+def kind_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a setting's value where it is set."""
+    (kind,) = (part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
+    return dict(kind)
+
+
+def bounds_of(kind: dict[str, Any]) -> str:
+    """The least and the largest number that a setting takes; empty where it is no number."""
+    if "maximum" not in kind:
+        return ""
+    least = f"{kind['minimum']:,}" if "minimum" in kind else f"above {kind['exclusiveMinimum']:,}"
+    return f"{least} to {kind['maximum']:,}"
 
 
 def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:

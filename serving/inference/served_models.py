@@ -24,6 +24,9 @@ _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (_QUERIES, _DOCUMENTS)
 """Names that prompts of the two sides of a search have; of several the first counts."""
 
+_MOST_NAMES = 10
+"""Models that an error lists."""
+
 _EMBEDDING = ("embed", "embed_tokens")
 
 
@@ -241,4 +244,10 @@ class Repository:
             return self._alone[task]
         if not models:
             raise WrongTask(f"no model of the task {task} is served here")
-        raise ModelNotNamed(f"{len(models)} models are served{f' for {task}' if task else ''}; name one")
+        names = ", ".join(sorted(model.name for model in models)[:_MOST_NAMES])
+        more = ", ..." if len(models) > _MOST_NAMES else ""
+        default = f", or start the server with --default {task}=NAME" if task else ""
+        raise ModelNotNamed(
+            f"{len(models)} models are served{f' for {task}' if task else ''} ({names}{more}); name one: ask below"
+            f" /models/NAME{default}"
+        )

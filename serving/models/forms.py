@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from serving.errors import BundleError, StartupError
 from serving.models.bundle import open_bundle
-from serving.models.manifest import GPUS, MODEL_NAME, Target
+from serving.models.manifest import GPUS, MANIFEST, MODEL_NAME, Target
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
 from serving.records import ON_A_GPU, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest, Precision
@@ -36,6 +36,8 @@ _FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
 
 _FASTEST_ON_A_GPU: Sequence[Precision] = ("fp16", "int8", "fp32")
 """INT8 is often no faster there and always less exact."""
+
+_MAKE_ONE = "make one with `bertserve export`, or let the server do it with --model-id"
 
 _COPIED_BYTES = 128 << 20
 """A larger artifact is held once, by the wide lane, where its batches allow that."""
@@ -88,19 +90,31 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
         StartupError: There is no model, or one of them must not be served.
     """
     if not root.is_dir():
-        raise StartupError(f"model repository {root}: no such directory; make one with `bertserve export`")
+        raise StartupError(f"model repository {root}: no such directory; {_MAKE_ONE}")
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
         models = [(root / name, versions(root / name)) for name in names]
         newest = [directory / str(numbers[-1]) for directory, numbers in models if numbers]
         if not newest:
-            raise StartupError(f"model repository {root}: holds no model; make one with `bertserve export`")
+            raise StartupError(f"model repository {root}: {_instead(root)}")
         bundles = [open_bundle(path) for path in newest]
     except BundleError as error:
         raise StartupError(str(error)) from error
     except OSError as error:
         raise StartupError(f"model repository {root}: {error}") from error
     return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
+
+
+def _instead(root: Path) -> str:
+    """What a directory without models is, and what to type."""
+    above = Path(os.path.abspath(root)).parents  # noqa: PTH100  `resolve` would follow links
+    if (root / MANIFEST).is_file():
+        return f"is one version of a model, not a repository; give --models {above[1]}"
+    if any((root / str(number) / MANIFEST).is_file() for number in versions(root)):
+        return f"is one model, not a repository; give --models {above[0]}"
+    if (root / "config.json").is_file():
+        return f"is a checkpoint, which has to be exported; `bertserve serve --model-id {root}` does both"
+    return f"holds no model; {_MAKE_ONE}"
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
@@ -140,6 +154,6 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         raise BundleError(
             f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with `bertserve verify"
             f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
-            " --allow-unproven true"
+            " --allow-unproven"
         )
     return best

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
-_EXAMPLES: Mapping[Task, tuple[str, str]] = {
+EXAMPLES: Mapping[Task, tuple[str, str]] = {
     "embed": ("/embed", '{"inputs": "What is a T4?"}'),
     "embed_tokens": ("/embed_all", '{"inputs": "What is a T4?"}'),
     "classify": ("/predict", '{"inputs": "What a card!"}'),
@@ -49,15 +49,15 @@ class Announcement:
     def engine_up(self, engine: EngineLife) -> None:
         addresses, settings, models = self.addresses(), self.settings, self.repository.models
         secured = "s" if settings.tls_cert_file else ""
-        http = "http{}://{}:{}".format(secured, *addresses.http)
-        grpc = "{}:{}{}".format(*addresses.grpc, "  (TLS)" if secured else "")
-        metrics = "http://{}:{}/metrics".format(*addresses.metrics)
+        http = f"http{secured}://{_joined(addresses.http)}"
+        grpc = _joined(addresses.grpc) + ("  (TLS)" if secured else "")
+        metrics = f"http://{_joined(addresses.metrics)}/metrics"
         names = ", ".join(f"{model.name} version {model.version} ({_form(model.artifact)})" for model in models)
         where = self.repository.engine.where(engine.ready.threads)
         state = self.lifecycle.state
         log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
         if settings.log_format == "text":
-            path, body = _EXAMPLES[models[0].manifest.task]
+            path, body = example(self.repository)
             key = "-H 'Authorization: Bearer KEY' " if settings.api_keys_file else ""
             self.say(
                 f"bertserve is ready: {names}\n"
@@ -67,6 +67,20 @@ class Announcement:
                 f"Try:\n"
                 f"  curl {http}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n"
             )
+
+
+def example(repository: Repository) -> tuple[str, str]:
+    """Path and body of a request that the first model answers."""
+    model = repository.models[0]
+    path, body = EXAMPLES[model.manifest.task]
+    alone = len(repository.of_task(model.manifest.task)) == 1
+    return (path if alone else f"/models/{model.name}{path}"), body
+
+
+def _joined(address: tuple[str, int]) -> str:
+    """As URLs have it: an IPv6 address in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _form(artifact: Artifact) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import reasons
-from serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
+from serving.settings import ENVIRONMENT_PREFIX, Settings, bounds_of, flag_of, kind_of
 from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
@@ -72,15 +72,12 @@ def _setting(name: str, schema: dict[str, Any]) -> str:
 
 
 def _allowed(schema: dict[str, Any]) -> str:
-    (kind,) = (part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
+    kind = kind_of(schema)
     if "enum" in kind:
         return ", ".join(f"`{word}`" for word in kind["enum"])
     if kind["type"] == "boolean":
         return "`true`, `false`"
-    if "maximum" not in kind:
-        return ""
-    least = f"{kind['minimum']:,}" if "minimum" in kind else f"above {kind['exclusiveMinimum']:,}"
-    return f"{least} to {kind['maximum']:,}"
+    return bounds_of(kind)
 
 
 def metrics_page() -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openai
 import pytest
 
+from serving.operations.announcement import EXAMPLES
 from tests.support.clients import get, post_json
 from tests.support.server import Server, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
@@ -53,6 +55,21 @@ def ask(server: Server, path: str, message: dict[str, Any]) -> HttpReply:
     return post_json(server.http, path, json.dumps(message).encode())
 
 
+def test_the_announced_request_works(several: Server) -> None:
+    """It names the model that several others could stand for."""
+    several.wait_logged("curl ")
+    path, body = re.findall(r"curl http://[^/]+(/\S+) .* -d '(.*)'", several.log)[0]
+    assert path == "/models/answer-0/answer"
+    assert post_json(several.http, path, body.encode()).status == 200
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> None:
+    """As the server of that model alone would show it."""
+    path, body = EXAMPLES[task]
+    assert post_json(tasks_server.http, path, body.encode()).status == 200
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_each_model_has_routes_of_its_own(several: Server, task: str) -> None:
     """Below its name a model answers, and differently from the other one."""
@@ -84,7 +101,7 @@ def test_names_that_lead_nowhere(several: Server) -> None:
     reply = ask(several, "/models/tag-0/embed", {"inputs": "a"})
     assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
     assert ask(several, "/models/embed-0/tag", {"inputs": "a"}).status == 400
-    for path in ("/models/embed-0", "/models/embed-0/", "/models//embed", "/models/embed-0/nothing"):
+    for path in ("/models/embed-0/", "/models//embed", "/models/embed-0/nothing"):
         assert ask(several, path, {"inputs": "a"}).status == 404
 
 

@@ -108,6 +108,12 @@ def test_every_command_explains_itself(programs: Path, elsewhere: Path, command:
     assert "usage: bertserve" in done.stdout
 
 
+def test_it_says_which_version_it_is(programs: Path, elsewhere: Path, wheel: Path) -> None:
+    """That of the wheel."""
+    done = run(programs / "bertserve", "--version", cwd=elsewhere)
+    assert done.stdout == f"bertserve {wheel.name.split('-')[1]}\n"
+
+
 def test_an_export_says_what_to_install(programs: Path, elsewhere: Path, tmp_path: Path) -> None:
     """Where libraries are missing the start ends with one sentence before it loads anything, and leaves nothing."""
     for name in ("somebody/something", "."):

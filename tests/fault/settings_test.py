@@ -121,6 +121,17 @@ def test_settings_from_everywhere(serve: Callable[..., Server], tmp_path: Path) 
     assert not server.http.endswith(f":{port}"), "the harness asks for port 0 on the command line"
 
 
+def test_a_checkpoint_is_no_repository(tmp_path: Path) -> None:
+    """One line says so, and the command that serves it."""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    done = refused_start("--models", str(tmp_path))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(
+        f"is a checkpoint, which has to be exported; `bertserve serve --model-id {tmp_path}` does both"
+    )
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "empty", "only-other-names"])
 def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
     """A model repository that is missing, or holds no model, ends the start with one line and exit code 1."""

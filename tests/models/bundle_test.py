@@ -160,6 +160,9 @@ def test_repository_of_several_models(bundle: Path, tmp_path: Path) -> None:
     for name in ("beta", "alpha"):
         write(bundle, out, name)
     repository = Repository.open(out, "auto")
+    for path in (out / "alpha", out / "alpha" / "1"):
+        with pytest.raises(StartupError, match=f"is one .*, not a repository; give --models {out}$"):
+            Repository.open(path)
     assert [(model.name, model.index) for model in repository.models] == [("alpha", 0), ("beta", 1)]
     assert repository.find("beta").name == "beta"
     assert repository.find("beta", "1").version == "1"

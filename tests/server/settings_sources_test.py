@@ -37,8 +37,15 @@ def test_order_of_sources(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--auto-truncate", "false"], ["--auto-truncate=0"], ["--auto-truncate", "off"]])
 def test_switches(words: list[str]) -> None:
-    """A switch takes a word."""
+    """A switch may take a word."""
     assert Settings.load(words, {}).auto_truncate is False
+
+
+def test_a_switch_needs_no_word() -> None:
+    """What follows it is the next option's."""
+    settings = Settings.load(["--access-log", "--model-control", "--http-port", "1"], {})
+    assert (settings.access_log, settings.model_control, settings.http_port) == (True, True, 1)
+    assert "--access-log: input should be a valid boolean" in problems(["--access-log", "models"])
 
 
 def test_the_environment_of_others() -> None:

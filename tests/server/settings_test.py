@@ -141,3 +141,9 @@ def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')} " in shown for name in Settings.model_fields)
+    words = " ".join(shown.split())
+    assert "--log-level {debug,info,warning,error}" in words
+    assert "--engine-nice N " in words
+    assert "(0 to 19; default: 10)" in words
+    assert "--access-log [true|false]" in words
+    assert "None" not in words

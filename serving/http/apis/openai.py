@@ -84,7 +84,7 @@ def _own_ids(api: Api, name: str | None, ids: list[int]) -> list[int]:
         raise ForeignTokenIds(
             "`input` holds token ids that do not stand between the special tokens of this model; they may be of"
             " another tokenizer. Send strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False));"
-            " the server takes ids without special tokens with --accept-bare-ids true"
+            " the server takes ids without special tokens with --accept-bare-ids"
         )
     return ids
 
