@@ -50,6 +50,7 @@ _BATCH = 128
 _BATCH_S = 0.05
 """Between two calls of many texts: eight connections then ask for no more than the server can compute."""
 
+_COMPUTED_S = 10.0
 _BURST = 1000
 _SLOW_SOCKETS = 24
 _DRIP_S = 0.2
@@ -149,12 +150,20 @@ def gzip_bombs(line: H2Line) -> None:
 
 
 def closed_windows(line: H2Line) -> None:
-    """As many calls as a connection has streams, each answered with 200 KB that have no window to go out."""
+    """As many calls as a connection has streams, each answered with 200 KB that have no window to go out.
+
+    The next is made when the one before is computed: good calls that the machine cannot compute are another matter.
+    """
     line.begin((INITIAL_WINDOW_SIZE, 0))
-    for _ in range(_STREAMS):
+    for count in range(1, _STREAMS + 1):
         line.send(_call(line, _batch())[1])
         line.pace.rest(_BATCH_S)
+        line.wait(partial(_has_replies, line, count), _COMPUTED_S)
     line.hold()
+
+
+def _has_replies(line: H2Line, count: int) -> bool:
+    return len(line.replied) >= count
 
 
 def unread_replies(line: H2Line) -> None:

@@ -196,6 +196,7 @@ class H2Line(Line):
 
     Attributes:
         windows: What the server lets each stream send.
+        replied: Streams on which a reply has begun, or which were reset.
         ended: Streams that the server has ended or reset.
     """
 
@@ -203,6 +204,7 @@ class H2Line(Line):
         """Connects, and says nothing yet."""
         super().__init__(port, pace)
         self.windows: dict[int, int] = defaultdict(lambda: WINDOW)
+        self.replied: set[int] = set()
         self.ended = 0
         self._next = 1
         self._rest = b""
@@ -250,6 +252,8 @@ class H2Line(Line):
                 break
             payload = data[at + _HEAD.size : stop]
             at = stop
+            if kind in {HEADERS, RST_STREAM}:
+                self.replied.add(number)
             if kind == WINDOW_UPDATE:
                 self.windows[number] += int.from_bytes(payload, "big")
             elif kind == RST_STREAM or (kind in {DATA, HEADERS} and flags & END_STREAM):
