@@ -171,8 +171,10 @@ def _joined(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) 
     return Range(max(bound.peak for bound in inputs))
 
 
-def _chosen(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return Range(max(bound.peak for bound in inputs[1:]))
+def _chosen(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
+    # A constant is a mask's, which fp16 may hold as another number.
+    is_masked = any(array is not None for array in arrays)
+    return UNKNOWN if is_masked else Range(max(bound.peak for bound in inputs[1:]))
 
 
 def _clipped(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:

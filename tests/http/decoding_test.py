@@ -62,7 +62,7 @@ def test_values_nested_without_end_are_malformed() -> None:
         (b"{}", "object missing required field `inputs`"),
         (b'{"inputs": {}}', "expected `str | array`, got `object` (at `$.inputs`)"),
         (b'{"inputs": [[1], ["a"]]}', "expected `int`, got `str` (at `$.inputs[1][0]`)"),
-        (b'{"inputs": "a", "normalize": 1}', "expected `bool`, got `int` (at `$.normalize`)"),
+        (b'{"inputs": "a", "normalize": 1}', "expected `bool | null`, got `int` (at `$.normalize`)"),
         (b'{"inputs": "a", "dimensions": 1.5}', "expected `int | null`, got `float` (at `$.dimensions`)"),
         (
             b'{"inputs": "a", "truncation_direction": "up"}',

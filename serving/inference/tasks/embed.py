@@ -23,8 +23,10 @@ _SMALLEST_NORM = 1e-12
 
 
 def check(options: EmbedOptions, manifest: Manifest) -> None:
+    if options.dimensions is None or options.dimensions in manifest.matryoshka:
+        return
     size = manifest.vector_size
-    if options.dimensions is None or options.dimensions == size or options.dimensions in manifest.matryoshka:
+    if options.dimensions == size:
         return
     if manifest.matryoshka:
         sizes = ", ".join(map(str, sorted({*manifest.matryoshka, size})))
