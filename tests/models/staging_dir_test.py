@@ -8,13 +8,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.models.staging_dir import StagedVersion, StagingDir
+from serving.models.staging_dir import StagedVersion, StagingDir, exclusive
 from tests.support.server import is_running
 
 if TYPE_CHECKING:
@@ -50,6 +51,35 @@ for _ in range({TURNS}):
         if not (staging.path / "file").exists():
             sys.exit("it was taken away")
 """
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """The second waits, says so, and has a directory even where the first has removed the one that both wanted."""
+    shared, waiting, order = tmp_path / "models" / "small", threading.Event(), []
+
+    def second() -> None:
+        with exclusive(shared, waiting.set):
+            order.append("second")
+            (shared / "file").touch()
+
+    with exclusive(shared, lambda: order.append("waited for nobody")):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waiting.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    assert [entry.name for entry in shared.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_made_to_be_shared_goes_again(tmp_path: Path, *, full: bool) -> None:
+    """Only as far as it is empty."""
+    shared = tmp_path / "models" / "small"
+    with exclusive(shared, lambda: None):
+        if full:
+            (shared / "1").mkdir()
+    assert (tmp_path / "models").exists() is full
 
 
 class Owner:
