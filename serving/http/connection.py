@@ -329,13 +329,13 @@ class HttpConnection(asyncio.Protocol):
             self._turn_is_due = True
             self._port.turns.add(self._read_on)
 
-    def _read_on(self) -> None:
+    def _read_on(self) -> float:
         self._turn_is_due = False
-        if self._ending or self._ahead:
-            return
-        self._share.give(self._rest_room)
-        self._rest_room = 0
-        self._parse_turn()
+        if not (self._ending or self._ahead):
+            self._share.give(self._rest_room)
+            self._rest_room = 0
+            self._parse_turn()
+        return 0.0
 
     def _parse(self, data: bytes | memoryview) -> None:
         if self._reading is _Reading.BODY:

@@ -23,18 +23,23 @@ class TurnQueue:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: deque[tuple[Callable[[], object], float]] = deque()
+        self._waiting: deque[Callable[[], float]] = deque()
         self._is_due = False
 
-    def add(self, work: Callable[[], object], more_s: float = 0.0) -> None:
-        """Does a piece of work in its turn; `more_s` is what it begins and the clock does not see."""
-        self._waiting.append((work, more_s))
+    def add(self, work: Callable[[], float]) -> None:
+        """Does a piece of work in its turn; it returns how many seconds of work it has begun for later turns."""
+        self._waiting.append(work)
         self._wake()
 
     async def wait(self, more_s: float) -> None:
         """Waits for a turn, in which the caller does work of so many seconds."""
         turn = asyncio.Event()
-        self.add(turn.set, more_s)
+
+        def begin() -> float:
+            turn.set()
+            return more_s
+
+        self.add(begin)
         await turn.wait()
 
     def _wake(self) -> None:
@@ -48,10 +53,9 @@ class TurnQueue:
         end = clock() + _TURN_S
         # What is added meanwhile is for the next turn.
         for _ in range(len(waiting)):
-            work, more_s = waiting.popleft()
-            end -= more_s
+            work = waiting.popleft()
             try:
-                work()
+                end -= work()
             finally:
                 if waiting:
                     self._wake()

@@ -12,10 +12,11 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.grpc.connection import GrpcConnection
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
 from tests.support import http2
-from tests.support.grpc_peer import START, Peer, call, talk
+from tests.support.grpc_peer import START, Peer, Wire, call, talk
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, request_fields
 
 if TYPE_CHECKING:
@@ -104,6 +105,29 @@ def test_an_answer_is_one_write() -> None:
     (written,) = asyncio.run(run())
     found, _ = http2.split(written)
     assert [arrived.kind for arrived in found] == [HEADERS, DATA, HEADERS]
+
+
+def test_many_calls_at_once_are_begun_a_few_a_turn() -> None:
+    """Those of all connections together, so that a call of another client finds few before it."""
+
+    async def run() -> list[int]:
+        peer = Peer()
+        others = [GrpcConnection(peer.calls) for _ in range(3)]
+        for connection in others:
+            connection.connection_made(Wire())
+        connections, encoder = [peer.connection, *others], Encoder()
+        calls = START + b"".join(call(encoder, number, b"one") for number in range(1, 401, 2))
+        for connection in connections:
+            connection.data_received(calls)
+        begun = []
+        while not begun or begun[-1] < 4 * 400:
+            begun.append(sum(connection.h2.last_stream + 1 for connection in connections))
+            await asyncio.sleep(0)
+        return begun
+
+    begun = asyncio.run(run())
+    assert begun[0] <= 4 * 2 * 10
+    assert all(later - earlier <= 2 * 10 for earlier, later in itertools.pairwise(begun))
 
 
 def test_a_lost_connection_cancels_its_calls() -> None:

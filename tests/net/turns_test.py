@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -21,15 +22,16 @@ def done_by_turn(pieces: list[tuple[float, float]], turns: int) -> list[int]:
     """How many pieces of work, of what they take themselves and what they begin, are done after each turn."""
     clock, done, counts = Clock(), 0, []
 
-    def work(takes_s: float) -> None:
+    def work(takes_s: float, more_s: float) -> float:
         nonlocal done
         clock.now += takes_s
         done += 1
+        return more_s
 
     async def run() -> None:
         queue = TurnQueue(clock)
         for takes_s, more_s in pieces:
-            queue.add(lambda takes_s=takes_s: work(takes_s), more_s)
+            queue.add(partial(work, takes_s, more_s))
         for _ in range(turns):
             await asyncio.sleep(0)
             counts.append(done)
@@ -60,12 +62,17 @@ def test_who_has_more_to_do_waits_behind_the_others() -> None:
     async def run() -> None:
         queue = TurnQueue(Clock())
 
-        def greedy() -> None:
+        def greedy() -> float:
             said.append("greedy")
             queue.add(greedy)
+            return 0.0
+
+        def other() -> float:
+            said.append("other")
+            return 0.0
 
         queue.add(greedy)
-        queue.add(lambda: said.append("other"))
+        queue.add(other)
         for _ in range(3):
             await asyncio.sleep(0)
         assert said == ["greedy", "other", "greedy", "greedy"]
@@ -81,14 +88,19 @@ def test_work_that_fails_keeps_nobody_waiting() -> None:
         errors: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
         queue = TurnQueue()
-        queue.add(lambda: said.remove("absent"))
-        queue.add(lambda: said.append("other"))
+
+        def other() -> float:
+            said.append("other")
+            return 0.0
+
+        queue.add(lambda: [0.0].pop(1))
+        queue.add(other)
         for _ in range(3):
             await asyncio.sleep(0)
         return errors
 
     (error,) = asyncio.run(run())
-    assert isinstance(error, ValueError)
+    assert isinstance(error, IndexError)
     assert said == ["other"]
 
 
