@@ -14,11 +14,11 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
-from export.graph import nodes, optimize, task_model
-from export.precision import emulation, half, ranges
+from export.graph import optimize, task_model
+from export.precision import emulation, half
 from export.proof.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
-from tests.support.graphs import ARCHITECTURES, batch, write_fill_mask_graph, write_graph
+from tests.support.graphs import ARCHITECTURES, PRODUCTS, batch, check_ranges, write_fill_mask_graph, write_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-PRODUCTS = ("MatMul", "Gemm")
 ISLANDS = ("LayerNormalization", "Softmax", "ReduceSum", "ReduceMean")
 OVERFLOWING = 1000
 
@@ -133,16 +132,7 @@ def test_weights_that_overflow_plain_fp16_stay_finite(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_activation_exceeds_its_proven_range(model: Callable[..., Path], tmp_path: Path, architecture: str) -> None:
     """Every float tensor of a run lies within what `ranges` says, and all products have a known range."""
-    loaded = onnx.load(model(architecture))
-    nodes.lift_constants(loaded.graph)
-    bounds = ranges.of_graph(loaded.graph, half._float_constants(loaded.graph))
-    assert all(node.output[0] in bounds for node in loaded.graph.node if node.op_type in PRODUCTS)
-    names = [name for name in bounds if name not in {value.name for value in loaded.graph.output}]
-    loaded.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    onnx.save(loaded, tmp_path / "open.onnx")
-    session = ort.InferenceSession(tmp_path / "open.onnx", providers=["CPUExecutionProvider"])
-    for name, array in zip(names, session.run(names, batch()), strict=True):
-        assert np.abs(array).max() <= bounds[name].peak * (1 + 1e-5), name
+    check_ranges(model(architecture), tmp_path / "open.onnx", batch())
 
 
 def test_a_text_of_padding_alone_stays_finite(model: Callable[..., Path]) -> None:

@@ -12,12 +12,14 @@ from torch import nn
 
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
+from export.engines import tensorrt
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
 from serving.inference.tasks import embed
 from serving.records import EmbedOptions
 from tests.support.checkpoints import edit_json, write_checkpoint, write_json
 from tests.support.exports import answers_together
+from tests.support.graphs import check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,6 +118,17 @@ def vectors(checkpoint: Checkpoint, path: Path, options: EmbedOptions = AS_IT_IS
     return embed.finish(rows, options, normalize=checkpoint.sentence.normalize)
 
 
+def batch(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """The texts as the graph takes them."""
+    texts = checkpoint.vocabulary.encode(TEXTS, 64)
+    ids = np.zeros((len(texts), max(len(text.ids) for text in texts)), np.int32)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids)] = text.ids
+        mask[row, : len(text.ids)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
 def cosines(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Row by row."""
     return (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
@@ -134,6 +147,7 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
     checkpoint = opened(tmp_path / "model")
     raw, path = graphs(checkpoint, tmp_path)
     np.testing.assert_allclose(vectors(checkpoint, path), wanted, atol=2e-5)
+    check_ranges(raw, tmp_path / "watched.onnx", batch(checkpoint))
     half.convert(path, tmp_path / "fp16.onnx")
     emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
     assert cosines(vectors(checkpoint, tmp_path / "twin.onnx"), wanted).min() > 0.9999
@@ -147,6 +161,15 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
             openvino.quantize(graph, small, layers=shape.layers, cuts=cuts, products=shape.products)
         # Weights that were never trained mind 8 bits more than those that were.
         assert cosines(vectors(checkpoint, small, target=target), wanted).min() > 0.9
+
+
+@pytest.mark.parametrize("name", ["all-together", "dense-layer-norm-dense"])
+def test_every_module_builds_for_a_t4(encoder: Path, tmp_path: Path, name: str) -> None:
+    """TensorRT takes the operators of each."""
+    saved(encoder, tmp_path / "model", PIPELINES[name]())
+    half.convert(graphs(opened(tmp_path / "model"), tmp_path)[0], tmp_path / "fp16.onnx")
+    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=16, count=lambda _done, _total: None)
+    assert (tmp_path / "engine").stat().st_size > 0
 
 
 def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import torch
 import transformers
 
+from export.graph import nodes
 from export.graph.task_model import OPSET
+from export.precision import half, ranges
 from export.progress import quiet
 
 if TYPE_CHECKING:
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+PRODUCTS = ("MatMul", "Gemm")
 TOKENS = 200
 POSITIONS = 80
 _SIZES = {
@@ -141,3 +146,23 @@ def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
 def _example() -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
     return torch.arange(16, dtype=torch.int32).reshape(2, 8) + 5, mask
+
+
+def check_ranges(path: Path, watched: Path, inputs: dict[str, NDArray[np.int32]]) -> None:
+    """Holds every float tensor of a run against its proven range, which each product must have.
+
+    Args:
+        path: The graph.
+        watched: Where to write one that answers all of its tensors.
+        inputs: What to run it with.
+    """
+    loaded = onnx.load(path)
+    nodes.lift_constants(loaded.graph)
+    bounds = ranges.of_graph(loaded.graph, half._float_constants(loaded.graph))
+    assert all(node.output[0] in bounds for node in loaded.graph.node if node.op_type in PRODUCTS)
+    names = [name for name in bounds if name not in {value.name for value in loaded.graph.output}]
+    loaded.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    onnx.save(loaded, watched)
+    session = ort.InferenceSession(watched, providers=["CPUExecutionProvider"])
+    for name, array in zip(names, session.run(names, inputs), strict=True):
+        assert np.abs(array).max() <= bounds[name].peak * (1 + 1e-5), name
