@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _REOPEN_S = 0.02
 _SLICE_S = 0.5
 _SIDE_BY_SIDE = {"http": 1, "grpc": 8}
-"""Calls under way on one connection of a control, where the attack does not say how many."""
+"""Calls under way on one connection of a control."""
 
 
 def attack(name: str, port: int, seconds: float, rate: float = 1.0) -> dict[str, float]:
@@ -51,19 +51,15 @@ def _mixed(ports: dict[str, int], chosen: random.Random, pace: Pace) -> None:
             _attack(ATTACKS[name], ports[ATTACKS[name].wire], [], slice_)
         else:
             wire = chosen.choice(list(ports))
-            _control(Target(wire, HOST, ports[wire], MODEL), [], _SIDE_BY_SIDE[wire], slice_)
+            _control(Target(wire, HOST, ports[wire], MODEL), [], slice_)
         pace.sent += slice_.sent
 
 
-def control(name: str, port: int, bytes_per_s: float, seconds: float) -> dict[str, float]:
-    """Sends good cheap calls of as many bytes a second as the attack, as far as the server takes them.
-
-    Returns what was sent.
-    """
+def control(wire: str, port: int, bytes_per_s: float, seconds: float) -> dict[str, float]:
+    """Sends good cheap calls of as many bytes a second, as far as the server takes them; returns what was sent."""
     calls: list[int] = []
-    what = ATTACKS[name]
-    target = Target(what.wire, HOST, port, MODEL)
-    each = partial(_control, target, calls, what.calls or _SIDE_BY_SIDE[what.wire])
+    target = Target(wire, HOST, port, MODEL)
+    each = partial(_control, target, calls)
     return _in_threads(CONNECTIONS, bytes_per_s / CONNECTIONS, seconds, each) | {"calls_per_s": sum(calls) / seconds}
 
 
@@ -90,12 +86,12 @@ def _attack(what: Attack, port: int, opened: list[int], pace: Pace) -> None:
     opened.append(count)
 
 
-def _control(target: Target, calls: list[int], side_by_side: int, pace: Pace) -> None:
+def _control(target: Target, calls: list[int], pace: Pace) -> None:
     count = 0
     with contextlib.suppress(Over, BenchError), connect(HOST, target.port) as connection:
         lane = Lane(connection, target.wire(), lambda _: None)
         [message] = messages(target, "embed", ["short"])
-        burst = [message] * side_by_side
+        burst = [message] * _SIDE_BY_SIDE[target.protocol]
         while True:
             size = sum(map(len, burst))
             pace.allowed(size)

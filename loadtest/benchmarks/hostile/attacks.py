@@ -29,8 +29,6 @@ class Attack:
         does: One connection's life.
         connections: At a time; each begins again when it ends.
         hurry: So many times faster a short test sends it, as a request has megabytes.
-        calls: Good calls that each of its connections has under way at a time; its control has as many. 0: as many as
-            clients of its wire usually have.
     """
 
     aim: str
@@ -38,7 +36,6 @@ class Attack:
     does: Callable[[Any], None]
     connections: int = CONNECTIONS
     hurry: float = 1.0
-    calls: int = 0
 
     @property
     def wire(self) -> str:
@@ -66,13 +63,13 @@ ATTACKS = {
     "gRPC: half-sent messages": Attack("memory", H2Line, grpc.half_messages, MANY_CONNECTIONS),
     "gRPC: replies without a window": Attack("memory", H2Line, grpc.closed_windows),
     "gRPC: replies that are never read": Attack("memory", H2Line, grpc.unread_replies),
-    "gRPC: WINDOW_UPDATE beside blocked streams": Attack("loop", H2Line, grpc.window_updates, calls=grpc.CALM_STREAMS),
+    "gRPC: WINDOW_UPDATE beside blocked streams": Attack("loop", H2Line, grpc.window_updates),
     "gRPC: WINDOW_UPDATE of open windows": Attack("loop", H2Line, grpc.open_windows),
-    "gRPC: windows of one byte": Attack("loop", H2Line, grpc.one_byte_grants, calls=grpc.CALM_STREAMS),
+    "gRPC: windows of one byte": Attack("loop", H2Line, grpc.one_byte_grants),
     "gRPC: PRIORITY": Attack("loop", H2Line, grpc.priorities),
     "gRPC: acknowledged SETTINGS": Attack("loop", H2Line, grpc.acknowledgements),
     "gRPC: empty SETTINGS": Attack("loop", H2Line, grpc.empty_settings),
-    "gRPC: 2,730 settings in a frame": Attack("loop", H2Line, grpc.many_settings, calls=grpc.CALM_STREAMS),
+    "gRPC: 2,730 settings in a frame": Attack("loop", H2Line, grpc.many_settings),
     "gRPC: unknown frames": Attack("loop", H2Line, grpc.unknown_frames),
     "gRPC: PING": Attack("loop", H2Line, grpc.pings),
     "gRPC: answers to no PING": Attack("loop", H2Line, grpc.ping_answers),

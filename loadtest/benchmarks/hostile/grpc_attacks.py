@@ -44,7 +44,7 @@ _LIVE = "/inference.GRPCInferenceService/ServerLive"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _MESSAGE_LIMIT = 4 << 20
 _STREAMS = 256
-CALM_STREAMS = 200
+_CALM_STREAMS = 200
 _CANCELLED_BYTES = 2_000_000
 _BATCH = 128
 _BATCH_S = 0.05
@@ -181,7 +181,7 @@ def unread_replies(line: H2Line) -> None:
 def _blocked(line: H2Line) -> None:
     """Calls whose replies wait for the connection's window, which is used up by the first of them."""
     line.begin(window=0)
-    line.send(b"".join(_call(line, _short())[1] for _ in range(CALM_STREAMS)))
+    line.send(b"".join(_call(line, _short())[1] for _ in range(_CALM_STREAMS)))
     line.pace.rest(0.1)
 
 
@@ -195,10 +195,10 @@ def window_updates(line: H2Line) -> None:
 def one_byte_grants(line: H2Line) -> None:
     """Opens the windows of streams by one byte at a time."""
     line.begin((INITIAL_WINDOW_SIZE, 0))
-    calls = [_call(line, _short()) for _ in range(CALM_STREAMS)]
+    calls = [_call(line, _short()) for _ in range(_CALM_STREAMS)]
     line.send(b"".join(opening for _, opening in calls))
     line.pace.rest(0.1)
-    line.send(b"".join(window_update(number, 1) for _ in range(1500) for number, _ in calls))
+    line.send(b"".join(window_update(number, 1) for number, _ in calls) * 1500)
 
 
 def open_windows(line: H2Line) -> None:
@@ -233,7 +233,7 @@ ping_answers = _flood(frame(PING, ACK, 0, b"hostile!"))
 def many_settings(line: H2Line) -> None:
     """2,730 settings in each frame, which open and close the windows of streams that wait for them."""
     line.begin((INITIAL_WINDOW_SIZE, 0))
-    line.send(b"".join(_call(line, _short())[1] for _ in range(CALM_STREAMS)))
+    line.send(b"".join(_call(line, _short())[1] for _ in range(_CALM_STREAMS)))
     line.pace.rest(0.1)
     values = settings(*[(INITIAL_WINDOW_SIZE, size % 2) for size in range(2730)])
     while True:

@@ -111,7 +111,7 @@ def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     if plan.control_s and attack.aim == "loop":
         begin = time.monotonic()
         arguments = {"bytes_per_s": sent["bytes_per_s"], "seconds": plan.control_s}
-        found["control"] = attacker.ask("control", name=name, port=victim.ports[wire], **arguments)
+        found["control"] = attacker.ask("control", wire=wire, port=victim.ports[wire], **arguments)
         found["polite"]["control"] = _figures(polite, begin, time.monotonic())
     return found
 

@@ -23,8 +23,7 @@ def page(store: Store) -> Page:
         " opens the next one. Beside it the polite client asks for an embedding 100 times a second over one connection"
         " of HTTP (`/embed`) and as often over one of gRPC (`ModelInfer`); a latency counts from the time at which the"
         " request was due. The control is the bytes a second that the attack sent, as good cheap calls of 8"
-        " connections, as far as the server takes them: each has one request under way over HTTP and 8 over gRPC, or"
-        " as many as the attack has, where that begins with good calls (WINDOW_UPDATE, windows, settings: 200)."
+        " connections, as far as the server takes them."
     )
     rows = store.steps
     parts = [_latencies(rows), _memory(rows), *_former(store)]
