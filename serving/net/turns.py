@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TURN_S = 0.0005
+_TURN_S = 0.0003
 """What all connections of a port may do of such work in one turn of the loop. A request passes five turns or so."""
 
 
 class TurnQueue:
     """The work of one port that waits for the next turn of the loop, first come, first served.
 
-    Each turn does as much of it as takes half a millisecond, and at least one piece, so that other work of the loop is
+    Each turn does as much of it as takes 0.3 ms, and at least one piece, so that other work of the loop is
     held up by no more than that, however many connections send more than they should.
     """
 
