@@ -29,6 +29,11 @@ Truncate = bool | Literal["left"]
 InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
 """What a text is embedded for, in the words of Cohere's, Voyage's and NVIDIA's APIs."""
 
+Long = Literal["truncate", "window"]
+"""What to do with a text that is too long: cut it (or refuse it, as `truncate` says), or read it in windows."""
+
+WindowScores = Literal["max", "mean"]
+
 TokenIds = array
 """Token ids as an `array('i')`: four bytes each in the machine's order, the wire's own layout."""
 
@@ -115,6 +120,20 @@ class KernelFiles(msgspec.Struct, frozen=True):
     write: str = ""
 
 
+class Windows(msgspec.Struct, frozen=True):
+    """That a text which is too long is read in overlapping windows, not cut.
+
+    Attributes:
+        tokens: Of a window, special tokens and what each window repeats included; None for what the model takes.
+        overlap_tokens: Tokens that neighbouring windows share; None for 128, or a quarter of a window if that is less.
+        scores: Which of the windows' scores is the text's: the highest, or their mean.
+    """
+
+    tokens: int | None = None
+    overlap_tokens: int | None = None
+    scores: WindowScores = "max"
+
+
 class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
     """What a request may change about its answer; the class of the options says which task is asked for."""
 
@@ -149,10 +168,12 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
         function: `none` leaves logits as they are. None means the model's own: `softmax`, or `sigmoid` where classes
             are independent of one another or there is only one; `none` for a regression.
         top_k: None keeps all classes.
+        windows: None cuts texts that are too long. Windows are scored each for itself.
     """
 
     function: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None
+    windows: Windows | None = None
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
@@ -173,9 +194,11 @@ class RerankOptions(TaskOptions[list[float]], frozen=True):
 
     Attributes:
         raw_scores: The logit itself, or else its sigmoid; None means as the model does by itself.
+        windows: None cuts pairs that are too long; in windows, each repeats the query.
     """
 
     raw_scores: bool | None = None
+    windows: Windows | None = None
 
 
 class AnswerSpan(msgspec.Struct, frozen=True):
@@ -264,10 +287,12 @@ class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
     Attributes:
         aggregation: How tokens become entities.
         ignore_labels: Tags that are no entities.
+        windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
     """
 
     aggregation: Aggregation = "first"
     ignore_labels: tuple[str, ...] = ("O",)
+    windows: Windows | None = None
 
 
 class FilledMask(msgspec.Struct, frozen=True):
@@ -353,11 +378,17 @@ class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
         source: Position of the input in the request.
         spans: int32 [tokens, 2], the characters [start, end) that each token stands for.
         words: int32 [tokens], the number of each token's word; -1 for tokens that are not of the text.
+        start: Of a window: how many tokens of the text lie before it.
+        head: Of a window: how many tokens stand before those of the text, in every window of it.
+        tail: Likewise behind them.
     """
 
     source: int
     spans: NDArray[np.int32]
     words: NDArray[np.int32]
+    start: int = 0
+    head: int = 0
+    tail: int = 0
 
 
 TextInput = str | tuple[str, str] | list[int] | EncodedText

@@ -77,9 +77,9 @@ class Pipeline:
         if task.expand is not None:
             inputs = task.expand(inputs, request.options)
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
-        sizes = task.sizes_bytes(model.tokenizer, inputs, truncate=cut)
+        sizes = task.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
         size = sum(sizes)
-        longest = None if task.windows else model.manifest.max_length
+        longest = None if task.windows(request.options) else model.manifest.max_length
         self._users[model.index] += 1
         try:
             with self._dispatcher.admission.admit(

@@ -129,53 +129,54 @@ class TextTokenizer:
             )
         return aligned
 
-    def windows_sizes_bytes(self, pairs: Sequence[tuple[str, str]], *, truncate: Truncate = False) -> list[int]:
-        """Size of each pair whose second part is read in windows.
+    def windows_sizes_bytes(self, inputs: Sequence[str | tuple[str, str]], *, truncate: Truncate = False) -> list[int]:
+        """Size of each text, or pair, that is read in windows: of a pair the second part is.
 
         Raises:
             InvalidRequest: A first part has more than `max_characters` and may not be cut, or a second more than its
                 limit.
         """
-        sizes = self.sizes_bytes([first for first, _ in pairs], truncate=truncate)
-        for index, (_, second) in enumerate(pairs):
-            size = len(second.encode())
+        sizes = self.sizes_bytes(["" if isinstance(value, str) else value[0] for value in inputs], truncate=truncate)
+        for index, value in enumerate(inputs):
+            size = len(_windowed(value).encode())
             if size > CONTEXT_LIMIT_BYTES:
-                raise InvalidRequest(
-                    f"the context of input {index} has {size} bytes; at most {CONTEXT_LIMIT_BYTES} are read"
-                )
+                what = "input" if isinstance(value, str) else "the context of input"
+                raise InvalidRequest(f"{what} {index} has {size} bytes; at most {CONTEXT_LIMIT_BYTES} are read")
             sizes[index] += size
         return sizes
 
     def encode_windows(
         self,
-        pairs: Sequence[tuple[str, str]],
+        inputs: Sequence[str | tuple[str, str]],
         *,
         length: int,
         overlap: int,
         truncate: Truncate,
-        whole_words: bool = True,
+        whole_words: bool = False,
     ) -> list[AlignedText]:
-        """Token ids of each pair, its second part in as many windows as it needs; nothing of it is cut off.
+        """Token ids of each text, or pair, in as many windows as it needs; of a pair, its second part is in windows.
 
         Args:
-            pairs: Every window repeats the first part.
+            inputs: Of a pair, every window repeats the first part.
             length: Tokens of a window, both parts and special tokens included.
-            overlap: Tokens of the second part that neighbouring windows share; fewer where windows would not go on by
-                a sixth of their length.
-            truncate: Whether to cut what of a first part goes beyond half of a window.
-            whole_words: Whether `spans` are those of whole words in the second part, or of tokens.
+            overlap: Tokens of the text that neighbouring windows share; fewer where windows would not go on by a sixth
+                of their length.
+            truncate: Whether to cut what of a first part goes beyond half of a window and leaves no room for the rest.
+            whole_words: Whether `spans` are those of whole words, or of tokens.
 
         Raises:
             InvalidRequest: A first part is too long, or a window too short for any second.
         """
-        seconds = self._tokenizer.encode_batch([second for _, second in pairs], add_special_tokens=False)
-        return [
-            window
-            for source, ((first, _), second) in enumerate(zip(pairs, seconds, strict=True))
-            for window in self._windows(
-                source, first, second, length, overlap, whole_words=whole_words, truncate=truncate
-            )
-        ]
+        texts = self._tokenizer.encode_batch(list(map(_windowed, inputs)), add_special_tokens=False)
+        windows: list[AlignedText] = []
+        for source, (value, text) in enumerate(zip(inputs, texts, strict=True)):
+            first, cut = None, 0
+            if not isinstance(value, str):
+                first, cut = self._first_part(source, value[0], len(text), length, truncate=truncate)
+            spans, words = _alignment(text)
+            spans = _of_words(spans, words) if whole_words else spans
+            windows += self._windows(source, first, cut, text.ids, spans, words, length, overlap)
+        return windows
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
         """The text of token ids; `bare` leaves out special tokens."""
@@ -222,47 +223,55 @@ class TextTokenizer:
     def _windows(
         self,
         source: int,
-        text: str,
-        second: Encoding,
+        first: Encoding | None,
+        cut: int,
+        ids: Sequence[int],
+        spans: NDArray[np.int32],
+        words: NDArray[np.int32],
         length: int,
         overlap: int,
-        *,
-        whole_words: bool,
-        truncate: Truncate,
     ) -> Iterator[AlignedText]:
-        first, cut = self._first_part(source, text, length, truncate=truncate)
-        # What stands around the second part is the same in every window: it is read off around any text.
-        frame = self._tokenizer.post_process(first, self._tokenizer.encode("a", add_special_tokens=False))
-        inside = [index for index, part in enumerate(frame.sequence_ids) if part == 1]
+        # What stands around the text is the same in every window: it is read off around any text.
+        inner = self._tokenizer.encode("a", add_special_tokens=False)
+        frame = self._tokenizer.post_process(*((inner,) if first is None else (first, inner)))
+        inside = [index for index, part in enumerate(frame.sequence_ids) if part == (first is not None)]
         head, tail = inside[0], len(frame) - inside[-1] - 1
         room = length - head - tail
         if room < 1:
-            raise InvalidRequest(f"a window of {length} tokens leaves no room for a context")
+            raise InvalidRequest(
+                f"a window of {length} tokens leaves no room for a {'text' if first is None else 'context'}"
+            )
         step = max(room - overlap, length // _WINDOW_STEPS, 1)
-        ids, (spans, words) = second.ids, _alignment(second)
-        if whole_words:
-            spans = _of_words(spans, words)
         for start in range(0, max(1, len(ids) - room + step), step):
             own = slice(start, start + room)
             size = len(ids[own])
             types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
             yield AlignedText(
                 ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
-                type_ids=array("i", types),
+                type_ids=None if first is None else array("i", types),
                 truncated=cut if start == 0 else 0,
                 source=source,
                 spans=np.pad(spans[own], ((head, tail), (0, 0))),
                 words=np.pad(words[own], (head, tail), constant_values=-1),
+                start=start,
+                head=head,
+                tail=tail,
             )
 
-    def _first_part(self, source: int, text: str, length: int, *, truncate: Truncate) -> tuple[Encoding, int]:
-        """The first part of a pair, which leaves half of a window to the second, and how many tokens were cut off."""
-        most = max(0, length // 2 - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+    def _first_part(
+        self, source: int, text: str, second: int, length: int, *, truncate: Truncate
+    ) -> tuple[Encoding, int]:
+        """The first part of a pair, and how many tokens were cut off.
+
+        It leaves half of a window to the second part, or the so many tokens that this has.
+        """
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        most = max(0, length // 2 - special, length - special - second)
         first, unread, _ = self._read(text, truncate=truncate)
         surplus = max(0, len(first) - most)
         if surplus + unread and not truncate:
             raise InvalidRequest(
-                f"the question of input {source} has {len(first) + unread} tokens; the model takes {most}:"
+                f"the question or query of input {source} has {len(first) + unread} tokens; the model takes {most}:"
                 " shorten it or allow truncation"
             )
         if surplus:
@@ -351,6 +360,11 @@ class TextTokenizer:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def _windowed(value: str | tuple[str, str]) -> str:
+    """The part of an input that is read in windows."""
+    return value if isinstance(value, str) else value[1]
 
 
 def _last_starter(text: str, at: int) -> int:

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from serving.errors import InvalidRequest
-from serving.records import InputType
+from serving.inference.tasks.windows import windows_of
+from serving.records import InputType, Long, WindowScores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-READ = ("truncate", "timeout", "prompt_name", "input_type")
+    from serving.records import A, TaskOptions, Windows
+
+READ = (
+    *("truncate", "timeout", "prompt_name", "input_type"),
+    *("long", "window_tokens", "window_overlap", "window_scores"),
+)
 """The parameters that are read; those of other names are ignored, as Triton does."""
 
 _US_PER_MS = 1000
@@ -25,6 +31,19 @@ class InferParameters(msgspec.Struct, frozen=True):
     timeout_ms: float | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
+    windows: Windows | None = None
+
+    def options(self, options: TaskOptions[A]) -> TaskOptions[A]:
+        """A task's options with what the parameters ask for.
+
+        Raises:
+            InvalidRequest: The task does not read windows where it is asked to.
+        """
+        if self.windows is None:
+            return options
+        if "windows" not in options.__struct_fields__:
+            raise InvalidRequest("the parameter `long` is for the tasks classify, rerank and tag")
+        return msgspec.structs.replace(options, windows=self.windows)
 
 
 _NONE = InferParameters()
@@ -42,7 +61,13 @@ def infer_parameters(values: Mapping[str, Any]) -> InferParameters:
         truncate=_typed(values, "truncate", bool, "true or false"),
         timeout_ms=_timeout_ms(values),
         prompt_name=_typed(values, "prompt_name", str, "a text"),
-        input_type=choice(values, "input_type", get_args(InputType)),
+        input_type=_choice(values, "input_type", get_args(InputType)),
+        windows=windows_of(
+            _choice(values, "long", get_args(Long)),
+            _typed(values, "window_tokens", int, "a whole number"),
+            _typed(values, "window_overlap", int, "a whole number"),
+            _choice(values, "window_scores", get_args(WindowScores)),
+        ),
     )
 
 
@@ -55,12 +80,12 @@ def _timeout_ms(values: Mapping[str, Any]) -> float | None:
 
 def _typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
     value = values.get(name)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise InvalidRequest(f"the parameter `{name}` must be {words}")
     return value
 
 
-def choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> Any:  # noqa: ANN401  one of them
+def _choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> Any:  # noqa: ANN401  one of them
     """A parameter that has one of a few values; None where the request does not have it."""
     value = values.get(name)
     if value is not None and value not in allowed:

@@ -168,3 +168,16 @@ def test_questions(server: Server) -> None:
             expected[key] for key in ("start", "end", "answer")
         ]
         assert found["score"] == pytest.approx(expected["score"], abs=1e-3)
+
+
+@pytest.mark.parametrize("overlap", [None, 0, 100])
+def test_an_entity_behind_the_models_length_is_found_once(server: Server, overlap: int | None) -> None:
+    """In windows, at its offsets in the text, wherever the text is cut."""
+    planted, filler = "Yesterday Angela Merkel flew to Toronto . ", "it was cold and we had some more of that . "
+    parameters = {"long": "window", "window_overlap": overlap}
+    for before in (60, 63, 66, 120):  # of 11 tokens each
+        text = filler * before + planted + filler * 30
+        message = {"inputs": text, "parameters": parameters}
+        reply = post_json(server.http, "/tag", json.dumps(message).encode())
+        found = [(text[e["start"] : e["end"]], e["start"] - len(filler) * before) for e in reply.json()]
+        assert found == [("Angela Merkel", 10), ("Toronto", 32)]

@@ -209,7 +209,7 @@ def test_a_long_question_is_cut_or_refused(tokenizer: TextTokenizer) -> None:
     windows = tokenizer.encode_windows([pair], length=LENGTH, overlap=0, truncate=True)
     assert len(windows) > 1
     assert [w.truncated for w in windows] == [15 - (LENGTH // 2 - 3)] + [0] * (len(windows) - 1)
-    with pytest.raises(InvalidRequest, match="question of input 0 has 15 tokens"):
+    with pytest.raises(InvalidRequest, match="question or query of input 0 has 15 tokens"):
         tokenizer.encode_windows([pair], length=LENGTH, overlap=0, truncate=False)
 
 

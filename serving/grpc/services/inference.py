@@ -127,7 +127,7 @@ class InferenceService:
             limits.append(asked.timeout_ms)
         infer_request = InferRequest(
             inputs=inputs,
-            options=view.options,
+            options=asked.options(view.options),
             arrival=arrival,
             request_id=request.id,
             max_inputs=self._service.max_inputs,

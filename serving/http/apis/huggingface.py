@@ -75,8 +75,10 @@ async def classify(api: Api, http: HttpRequest) -> HttpReply:
     listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     inputs: list[TextInput] = [_text(value) for value in listed]
     if parameters.candidate_labels is not None:
+        if parameters.windows is not None:
+            raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
         return await _classify_by(api, http, inputs, parameters, alone=not isinstance(message.inputs, list))
-    options = ClassifyOptions(parameters.function_to_apply, parameters.top_k)
+    options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
     outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
     # This task's API answers one input with a list of one, and its clients take that apart.
     return _reply(outcome.answer, outcome)
@@ -129,7 +131,7 @@ async def tag(api: Api, http: HttpRequest) -> HttpReply:
 async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
     message = await http.json(_TAG, api.turn)
     parameters = message.parameters
-    options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels)
+    options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels, parameters.windows)
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
 

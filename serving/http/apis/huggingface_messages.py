@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.http.apis.tei_messages import Compared, Direction  # noqa: TC001  read at run time by msgspec
+from serving.http.apis.tei_messages import Compared, Direction, LongScored, LongText
 from serving.records import Aggregation, InputType  # noqa: TC001  likewise
 
 
@@ -64,7 +64,7 @@ class TextPair(msgspec.Struct, forbid_unknown_fields=True):
     text_pair: str | None = None
 
 
-class ClassifyParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
     """How to classify.
 
     Attributes:
@@ -75,6 +75,7 @@ class ClassifyParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             classification); only a model of natural language inference takes them.
         hypothesis_template: With `candidate_labels`: a sentence with `{}` where a label goes.
         multi_label: With `candidate_labels`: labels are independent; otherwise their scores add up to 1.
+        long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
@@ -132,7 +133,7 @@ class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: Options | None = None
 
 
-class TagParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
     """How to tag.
 
     Attributes:
@@ -141,6 +142,7 @@ class TagParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             Null means `first` on `/tag`, and `simple` on `/` and `/models/{model}`.
         ignore_labels: Tags that are no entities.
         truncate: Cut inputs that are too long; null means the server's default.
+        long: `window` reads long texts in windows, by `window_tokens` and `window_overlap`.
     """
 
     aggregation_strategy: Aggregation | None = None

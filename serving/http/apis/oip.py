@@ -87,7 +87,7 @@ async def infer(api: Api, http: HttpRequest) -> HttpReply:
     request = api.request(
         http,
         inputs,
-        view.options,
+        asked.options(view.options),
         max_inputs=api.v2.max_inputs,
         model=view.served,
         version=http.parameters.get("version"),

@@ -138,7 +138,9 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
     message = await http.json(_PREDICT, api.turn)
     inputs = _predict_inputs(message.inputs)
-    outcome = await _infer(api, http, inputs, ClassifyOptions("none" if message.raw_scores else None), message)
+    outcome = await _infer(
+        api, http, inputs, ClassifyOptions("none" if message.raw_scores else None, windows=message.windows), message
+    )
     # A list that holds a list is a batch, also of one.
     single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
     body = msgspec.json.encode(outcome.answer[0] if single else outcome.answer)
@@ -151,7 +153,7 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order texts by how well they answer a query."""
     message = await http.json(_RERANK, api.turn)
     pairs = [(message.query, text) for text in message.texts]
-    outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores), message)
+    outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
     ranks = [
         Rank(index, score, message.texts[index] if message.return_text else None)
         for index, score in enumerate(outcome.answer)

@@ -6,10 +6,39 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.records import EngineChoice, InputType, Token
+from serving.inference.tasks.windows import windows_of
+from serving.records import EngineChoice, InputType, Long, Token, Windows, WindowScores
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""
+
+
+class LongText(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with texts that are too long.
+
+    Attributes:
+        long: `window` reads them in overlapping windows and cuts nothing off.
+        window_tokens: Of a window; null means as many as the model takes.
+        window_overlap: Tokens that neighbouring windows share; null means 128, or a quarter of a window.
+    """
+
+    long: Long = "truncate"
+    window_tokens: int | None = None
+    window_overlap: int | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        return windows_of(self.long, self.window_tokens, self.window_overlap, None)
+
+
+class LongScored(LongText, frozen=True, kw_only=True):
+    """The same of texts that have scores; `window_scores` says which is the text's: the highest (null), or the mean."""
+
+    window_scores: WindowScores | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        return windows_of(self.long, self.window_tokens, self.window_overlap, self.window_scores)
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,7 +73,7 @@ class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
     input_type: InputType | None = None
 
 
-class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     """Texts or pairs of texts to classify.
 
     Attributes:
@@ -52,6 +81,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         truncate: Cut inputs that are too long; null means the server's default.
         truncation_direction: Which end is cut.
         raw_scores: Answer the logits themselves.
+        long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
     inputs: str | list[str | list[str]]
@@ -60,7 +90,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     raw_scores: bool = False
 
 
-class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
+class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     """Texts to order by how well they answer a query.
 
     Attributes:
@@ -70,6 +100,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
         truncation_direction: Which end is cut.
         raw_scores: Answer the logits themselves, or else their sigmoids; null means as the model's own folder says.
         return_text: Repeat each text beside its score.
+        long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
     query: str

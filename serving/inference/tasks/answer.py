@@ -7,14 +7,14 @@ product of the two. Spans of the same characters, in one window or several, are 
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.inference.tasks.base import Task, check_top_k, pairs_of, softmax
-from serving.records import AlignedText, AnswerSpan
+from serving.inference.tasks.windows import by_input
+from serving.records import AnswerSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
     from serving.models.manifest import Manifest
-    from serving.records import AnswerOptions, Array, EncodedText, Row, TextInput, Truncate
+    from serving.records import AlignedText, AnswerOptions, Array, EncodedText, Row, TextInput, Truncate
 
 MOST_ANSWERS = 100
 
@@ -48,7 +48,9 @@ def check(options: AnswerOptions, manifest: Manifest) -> None:
         raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
 
 
-def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]:
+def sizes_bytes(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: AnswerOptions, *, truncate: Truncate
+) -> list[int]:
     return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
 
 
@@ -121,14 +123,11 @@ def _best_spans(
 
 
 def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
-    windows = [text for text in work.texts if isinstance(text, AlignedText)]
     contexts = [context for _, context in pairs_of(work.inputs)]
-    answers = []
-    pairs = zip(windows, work.rows, strict=True)
-    for source, group in groupby(pairs, key=lambda pair: pair[0].source):
-        own, rows = zip(*group, strict=True)
-        answers.append(finish(contexts[source], own, rows, work.options))
-    return answers
+    return [
+        finish(contexts[source], windows, rows, work.options)
+        for source, windows, rows in by_input(work.texts, work.rows)
+    ]
 
 
-TASK = Task("answer", _finish, check, sizes_bytes, encode=encode, token_outputs=True, windows=True)
+TASK = Task("answer", _finish, check, sizes_bytes, encode=encode, token_outputs=True, windows=lambda _: True)

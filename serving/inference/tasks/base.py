@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.inference.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from serving.inference.tokenizer import TextTokenizer
     from serving.models.manifest import Manifest
     from serving.models.manifest import Task as TaskName
     from serving.records import EncodedText, Row, TextInput, Truncate
@@ -40,9 +40,9 @@ class Work(msgspec.Struct, Generic[O]):
     tokenizer: TextTokenizer
 
 
-class SizesBytes(Protocol):
+class SizesBytes(Protocol[O_contra]):
     def __call__(
-        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], /, *, truncate: Truncate
+        self, tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
     ) -> list[int]: ...
 
 
@@ -57,6 +57,14 @@ class Encode(Protocol[O_contra]):
 def accept(_: object, __: Manifest) -> None: ...
 
 
+def sizes_bytes(tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: object, *, truncate: Truncate) -> list[int]:
+    return tokenizer.sizes_bytes(inputs, truncate=truncate)
+
+
+def never(_: object) -> bool:
+    return False
+
+
 @dataclass(slots=True, frozen=True)
 class Task(Generic[O, A]):
     """A task's functions.
@@ -68,17 +76,17 @@ class Task(Generic[O, A]):
         expand: Makes the inputs that the model reads of the request's; None where they are the same.
         encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
-        windows: Whether a text that is too long is read in several windows; otherwise it is cut.
+        windows: Whether a text that is too long is read in several windows with these options; otherwise it is cut.
     """
 
     name: TaskName | None
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Manifest], None] = accept
-    sizes_bytes: SizesBytes = TextTokenizer.sizes_bytes
+    sizes_bytes: SizesBytes[O] = sizes_bytes
     expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
     encode: Encode[O] | None = None
     token_outputs: bool = False
-    windows: bool = False
+    windows: Callable[[O], bool] = never
 
 
 def check_top_k(top_k: int | None, most: int) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.inference.tasks import windows
 from serving.inference.tasks.base import Task, check_top_k, sigmoid, softmax
 from serving.records import LabelScore
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from serving.inference.tasks.base import Work
     from serving.models.manifest import Manifest
-    from serving.records import ClassifyOptions, Row
+    from serving.records import ClassifyOptions, EncodedText, Row
 
 _FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "softmax": softmax,
@@ -27,6 +28,7 @@ _FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] =
 
 def check(options: ClassifyOptions, manifest: Manifest) -> None:
     check_top_k(options.top_k, len(manifest.labels))
+    windows.check(options, manifest)
 
 
 def finish(
@@ -36,8 +38,9 @@ def finish(
     *,
     multi_label: bool,
     regression: bool = False,
+    texts: Sequence[EncodedText] = (),
 ) -> list[list[LabelScore]]:
-    """The answer from each input's `logits`, float32 [classes].
+    """The answer from the `logits`, float32 [classes], of each of the `texts`: the inputs, or windows of them.
 
     Returns:
         For each input, its classes, best first; of equals the one with the lower index first. Of a regression its
@@ -46,7 +49,7 @@ def finish(
     logits = np.stack([row[0] for row in rows]).astype(np.float64)
     own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
     function = options.function or own
-    scores = _FUNCTIONS[function](logits)
+    scores = windows.pooled(_FUNCTIONS[function](logits), texts, options)
     order = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
     return [
         [LabelScore(labels[index], float(row[index])) for index in best]
@@ -62,7 +65,10 @@ def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
         manifest.labels,
         multi_label=manifest.multi_label,
         regression=manifest.regression,
+        texts=work.texts,
     )
 
 
-TASK = Task("classify", _finish, check)
+TASK: Task[ClassifyOptions, list[list[LabelScore]]] = Task(
+    "classify", _finish, check, windows.sizes_bytes, encode=windows.encode, windows=windows.asked
+)

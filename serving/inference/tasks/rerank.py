@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.inference.tasks import windows
 from serving.inference.tasks.base import Task, pairs_of, sigmoid
 from serving.records import EncodedText
 
@@ -18,18 +19,30 @@ if TYPE_CHECKING:
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: RerankOptions, *, truncate: Truncate
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: RerankOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     as_tokens = all(isinstance(value, EncodedText) for value in inputs)
-    return tokenizer.encode(inputs if as_tokens else pairs_of(inputs), truncate=truncate)
+    return windows.encode(tokenizer, inputs if as_tokens else pairs_of(inputs), options, truncate=truncate)
 
 
-def finish(rows: Sequence[Row], options: RerankOptions, activation: Activation = "sigmoid") -> list[float]:
-    """A score for each pair, in their order, from its `logits`, float32 [1]."""
+def finish(
+    rows: Sequence[Row],
+    options: RerankOptions,
+    activation: Activation = "sigmoid",
+    texts: Sequence[EncodedText] = (),
+) -> list[float]:
+    """A score for each pair, in their order, from the `logits`, float32 [1], of each of the `texts`."""
     logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
     raw = activation == "identity" if options.raw_scores is None else options.raw_scores
-    scores: list[float] = (logits if raw else sigmoid(logits)).tolist()
+    scores: list[float] = windows.pooled(logits if raw else sigmoid(logits), texts, options).tolist()
     return scores
 
 
-TASK = Task("rerank", lambda work: finish(work.rows, work.options, work.manifest.activation), encode=encode)
+TASK = Task(
+    "rerank",
+    lambda work: finish(work.rows, work.options, work.manifest.activation, work.texts),
+    windows.check,
+    windows.sizes_bytes,
+    encode=encode,
+    windows=windows.asked,
+)

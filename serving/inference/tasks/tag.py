@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.inference.tasks import windows
 from serving.inference.tasks.base import Task, softmax, texts_of
-from serving.records import AlignedText, Entity, TaggedToken
+from serving.records import Entity, TaggedToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
 
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
-    from serving.records import EncodedText, Row, TagOptions, TextInput, Truncate
+    from serving.records import AlignedText, EncodedText, Row, TagOptions, TextInput, Truncate
 
     Probabilities = NDArray[np.float64]
     Indices = NDArray[np.intp]
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: TagOptions, *, truncate: Truncate
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: TagOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    return tokenizer.encode_aligned(texts_of(inputs), truncate=truncate)
+    texts = texts_of(inputs)
+    if options.windows is None:
+        return tokenizer.encode_aligned(texts, truncate=truncate)
+    return windows.encode(tokenizer, texts, options, truncate=truncate)
 
 
 def finish(
@@ -120,11 +124,20 @@ def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
     def name(token: int) -> str:
         return "" if token == unknown else tokenizer.name(token)
 
-    return [
-        finish(text, aligned, row, work.options, work.manifest.labels, name)
-        for text, aligned, row in zip(texts_of(work.inputs), work.texts, work.rows, strict=True)
-        if isinstance(aligned, AlignedText)
-    ]
+    texts = texts_of(work.inputs)
+    answers = []
+    for source, own, rows in windows.by_input(work.texts, work.rows):
+        whole, logits = windows.merged(own, [row[0] for row in rows])
+        answers.append(finish(texts[source], whole, (logits,), work.options, work.manifest.labels, name))
+    return answers
 
 
-TASK = Task("tag", _finish, encode=encode, token_outputs=True)
+TASK = Task(
+    "tag",
+    _finish,
+    windows.check,
+    windows.sizes_bytes,
+    encode=encode,
+    token_outputs=True,
+    windows=windows.asked,
+)

@@ -1,0 +1,148 @@
+"""Texts that are too long, in overlapping windows: what windows of one text answer together."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.records import AlignedText, EncodedText, Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Manifest
+    from serving.records import Array, Long, Row, TextInput, TokenIds, Truncate, WindowScores
+
+USUAL_OVERLAP = 128
+LEAST_WINDOW = 16
+
+
+def windows_of(
+    long: Long | None, tokens: int | None, overlap: int | None, scores: WindowScores | None
+) -> Windows | None:
+    """What a request asks for by its fields `long`, `window_tokens`, `window_overlap` and `window_scores`."""
+    fields = {"tokens": tokens, "overlap_tokens": overlap, "scores": scores}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if long == "window":
+        return msgspec.convert(given, Windows)
+    if given:
+        raise InvalidRequest("`window_tokens`, `window_overlap` and `window_scores` need `long` to be `window`")
+    return None
+
+
+class Options(Protocol):
+    @property
+    def windows(self) -> Windows | None: ...
+
+
+def asked(options: Options) -> bool:
+    return options.windows is not None
+
+
+def check(options: Options, manifest: Manifest) -> None:
+    windows = options.windows
+    if windows is None:
+        return
+    if windows.tokens is not None and not LEAST_WINDOW <= windows.tokens <= manifest.max_length:
+        raise InvalidRequest(
+            f"`window_tokens` is {windows.tokens}; between {LEAST_WINDOW} and the model's {manifest.max_length} are"
+            " taken"
+        )
+    most = (windows.tokens or manifest.max_length) // 2
+    if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:
+        raise InvalidRequest(
+            f"`window_overlap` is {windows.overlap_tokens}; between 0 and half a window, {most}, are taken"
+        )
+
+
+def sizes_bytes(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+) -> list[int]:
+    if options.windows is None:
+        return tokenizer.sizes_bytes(inputs, truncate=truncate)
+    return tokenizer.windows_sizes_bytes(_texts(inputs), truncate=truncate)
+
+
+def encode(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    windows = options.windows
+    if windows is None:
+        return tokenizer.encode(inputs, truncate=truncate)
+    length = windows.tokens or tokenizer.max_length
+    overlap = min(USUAL_OVERLAP, length // 4) if windows.overlap_tokens is None else windows.overlap_tokens
+    return tokenizer.encode_windows(_texts(inputs), length=length, overlap=overlap, truncate=truncate)
+
+
+def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: Options) -> NDArray[np.float64]:
+    """The scores of each input, [inputs, ...], from those of each of the `texts`, which may be windows of inputs."""
+    windows = options.windows
+    if windows is None:
+        return scores
+    sources = [text.source for text in texts if isinstance(text, AlignedText)]
+    begins = np.flatnonzero(np.diff(sources, prepend=-1))
+    if windows.scores == "max":
+        highest: NDArray[np.float64] = np.maximum.reduceat(scores, begins, axis=0)
+        return highest
+    counts = np.diff(np.append(begins, len(scores)))
+    sums: NDArray[np.float64] = np.add.reduceat(scores, begins, axis=0)
+    return sums / counts.reshape(-1, *[1] * (scores.ndim - 1))
+
+
+def by_input(
+    texts: Sequence[EncodedText], rows: Sequence[Row]
+) -> Iterator[tuple[int, Sequence[AlignedText], Sequence[Row]]]:
+    """For each input its position, its windows and their rows."""
+    pairs = [(text, row) for text, row in zip(texts, rows, strict=True) if isinstance(text, AlignedText)]
+    for source, group in groupby(pairs, key=lambda pair: pair[0].source):
+        windows, own = zip(*group, strict=True)
+        yield source, windows, own
+
+
+def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[AlignedText, NDArray[Any]]:
+    """All tokens of one text, each once, with its row in the window that holds most of the text around it.
+
+    Args:
+        windows: Those of the text.
+        arrays: For each an output of the graph, [tokens or more, ...].
+
+    Returns:
+        The text as if the model had taken it whole, with the special tokens of its first and last window; its rows.
+    """
+    if len(windows) == 1:
+        return windows[0], arrays[0]
+    ends = [window.start + len(window.ids) - window.head - window.tail for window in windows]
+    # Of two neighbours the first has the tokens up to the middle of what they share.
+    cuts = [(right.start + end) // 2 for right, end in zip(windows[1:], ends, strict=False)]
+    parts = []
+    for number, window in enumerate(windows):
+        low = window.head + cuts[number - 1] - window.start if number else 0
+        high = window.head + cuts[number] - window.start if number < len(cuts) else len(window.ids)
+        parts.append((window, slice(low, high)))
+    ids: TokenIds[int] = array("i")
+    for window, part in parts:
+        ids += window.ids[part]
+    whole = msgspec.structs.replace(
+        windows[0],
+        ids=ids,
+        type_ids=None,
+        spans=np.concatenate([window.spans[part] for window, part in parts]),
+        words=np.concatenate([window.words[part] for window, part in parts]),
+    )
+    return whole, np.concatenate([rows[part] for rows, (_, part) in zip(arrays, parts, strict=True)])
+
+
+def _texts(inputs: Sequence[TextInput]) -> list[str | tuple[str, str]]:
+    texts = [value for value in inputs if isinstance(value, str | tuple)]
+    if len(texts) != len(inputs):
+        raise InvalidRequest("windows need texts as inputs, not token ids")
+    return texts
