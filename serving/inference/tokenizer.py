@@ -152,7 +152,7 @@ class TextTokenizer:
         length: int,
         overlap: int,
         truncate: Truncate,
-        whole_words: bool = False,
+        whole_words: bool = True,
     ) -> list[AlignedText]:
         """Token ids of each text, or pair, in as many windows as it needs; of a pair, its second part is in windows.
 

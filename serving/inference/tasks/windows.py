@@ -80,7 +80,9 @@ def encode(
         return tokenizer.encode(inputs, truncate=truncate)
     length = windows.tokens or tokenizer.max_length
     overlap = min(USUAL_OVERLAP, length // 4) if windows.overlap_tokens is None else windows.overlap_tokens
-    return tokenizer.encode_windows(_texts(inputs), length=length, overlap=overlap, truncate=truncate)
+    return tokenizer.encode_windows(
+        _texts(inputs), length=length, overlap=overlap, truncate=truncate, whole_words=False
+    )
 
 
 def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: Options) -> NDArray[np.float64]:
