@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import math
 import re
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, VarTupleType, type_info
 
 from serving.errors import (
     BertserveError,
@@ -25,6 +27,8 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from serving.records import Outcome
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -49,6 +53,11 @@ _DIGIT = re.compile(rb"[0-9]")
 # Sentences of msgspec that repeat nothing of what was received.
 _PATH = re.compile(r" - at `([^`]*)`$")
 _EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+_STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+_RESEMBLES = 0.75
+_NAMES: set[str] = set()
+"""Fields of all messages."""
 _MISSING = re.compile(r"Object missing required field `\w+`")
 
 
@@ -57,7 +66,8 @@ class JsonDecoder(Generic[M]):
 
     def __init__(self, kind: type[M]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
-        self._fields = ", ".join(f"`{field.encode_name}`" for field in msgspec.structs.fields(kind))
+        self._kind = kind
+        _NAMES.update(field.encode_name for field in msgspec.structs.fields(kind))
 
     def decode(self, data: bytes | memoryview) -> M:
         """The message in `data`. Of duplicate keys the last wins.
@@ -94,9 +104,39 @@ class JsonDecoder(Generic[M]):
         for pattern in (_EXPECTED, _MISSING):
             if match := pattern.match(text):
                 return match[0][0].lower() + match[0][1:] + where
-        if text.startswith("Object contains unknown field"):
-            return f"unknown field{where}; the fields are {self._fields}"
-        return f"the value is not one of those allowed{where}"
+        kinds = _kinds_at(self._kind, path[1] if path else "$")
+        if unknown := _UNKNOWN.match(text):
+            return _unknown(unknown[1], kinds, where)
+        allowed = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
+        return f"the value is not one of those allowed{where}: {', '.join(map(str, allowed))}"
+
+
+def _kinds_at(message: type, path: str) -> list[Type]:
+    """The types that a value may have at a place of a message, a path as the library writes it."""
+    kinds = _members(type_info(message))
+    for field in (match[1] for match in _STEP.finditer(path)):
+        below: list[Type] = []
+        for kind in kinds:
+            if isinstance(kind, StructType) and field is not None:
+                below += [own.type for own in kind.fields if own.encode_name == field]
+            elif isinstance(kind, ListType | VarTupleType) and field is None:
+                below.append(kind.item_type)
+        kinds = [member for kind in below for member in _members(kind)]
+    return kinds
+
+
+def _members(kind: Type) -> list[Type]:
+    return list(kind.types) if isinstance(kind, UnionType) else [kind]
+
+
+def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
+    """Names a field only if it resembles one that is known: nothing else that was received is repeated."""
+    fields = [field.encode_name for kind in kinds if isinstance(kind, StructType) for field in kind.fields]
+    near = difflib.get_close_matches(name, fields, 1, _RESEMBLES)
+    if near:
+        return f'unknown field "{name}"{where}; did you mean "{near[0]}"?'
+    called = f' "{name}"' if name in _NAMES else ""
+    return f"unknown field{called}{where}; the fields are {', '.join(f'`{field}`' for field in fields)}"
 
 
 async def _check_elements(data: bytes | memoryview, turn: asyncio.Lock) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest
+from serving.http.apis.huggingface_messages import ClassifyRequest
 from serving.http.apis.oip_messages import InferMessage
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.apis.tei_messages import EmbedRequest
@@ -66,7 +67,7 @@ def test_values_nested_without_end_are_malformed() -> None:
         (b'{"inputs": "a", "dimensions": 1.5}', "expected `int | null`, got `float` (at `$.dimensions`)"),
         (
             b'{"inputs": "a", "truncation_direction": "up"}',
-            "the value is not one of those allowed (at `$.truncation_direction`)",
+            "the value is not one of those allowed (at `$.truncation_direction`): Left, Right, left, right",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, bytes) else "",
@@ -79,10 +80,28 @@ def test_json_of_another_shape_is_told_what_was_expected_and_where(data: bytes, 
 
 
 def test_an_unknown_field_is_answered_with_those_that_are_known() -> None:
-    """Without repeating its name."""
-    message = refusal(b'{"inputs": "a", "normalise": true}').message
+    """Its name is repeated only if it resembles one of them, or is a field of another route."""
+    message = refusal(b'{"inputs": "a", "secret": true}').message
     assert message.startswith("unknown field; the fields are `inputs`, `truncate`, ")
-    assert "normalise" not in message
+    assert "secret" not in message
+    JsonDecoder(ClassifyRequest)
+    assert refusal(b'{"inputs": "a", "parameters": {}}').message.startswith(
+        'unknown field "parameters"; the fields are '
+    )
+    assert refusal(b'{"input": "a"}').message == 'unknown field "input"; did you mean "inputs"?'
+
+
+def test_a_field_is_refused_at_its_own_place() -> None:
+    """Inside of an object its own fields are the known ones; of a value that is not allowed those that are."""
+    with pytest.raises(InvalidRequest) as refused:
+        JsonDecoder(ClassifyRequest).decode(b'{"inputs": "a", "parameters": {"topk": 1}}')
+    assert refused.value.message == 'unknown field "topk" (at `$.parameters`); did you mean "top_k"?'
+    with pytest.raises(InvalidRequest) as refused:
+        JsonDecoder(ClassifyRequest).decode(b'{"inputs": [{"text": "a", "secret": 1}]}')
+    assert refused.value.message == "unknown field (at `$.inputs[0]`); the fields are `text`, `text_pair`"
+    with pytest.raises(InvalidRequest) as refused:
+        JsonDecoder(ClassifyRequest).decode(b'{"inputs": "a", "parameters": {"function_to_apply": "relu"}}')
+    assert refused.value.message.endswith("(at `$.parameters.function_to_apply`): none, sigmoid, softmax")
 
 
 def test_of_equal_keys_the_last_wins() -> None:
