@@ -223,7 +223,7 @@ def test_a_model_too_short_for_questions() -> None:
         else:
             windows = short.encode_windows([("the server", "a text")], length=length, overlap=4, truncate=True)
             assert max(len(window.ids) for window in windows) <= length
-            assert windows[0].truncated == 2 - min(2, max(0, length // 2 - 3))
+            assert windows[0].truncated == 2 - min(2, max(0, length // 2 - 3, length - 3 - 2))
 
 
 def test_the_size_of_a_context_is_limited(tokenizer: TextTokenizer) -> None:
