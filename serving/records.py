@@ -201,6 +201,37 @@ class RerankOptions(TaskOptions[list[float]], frozen=True):
     windows: Windows | None = None
 
 
+class Chunk(msgspec.Struct, frozen=True, eq=False):
+    """A part of a text and its vector, float32 [dimensions].
+
+    Attributes:
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    start: int
+    end: int
+    embedding: NDArray[np.float32]
+
+
+class ChunkOptions(TaskOptions[list[list[Chunk]]], frozen=True):
+    """The answer is, for each text, its chunks in their order; each ends with a word, if words are that short.
+
+    Attributes:
+        tokens: Of the largest chunk, special tokens and those of a prompt included; None for what the model takes.
+        overlap_tokens: Tokens, about, that neighbouring chunks share; half a chunk at most.
+        vectors: How vectors are answered.
+    """
+
+    tokens: int | None = None
+    overlap_tokens: int = 0
+    vectors: EmbedOptions = EmbedOptions()
+
+
+class LateChunkOptions(ChunkOptions, frozen=True):
+    """The same from one reading of the whole text: a chunk's vector is the mean of its tokens' vectors."""
+
+
 class AnswerSpan(msgspec.Struct, frozen=True):
     """A part of a context that answers a question; an empty one says that the context holds no answer.
 
@@ -389,6 +420,20 @@ class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
     start: int = 0
     head: int = 0
     tail: int = 0
+
+
+class EncodedChunk(EncodedText, frozen=True, kw_only=True):
+    """A chunk of an input.
+
+    Attributes:
+        source: Position of the input in the request.
+        start: Its first character in the input.
+        end: The character behind its last.
+    """
+
+    source: int
+    start: int
+    end: int
 
 
 TextInput = str | tuple[str, str] | list[int] | EncodedText

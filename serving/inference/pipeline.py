@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.records import A, EncodedText, InferRequest, ModelIndex, Totals
+    from serving.records import A, EncodedText, InferRequest, ModelIndex, TextInput, Totals
     from serving.settings import Settings
 
 R = TypeVar("R")
@@ -73,7 +73,8 @@ class Pipeline:
         model = self._repository.find(request.model, request.version, task.name)
         _check_count(request)
         task.check(request.options, model.manifest)
-        inputs = model.prompted(request.inputs, request.prompt_name, request.input_type)
+        prompted = model.with_prompt_apart if task.prompt_apart else model.prompted
+        inputs: Sequence[TextInput] = prompted(request.inputs, request.prompt_name, request.input_type)
         if task.expand is not None:
             inputs = task.expand(inputs, request.options)
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate

@@ -64,6 +64,16 @@ class ServedModel(ModelForm):
             raise InvalidRequest(f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs")
         return texts
 
+    def with_prompt_apart(
+        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
+    ) -> Sequence[TextInput]:
+        """The same prompts, each in a pair with its text; raises `InvalidRequest`, also for token ids."""
+        if not all(isinstance(value, str) for value in inputs):
+            raise InvalidRequest("each input must be one text")
+        chosen = name is not None or input_type is not None
+        prompt = self._prompt(name, input_type) if chosen else self.default_prompt
+        return [(prompt, value) for value in inputs if isinstance(value, str)]
+
     def _prompt(self, name: str | None, input_type: InputType | None) -> str:
         """The prompt of a name, or the one for a type of input.
 

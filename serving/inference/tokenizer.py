@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from serving.errors import BundleError, InvalidRequest
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
-from serving.records import AlignedText, EncodedText, Token
+from serving.records import AlignedText, EncodedChunk, EncodedText, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -177,6 +177,40 @@ class TextTokenizer:
             spans = _of_words(spans, words) if whole_words else spans
             windows += self._windows(source, first, cut, text.ids, spans, words, length, overlap)
         return windows
+
+    def encode_chunks(
+        self, pairs: Sequence[tuple[str, str]], *, tokens: int, overlap: int, most: int
+    ) -> list[EncodedChunk]:
+        """Token ids of each chunk of the second part of each pair, with the first part before it.
+
+        A chunk has so many tokens at most, and the ids that the same text has alone.
+
+        Raises:
+            InvalidRequest: There are more chunks than `most`, or no room for any beside the first part.
+        """
+        chunks: list[EncodedChunk] = []
+        for source, (prompt, text) in enumerate(pairs):
+            encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+            spans, words = _alignment(encoding)
+            used = len(self._encoded(source, prompt, truncate=True).ids)
+            if used >= tokens:
+                raise InvalidRequest(f"a chunk of {tokens} tokens leaves no room: prompt and special tokens are {used}")
+
+            def encoded(begin: int, end: int) -> EncodedChunk:
+                at, stop = (int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0)  # noqa: B023  called here
+                alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  likewise
+                return EncodedChunk(alone.ids, None, alone.truncated, source=source, start=at, end=stop)  # noqa: B023
+
+            def surplus(begin: int, end: int) -> int:
+                chunk = encoded(begin, end)
+                return len(chunk.ids) + chunk.truncated - tokens
+
+            ranges = chunk_ranges(words, tokens - used, overlap, surplus) if len(words) else [(0, 0)]
+            for begin, end in ranges:
+                chunks.append(encoded(begin, end))
+                if len(chunks) > most:
+                    raise too_many_chunks(most)
+        return chunks
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
         """The text of token ids; `bare` leaves out special tokens."""
@@ -360,6 +394,40 @@ class TextTokenizer:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def chunk_ranges(
+    words: NDArray[np.int32], room: int, overlap: int, surplus: Callable[[int, int], int] = lambda *_: 0
+) -> Iterator[tuple[int, int]]:
+    """Ranges [begin, end) of a text's tokens that hold whole words, or parts of words that are longer than `room`.
+
+    Args:
+        words: int32 [tokens], the number of each token's word; at least one.
+        room: Tokens of a range.
+        overlap: Tokens that a range shares with the one before, at least, as far as they are whole words.
+        surplus: How many tokens a range has too many.
+    """
+    begins = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
+    count = len(words)
+
+    def word_end(begin: int, end: int) -> int:
+        last = int(begins[np.searchsorted(begins, end, side="right") - 1])
+        return last if last > begin else max(begin + 1, end)
+
+    begin = 0
+    while True:
+        end = word_end(begin, min(begin + room, count))
+        while end > begin + 1 and (over := surplus(begin, end)) > 0:
+            end = word_end(begin, end - over)
+        yield begin, end
+        if end >= count:
+            return
+        again = int(begins[np.searchsorted(begins, end - overlap, side="right") - 1]) if overlap else end
+        begin = again if begin < again < end else end
+
+
+def too_many_chunks(most: int) -> InvalidRequest:
+    return InvalidRequest(f"the texts have more than {most} chunks; send fewer at once, or ask for larger chunks")
 
 
 def _windowed(value: str | tuple[str, str]) -> str:

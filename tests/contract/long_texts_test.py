@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,61 @@ def test_v2_refuses_windows_of_other_tasks(server: Server) -> None:
     assert (reply.status, "classify, rerank and tag" in reply.json()["error"]) == (400, True)
     with pytest.raises(InferenceServerException, match="`window_tokens` must be a whole number"):
         over_grpc(server, "a", long="window", window_tokens="12")
+
+
+@pytest.mark.parametrize(("tokens", "overlap"), [(None, 0), (16, 0), (16, 5), (8, 0)])
+def test_a_chunk_is_embedded_as_if_it_were_asked_alone(server: Server, tokens: int | None, overlap: int) -> None:
+    """Chunks stand in the text's order and leave out no word of it; offsets are those of the text."""
+    texts = [LONG, "a" * 200, "Paris é 12!", ""]
+    answer = ask(server, "/embed", inputs=texts, chunk=True, chunk_tokens=tokens, chunk_overlap=overlap)
+    assert len(answer) == len(texts)
+    for text, chunks in zip(texts, answer, strict=True):
+        words = [text[chunk["start"] : chunk["end"]] for chunk in chunks]
+        alone = [ask(server, "/embed", inputs=word)[0] for word in words]
+        np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], alone, atol=1e-5)
+        assert all(len(spans(server, word)) + 2 <= (tokens or MAX_LENGTH) for word in words)
+        ends = [0, *(chunk["end"] for chunk in chunks)]
+        assert all(not text[end : chunk["start"]].strip() for end, chunk in zip(ends, chunks, strict=False))
+        assert not text[ends[-1] :].strip()
+        if overlap and text == LONG:
+            assert all(left["end"] > right["start"] for left, right in itertools.pairwise(chunks))
+
+
+def test_late_chunking_means_the_vectors_of_tokens(server: Server) -> None:
+    """A chunk's vector is the mean of its tokens' vectors in the whole text, special tokens at either end included."""
+    text = "the server is in the text " * 8
+    rows = np.array(ask(server, "/embed_all", inputs=text)[0])
+    options = {"chunk": True, "chunk_tokens": 18, "late_chunking": True, "normalize": False}
+    (chunks,) = ask(server, "/embed", inputs=text, **options)
+    positions = spans(server, text)
+    assert [(chunk["start"], chunk["end"]) for chunk in chunks] == [
+        (positions[at][0], positions[at + 15][1]) for at in range(0, 48, 16)
+    ]
+    expected = [rows[:17].mean(axis=0), rows[17:33].mean(axis=0), rows[33:].mean(axis=0)]
+    np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], expected, atol=1e-4)
+    ((whole,),) = ask(server, "/models/embed_tokens/embed", inputs=text, chunk=True, late_chunking=True)
+    np.testing.assert_allclose(whole["embedding"], rows.mean(axis=0) / np.linalg.norm(rows.mean(axis=0)), atol=1e-5)
+    (long,) = ask(server, "/embed", inputs=LONG, chunk=True, late_chunking=True)
+    assert (long[0]["start"], LONG[long[-1]["end"] - 1]) == (0, "!")
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "status", "words"),
+    [
+        ("/embed", {"chunk": True, "chunk_tokens": 65}, 422, "`chunk_tokens` is 65; between 8 and the model's 64"),
+        ("/embed", {"chunk": True, "chunk_tokens": 7}, 422, "`chunk_tokens` is 7"),
+        ("/embed", {"chunk": True, "chunk_overlap": 33}, 422, "`chunk_overlap` is 33; between 0 and half a chunk, 32"),
+        ("/embed", {"chunk_tokens": 16}, 422, "need `chunk` to be true"),
+        ("/embed", {"chunk": True, "inputs": [[1, 2]]}, 422, "each input must be one text"),
+        ("/embed", {"chunk": True, "chunk_tokens": 8, "inputs": "text " * 6100}, 422, "more than 1000 chunks"),
+        ("/models/embed/embed", {"chunk": True, "late_chunking": True}, 424, "--task embed_tokens"),
+    ],
+    ids=["long", "short", "overlap", "not-asked", "ids", "many", "late"],
+)
+def test_chunks_that_are_refused(server: Server, path: str, message: dict[str, Any], status: int, words: str) -> None:
+    """One sentence says what is wrong and what would be right."""
+    reply = post(server, path, **{"inputs": "a", **message})
+    assert (reply.status, words in reply.json()["error"]) == (status, True), reply.body
 
 
 @pytest.fixture

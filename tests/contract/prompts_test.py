@@ -113,6 +113,19 @@ def test_prompts_of_tei_routes(server: Server) -> None:
     np.testing.assert_allclose(found, [np.dot(*both)], atol=1e-6)
 
 
+def test_each_chunk_has_the_prompt(server: Server) -> None:
+    """Offsets are those of the text without it."""
+    text = "a text that is not on the server, and it is in the text for a server. " * 4
+    for model, choice in (("searching", {"input_type": "document"}), ("default", {})):
+        prompt = PROMPTS["passage" if choice else "query"]
+        reply = post(server, f"/models/{model}/embed", inputs=text, chunk=True, **choice)
+        chunks = reply.json()[0]
+        assert len(chunks) > 1
+        for chunk in chunks:
+            alone = tei(server, "plain", prompt + text[chunk["start"] : chunk["end"]])
+            np.testing.assert_allclose(chunk["embedding"], alone, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "choice", "words"),
     [

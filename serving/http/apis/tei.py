@@ -14,6 +14,7 @@ from serving.http.apis.tei_messages import (
     DecodeRequest,
     Direction,
     EmbedAllRequest,
+    EmbeddedChunk,
     EmbedRequest,
     Info,
     PredictRequest,
@@ -28,7 +29,15 @@ from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_he
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, Router, all_models
 from serving.oip.service import SERVER_VERSION
-from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, LabelScore, RerankOptions
+from serving.records import (
+    ChunkOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    EmbedTokensOptions,
+    LabelScore,
+    LateChunkOptions,
+    RerankOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +104,13 @@ async def _infer(
     )
 
 
-@router.infer("/embed", "embed", EmbedRequest, list[list[float]], {"inputs": ["What is a T4?", "A graphics card."]})
+@router.infer(
+    "/embed",
+    "embed",
+    EmbedRequest,
+    list[list[float | EmbeddedChunk]],
+    {"inputs": ["What is a T4?", "A graphics card."]},
+)
 async def embed(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts; one vector an input."""
     return await embed_texts(api, http, await http.json(_EMBED, api.turn))
@@ -104,8 +119,31 @@ async def embed(api: Api, http: HttpRequest) -> HttpReply:
 async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> HttpReply:
     inputs = text_inputs(message.inputs)
     options = EmbedOptions(message.normalize, message.dimensions)
+    if message.chunk:
+        return await _embed_chunks(api, http, message, inputs, options)
+    if message.late_chunking or message.chunk_tokens is not None or message.chunk_overlap:
+        raise InvalidRequest("`chunk_tokens`, `chunk_overlap` and `late_chunking` need `chunk` to be true")
     outcome = await _infer(api, http, inputs, options, message)
     body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+async def _embed_chunks(
+    api: Api, http: HttpRequest, message: EmbedRequest, inputs: Sequence[str | list[int]], vectors: EmbedOptions
+) -> HttpReply:
+    kind = LateChunkOptions if message.late_chunking else ChunkOptions
+    try:
+        options = kind(message.chunk_tokens, message.chunk_overlap, vectors)
+        outcome = await _infer(api, http, inputs, options, message)
+    except WrongTask as error:
+        if not message.late_chunking:
+            raise
+        raise WrongTask(
+            f"{error.message}; late chunking needs the vectors of tokens: `bertserve export MODEL --task embed_tokens`"
+            " makes a model that has them, and /models/NAME/embed asks it"
+        ) from None
+    rows = [[msgspec.structs.asdict(chunk) for chunk in chunks] for chunks in outcome.answer]
+    body = await asyncio.to_thread(orjson.dumps, rows, option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 

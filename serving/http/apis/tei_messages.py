@@ -52,6 +52,11 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         input_type: What the texts are for, which chooses a prompt in place of its name.
         normalize: Scale vectors to length 1; null means as the model's own folder says.
         dimensions: Keep only the first so many components.
+        chunk: Cut each text into chunks and answer a vector for each, `EmbeddedChunk`, in a list for each text.
+        chunk_tokens: Of the largest chunk; null means as many as the model takes.
+        chunk_overlap: Tokens that neighbouring chunks share.
+        late_chunking: Read the text whole before its tokens' vectors are meant chunk by chunk; asks for a model of the
+            task `embed_tokens`.
     """
 
     inputs: str | list[str | list[int] | int]
@@ -61,6 +66,18 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     input_type: InputType | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    chunk: bool = False
+    chunk_tokens: int | None = None
+    chunk_overlap: int = 0
+    late_chunking: bool = False
+
+
+class EmbeddedChunk(msgspec.Struct):
+    """A chunk's characters in its text, from `start` to before `end` in Unicode code points, and its vector."""
+
+    start: int
+    end: int
+    embedding: list[float]
 
 
 class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):

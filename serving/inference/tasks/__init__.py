@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.inference.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag, tensors, zero_shot
+from serving.inference.tasks import (
+    answer,
+    chunks,
+    classify,
+    embed,
+    embed_tokens,
+    fill_mask,
+    rerank,
+    tag,
+    tensors,
+    zero_shot,
+)
 from serving.records import (
     AnswerOptions,
+    ChunkOptions,
     ClassifyOptions,
     EmbedOptions,
     EmbedTokensOptions,
     FillMaskOptions,
+    LateChunkOptions,
     RerankOptions,
     TagOptions,
     TensorOptions,
@@ -26,6 +39,8 @@ if TYPE_CHECKING:
 TASKS: Mapping[type[TaskOptions[Any]], Task[Any, Any]] = {
     EmbedOptions: embed.TASK,
     EmbedTokensOptions: embed_tokens.TASK,
+    ChunkOptions: chunks.TASK,
+    LateChunkOptions: chunks.LATE,
     ClassifyOptions: classify.TASK,
     ZeroShotOptions: zero_shot.TASK,
     RerankOptions: rerank.TASK,

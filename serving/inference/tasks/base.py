@@ -76,6 +76,7 @@ class Task(Generic[O, A]):
         expand: Makes the inputs that the model reads of the request's; None where they are the same.
         encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
+        prompt_apart: Whether inputs are pairs of the prompt and the text, in place of both in one.
         windows: Whether a text that is too long is read in several windows with these options; otherwise it is cut.
     """
 
@@ -87,6 +88,7 @@ class Task(Generic[O, A]):
     encode: Encode[O] | None = None
     token_outputs: bool = False
     windows: Callable[[O], bool] = never
+    prompt_apart: bool = False
 
 
 def check_top_k(top_k: int | None, most: int) -> None:

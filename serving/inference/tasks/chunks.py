@@ -1,0 +1,128 @@
+"""Long texts in chunks: the task `embed` with a vector for each chunk, and late chunking.
+
+A chunk is embedded as if it were asked alone. Late chunking reads the whole text first, in windows where it does not
+fit, and means the vectors of each chunk's tokens (Günther et al., "Late Chunking", arXiv 2409.04701); the first and the
+last chunk count the special tokens at their end, so that a text of one chunk is the text's own mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.inference.tasks import embed
+from serving.inference.tasks.base import Task, pairs_of
+from serving.inference.tasks.windows import USUAL_OVERLAP, by_input, merged
+from serving.inference.tokenizer import chunk_ranges, too_many_chunks
+from serving.records import Chunk, EncodedChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.inference.tasks.base import Work
+    from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Manifest
+    from serving.records import ChunkOptions, EncodedText, TextInput, Truncate
+
+MOST_CHUNKS = 1000
+"""Of all texts of a request."""
+
+LEAST_CHUNK = 8
+
+
+def check(options: ChunkOptions, manifest: Manifest) -> None:
+    embed.check(options.vectors, manifest)
+    tokens = options.tokens
+    if tokens is not None and not LEAST_CHUNK <= tokens <= manifest.max_length:
+        raise InvalidRequest(
+            f"`chunk_tokens` is {tokens}; between {LEAST_CHUNK} and the model's {manifest.max_length} are taken"
+        )
+    most = (tokens or manifest.max_length) // 2
+    if not 0 <= options.overlap_tokens <= most:
+        raise InvalidRequest(
+            f"`chunk_overlap` is {options.overlap_tokens}; between 0 and half a chunk, {most}, are taken"
+        )
+
+
+def sizes_bytes(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate
+) -> list[int]:
+    return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
+
+
+def encode(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: ChunkOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    del truncate  # nothing is cut
+    size = options.tokens or tokenizer.max_length
+    return tokenizer.encode_chunks(pairs_of(inputs), tokens=size, overlap=options.overlap_tokens, most=MOST_CHUNKS)
+
+
+def encode_whole(
+    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    length = tokenizer.max_length
+    texts = [prompt + text for prompt, text in pairs_of(inputs)]
+    overlap = min(USUAL_OVERLAP, length // 4)
+    return tokenizer.encode_windows(texts, length=length, overlap=overlap, truncate=truncate, whole_words=False)
+
+
+def _finish(work: Work[ChunkOptions]) -> list[list[Chunk]]:
+    vectors = embed.finish(work.rows, work.options.vectors)
+    answer: list[list[Chunk]] = [[] for _ in work.inputs]
+    for text, vector in zip(work.texts, vectors, strict=True):
+        if isinstance(text, EncodedChunk):
+            answer[text.source].append(Chunk(text.start, text.end, vector))
+    return answer
+
+
+def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
+    answer: list[list[Chunk]] = []
+    pairs = pairs_of(work.inputs)
+    room = (work.options.tokens or work.manifest.max_length) - len(work.tokenizer.frame)
+    for source, windows, rows in by_input(work.texts, work.rows):
+        before = len(pairs[source][0])
+        whole, vectors = merged(windows, [row[0] for row in rows])
+        count = len(whole.ids)
+        spans = whole.spans[whole.head : count - whole.tail] - before
+        prompt = int(np.count_nonzero(spans[:, 0] < 0))
+        words = whole.words[whole.head + prompt : count - whole.tail]
+        spans = spans[prompt:]
+        means, places = [], []
+        for begin, end in chunk_ranges(words, room, work.options.overlap_tokens) if len(words) else [(0, 0)]:
+            low = 0 if begin == 0 else whole.head + prompt + begin
+            high = count if end == len(words) else whole.head + prompt + end
+            means.append((vectors[low:high].astype(np.float32).mean(axis=0),))
+            places.append((int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0))
+            if len(means) + sum(map(len, answer)) > MOST_CHUNKS:
+                raise too_many_chunks(MOST_CHUNKS)
+        made: NDArray[np.float32] = embed.finish(means, work.options.vectors)
+        answer.append([Chunk(*place, vector) for place, vector in zip(places, made, strict=True)])
+    return answer
+
+
+TASK = Task(
+    "embed",
+    _finish,
+    check,
+    sizes_bytes,
+    encode=encode,
+    token_outputs=True,
+    windows=lambda _: True,
+    prompt_apart=True,
+)
+
+LATE = Task(
+    "embed_tokens",
+    _finish_late,
+    check,
+    sizes_bytes,
+    encode=encode_whole,
+    token_outputs=True,
+    windows=lambda _: True,
+    prompt_apart=True,
+)
