@@ -239,4 +239,4 @@ def test_the_size_of_a_context_is_limited(tokenizer: TextTokenizer) -> None:
 def test_a_question_needs_a_context(tokenizer: TextTokenizer, wrong: str | list[int]) -> None:
     """An input that is no pair is refused."""
     with pytest.raises(InvalidRequest, match="pair"):
-        answer.sizes_bytes(tokenizer, [wrong])
+        answer.sizes_bytes(tokenizer, [wrong], AnswerOptions(), truncate=True)
