@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks.windows import windows_of
+from serving.inference.long_texts import windows_of
 from serving.records import InputType, Long, WindowScores
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.inference.tasks.windows import windows_of
+from serving.inference.long_texts import windows_of
 from serving.records import EngineChoice, InputType, Long, Token, Windows, WindowScores
 
 Direction = Literal["Right", "right", "Left", "left"]

@@ -20,23 +20,10 @@ if TYPE_CHECKING:
 
     from serving.inference.tokenizer import TextTokenizer
     from serving.models.manifest import Manifest
-    from serving.records import Array, Long, Row, TextInput, TokenIds, Truncate, WindowScores
+    from serving.records import Array, Row, TextInput, TokenIds, Truncate
 
 USUAL_OVERLAP = 128
 LEAST_WINDOW = 16
-
-
-def windows_of(
-    long: Long | None, tokens: int | None, overlap: int | None, scores: WindowScores | None
-) -> Windows | None:
-    """What a request asks for by its fields `long`, `window_tokens`, `window_overlap` and `window_scores`."""
-    fields = {"tokens": tokens, "overlap_tokens": overlap, "scores": scores}
-    given = {name: value for name, value in fields.items() if value is not None}
-    if long == "window":
-        return msgspec.convert(given, Windows)
-    if given:
-        raise InvalidRequest("`window_tokens`, `window_overlap` and `window_scores` need `long` to be `window`")
-    return None
 
 
 class Options(Protocol):
