@@ -71,7 +71,7 @@ def test_a_refused_request_is_logged_under_its_id(server: Server) -> None:
 def test_a_refused_call_is_logged_under_its_id(server: Server) -> None:
     """On gRPC the client reads it in the trailing metadata."""
     with Grpc(server) as client, pytest.raises(Refused) as refused:
-        client.embed(["x " * 100_000])
+        client.embed(["x " * 100_000], truncate=False)
     line = wait_line(server, request_id=refused.value.headers["x-request-id"], logger="bertserve.requests")
     assert line["reason"] == "invalid_request"
 
