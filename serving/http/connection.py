@@ -566,9 +566,11 @@ class HttpConnection(asyncio.Protocol):
         """Refuses a request without an API key, before anything shows whether there is such a route."""
         app, headers = self._port.app, self._headers
         keys = app.api.keys
-        if keys is None or (error := unauthenticated(keys, app.public, self._path, headers)) is None:
+        if keys is None:
             return
         method = self._parser.get_method().decode()
+        if (error := unauthenticated(keys, app.public, method, self._path, headers)) is None:
+            return
         if not app.origins or not is_preflight(method, headers) or announces_body(headers):
             raise self._violated(error)
 

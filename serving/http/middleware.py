@@ -34,18 +34,19 @@ _PREFLIGHT = {
 
 
 def unauthenticated(
-    keys: ApiKeys, public: Collection[str], path: str, headers: Mapping[bytes, bytes]
+    keys: ApiKeys, public: Collection[str], method: str, path: str, headers: Mapping[bytes, bytes]
 ) -> Unauthenticated | None:
     """Why a request is refused that should bring an API key; None where it brings one or needs none.
 
     Args:
         keys: The keys.
         public: Paths that need none, as long as nothing is sent to them.
+        method: The request's method.
         path: The request's path.
         headers: Its headers.
     """
     authorization = headers.get(b"authorization")
-    if keys.allow(authorization) or (path in public and not announces_body(headers)):
+    if keys.allow(authorization) or (path in public and method != "POST" and not announces_body(headers)):
         return None
     return refusal(authorization)
 
@@ -71,7 +72,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = None
         if scope["type"] == "http":
-            error = unauthenticated(self._keys, self._public, scope["path"], headers_of(scope))
+            error = unauthenticated(self._keys, self._public, scope["method"], scope["path"], headers_of(scope))
         if error is None:
             await self._app(scope, receive, send)
             return

@@ -109,9 +109,9 @@ def sweep(server: Server, tables: Tables, good: tuple[str, ...], bad: tuple[str 
         (server.metrics, tables.probes, METRICS_PATHS),
     ):
         for key in (*good, *bad):
-            refused = {route for route in routes if http_status(address, *route, key) == 401}
+            refused = {(method, path) for method, path in routes if http_status(address, method, path, key) == 401}
             reading = {("GET", path) for path in opened}
-            assert refused == (set() if key in good else set(routes) - reading), (address, key)
+            assert refused == (set() if key in good else {*map(tuple, routes)} - reading), (address, key)
     for key in (*good, *bad):
         refused = {call for call in tables.grpc if grpc_code(server.grpc, call, key) == "UNAUTHENTICATED"}
         assert refused == (set() if key in good else set(tables.grpc) - OPEN_CALLS), key
