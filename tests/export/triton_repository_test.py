@@ -380,13 +380,12 @@ def test_concurrent_texts_keep_their_vectors(served: tuple[Triton, Server], text
 def test_one_bad_request_is_refused_by_itself(
     served: tuple[Triton, Server], models: Path, transport: type[V2Json | Grpc]
 ) -> None:
-    """A text too long that may not be cut, or far too long to be read, is the client's fault; the next one runs."""
+    """A text too long, or far too long to be read, that may not be cut is the client's fault; the next one runs."""
     running, server = served
-    long = words(models, MAX_LENGTH + 1)
-    for bad, options in ((long, {"truncate": False}), ("a" * 9000, {})):
+    for bad in (words(models, MAX_LENGTH + 1), "a" * 9000):
         for asked in (running, server):
             with transport(asked) as client, pytest.raises(Refused) as refused:
-                client.embed([bad], **options)
+                client.embed([bad], truncate=False)
             assert refused.value.status == {"v2": 400, "grpc": "INVALID_ARGUMENT"}[transport.family]
     with transport(running) as client:
         assert client.embed(["after that"]).vectors.shape == (1, HIDDEN_SIZE)
