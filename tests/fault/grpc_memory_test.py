@@ -49,11 +49,12 @@ def server(models: Path) -> Iterator[Server]:
 
 
 def request(text: str = "small", model: str = NAME, padding: int = SIZE) -> bytes:
-    """A request of so many bytes more than it needs."""
+    """A request of so many bytes more than it needs, whose text may not be cut."""
     message = pb.ModelInferRequest(model_name=model)
     message.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
     message.raw_input_contents.append(bytes_tensor([text]))
     message.parameters["padding"].string_param = "x" * padding
+    message.parameters["truncate"].bool_param = False
     return message.SerializeToString()
 
 
