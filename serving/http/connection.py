@@ -634,7 +634,7 @@ class HttpConnection(asyncio.Protocol):
         self._violation = None
         error.bare()
         self._set_timer(_Reading.NOTHING)
-        path = (self._url or b"/").split(b"?")[0].decode("ascii", "replace")
+        path = (self._url or b"").split(b"?")[0].decode("ascii", "replace")
         method = self._parser.get_method().decode() if self._url else ""
         request = HttpRequest(method, path, self._headers, b"", request_id(None), time.perf_counter())
         refusal = self._port.app.api.refuse(error, request)

@@ -26,7 +26,7 @@ TICK_S = 1.0
 _ON_THE_WAY_S = 0.25
 """How long requests may have been on their way when the port closes; connections without one are closed then."""
 
-_FULL = error_reply("/", NotReady("all connections of the server are taken; try again", retry_after_s=1), "")
+_FULL = error_reply("", NotReady("all connections of the server are taken; try again", retry_after_s=1), "")
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
     % (*(_FULL.content_type, len(_FULL.body), _FULL.head, _FULL.body),)
