@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serving.inference.tasks import embed
-from serving.records import EmbedOptions
+from serving.inference.tasks import chunks, embed
+from serving.inference.tasks.base import Work
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import open_bundle
+from serving.records import ChunkOptions, EmbedOptions, EncodedChunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pooled_outputs = arrays.arrays(
     np.float32,
@@ -50,3 +61,20 @@ def test_the_engines_rows_are_not_changed(pooled: np.ndarray) -> None:
     before = pooled.copy()
     embed.finish(rows(pooled), EmbedOptions(normalize=True, dimensions=1))
     np.testing.assert_array_equal(pooled, before)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_chunks_are_scaled_as_the_model_scales_texts(models: Path, normalize: bool) -> None:  # noqa: FBT001  drawn
+    """Where a request does not say: a chunk's vector is that of the chunk asked alone."""
+    bundle = open_bundle(models / "minilm" / "1")
+    text = EncodedChunk(ids=array("i", [101, 102]), source=0, start=0, end=1)
+    work = Work(
+        inputs=[("", "a")],
+        options=ChunkOptions(),
+        texts=[text],
+        rows=rows(np.array([[3.0, 4.0]], np.float32)),
+        manifest=msgspec.structs.replace(bundle.manifest, normalize=normalize),
+        tokenizer=TextTokenizer.open(bundle.path, bundle.manifest),
+    )
+    ((chunk,),) = chunks.TASK.finish(work)
+    np.testing.assert_allclose(chunk.embedding, [0.6, 0.8] if normalize else [3.0, 4.0], rtol=1e-6)

@@ -13,7 +13,7 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.inference.tasks.base import Task, check_top_k, pairs_of, softmax
-from serving.inference.tasks.windows import by_input
+from serving.inference.tasks.windows import USUAL_OVERLAP, by_input
 from serving.records import AnswerSpan
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 MOST_ANSWERS = 100
 
 _LEAST_WINDOW = 256
-_USUAL_OVERLAP = 128
 
 _MORE_SPANS, _SPARE_SPANS = 2, 10
 """Spans of tokens looked at in each window: so many times the answers wanted, and so many more. Several of them are the
@@ -60,7 +59,7 @@ def encode(
     length = min(options.window_tokens, tokenizer.max_length)
     overlap = options.overlap_tokens
     if overlap is None:
-        overlap = min(length // 2, _USUAL_OVERLAP)
+        overlap = min(length // 2, USUAL_OVERLAP)
     return tokenizer.encode_windows(
         pairs_of(inputs), length=length, overlap=overlap, whole_words=options.whole_words, truncate=truncate
     )

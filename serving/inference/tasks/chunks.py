@@ -72,7 +72,7 @@ def encode_whole(
 
 
 def _finish(work: Work[ChunkOptions]) -> list[list[Chunk]]:
-    vectors = embed.finish(work.rows, work.options.vectors)
+    vectors = embed.finish(work.rows, work.options.vectors, normalize=work.manifest.normalize)
     answer: list[list[Chunk]] = [[] for _ in work.inputs]
     for text, vector in zip(work.texts, vectors, strict=True):
         if isinstance(text, EncodedChunk):
@@ -100,7 +100,7 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
             places.append((int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0))
             if len(means) + sum(map(len, answer)) > MOST_CHUNKS:
                 raise too_many_chunks(MOST_CHUNKS)
-        made: NDArray[np.float32] = embed.finish(means, work.options.vectors)
+        made: NDArray[np.float32] = embed.finish(means, work.options.vectors, normalize=work.manifest.normalize)
         answer.append([Chunk(*place, vector) for place, vector in zip(places, made, strict=True)])
     return answer
 
