@@ -139,10 +139,14 @@ class GrpcConnection(asyncio.Protocol):
         self.share.close()
 
     def data_received(self, data: bytes) -> None:
-        if self.h2.pending or self._waiting:
-            # What came before waits for its turn of the loop; nothing more is read until it is done.
+        if self._closing:
+            return
+        if self.h2.pending or self.h2.overdrawn or self._waiting:
+            # What came before waits for its turn, or has taken the time of others: nothing more is read meanwhile.
             self._behind += data
             self._transport.pause_reading()
+            if not self._waiting:
+                self._take_rest_next_turn()
             return
         self._handle(self.h2.receive(data))
         self.flush()
@@ -174,7 +178,7 @@ class GrpcConnection(asyncio.Protocol):
         self.share.give(self._unread)
         self._handle(self.h2.resume())
         self.flush()
-        if self.h2.pending:
+        if self.h2.pending or self._behind:
             self._take_rest_next_turn()
         else:
             self._transport.resume_reading()
@@ -187,7 +191,7 @@ class GrpcConnection(asyncio.Protocol):
     def _take_rest(self) -> float:
         """Goes on with what waits; returns about how many seconds the calls take that it has begun."""
         self._turn_is_due = False
-        if self._paused or not self.h2.pending or self._transport.is_closing():
+        if self._paused or not (self.h2.pending or self._behind) or self._transport.is_closing():
             return 0.0
         data, self._behind = self._behind, b""
         before = self.h2.last_stream

@@ -17,7 +17,7 @@ from serving.grpc.bidirectional import BidirectionalCall
 from serving.grpc.calls import CallEnvironment, CallHead, Method
 from serving.grpc.h2 import Limits
 from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
-from serving.grpc.unary import UnaryCall
+from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.peers import PeerDebts
 from serving.net.requests import request_id
 from serving.net.turns import TurnQueue
@@ -89,7 +89,7 @@ class CallDispatch:
         if head is None:
             head = headers.memo = self._read_head(headers)
         if isinstance(head, CallHead):
-            kind = UnaryCall if head.method.duplex is None else BidirectionalCall
+            kind = _kind(head.method)
             deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
             return kind(connection, stream, head, self._environment, deadline)
         self._refuse(connection, stream, head)
@@ -136,3 +136,9 @@ class CallDispatch:
                 return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
             timeout_s = int(match[1]) * _SECONDS[match[2]]
         return CallHead(method, body_limit, timeout_s, values)
+
+
+def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:
+    if method.duplex is not None:
+        return BidirectionalCall
+    return UnaryCall if method.gathered is None else GatheredCall

@@ -89,10 +89,12 @@ class Client(RawHttp2):
         return self.stream
 
     def message(self, message: bytes, *, flags: int, compressed: bool = False) -> None:
-        """A message of the last call."""
+        """A message of the last call, or as much as is taken of it before the call is refused."""
         rest = memoryview(prefixed(message, compressed=compressed))
         while rest:
             while not self.window:
+                if self._is_over():
+                    return
                 self._await_window()
             part, rest = rest[: min(FRAME_BYTES, self.window)], rest[min(FRAME_BYTES, self.window) :]
             self.window -= len(part)
@@ -104,6 +106,12 @@ class Client(RawHttp2):
             if arrived.kind == WINDOW_UPDATE and arrived.stream == self.stream:
                 self.window += arrived.number()
                 return
+            if self._is_over():
+                return
+
+    def _is_over(self) -> bool:
+        reply = self.replies.streams.get(self.stream)
+        return reply is not None and reply.ended
 
 
 def refused(message: bytes, status: int, path: str = MODEL_INFER, **fields: str) -> Callable[[Server, int], None]:

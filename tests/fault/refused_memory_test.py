@@ -6,6 +6,7 @@ holds the error keeps the whole request for ever.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import sys
@@ -13,13 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from loadtest.benchmarks.hostile.measure import LEFT_MB
 from loadtest.benchmarks.processes import resident_bytes
+from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.grpc_messages import METHOD, request_bytes
+from loadtest.generator.http1 import post_bytes
+from loadtest.generator.http2 import GrpcWire, prefixed
 from tests.support.clients import RawConnection
 from tests.support.server import FAKE, Server
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from loadtest.generator.wire import Reply
 
 BODY_LIMIT = 4 << 20
 BODIES = 24
@@ -112,14 +121,61 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
 def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int) -> None:
     """In the middle of a body, or before their answer."""
 
-    def leave(count: int) -> int:
+    def leave(count: int) -> None:
         for _ in range(count):
             with RawConnection(uncollected_server.http) as connection:
                 connection.send(request("/embed", filled(_TEXTS))[:sent])
+
+    leave(4)
+    before = resident_bytes(uncollected_server.pid)
+    leave(BODIES * 4)
+    wait_for(lambda: resident_bytes(uncollected_server.pid) - before < MOST_GROWTH, "the memory of clients that left")
+
+
+_AT_ONCE = 32
+
+
+def _refusals(server: Server, way: str) -> Generator[None, None, None]:
+    """32 small requests for each step, all of one connection; the step ends when all of them are refused."""
+    if way == "http":
+        with RawConnection(server.http) as http:
+            requests = post_bytes("test", "/embed", b'{"inputs": 7}') * _AT_ONCE
+            while True:
+                http.send(requests)
+                answered = b""
+                while answered.count(b"HTTP/1.1 422") < _AT_ONCE or not answered.endswith(b"}"):
+                    answered += http.socket.recv(1 << 16)
+                yield
+
+    def check(reply: Reply) -> None:
+        assert reply.fault
+
+    message = prefixed(request_bytes("no-such-model", "a text"))
+    host, port = server.grpc.split(":")
+    with connect(host, int(port)) as connection:
+        lane = Lane(connection, GrpcWire(server.grpc, METHOD), check)
+        while True:
+            lane.send([message] * _AT_ONCE)
+            missing = _AT_ONCE
+            while missing:
+                missing -= len(lane.receive())
+            yield
+
+
+@pytest.mark.parametrize("count", [25_000, pytest.param(500_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_any_number_of_small_refusals_leaves_nothing(uncollected_server: Server, way: str, count: int) -> None:
+    """A million of them, half over each wire: no list, table or label grows with them."""
+    refusals = _refusals(uncollected_server, way)
+
+    def refuse(requests: int) -> int:
+        for _ in range(requests // _AT_ONCE):
+            next(refusals)
         return resident_bytes(uncollected_server.pid)
 
-    before = leave(4)
-    assert leave(BODIES * 4) - before < MOST_GROWTH
+    with contextlib.closing(refusals):
+        before = refuse(2_000)
+        assert refuse(count) - before < LEFT_MB * (1 << 20)
 
 
 def test_idle_connections_hold_no_body(uncollected_server: Server) -> None:

@@ -70,6 +70,8 @@ class H2Connection:
         begun: Whether the peer's preface has come; if not, there is nothing to say to it.
         greeted: Whether its first SETTINGS have come.
         pending: Whether the turn's work was done before all bytes were read: call `receive(b"")` on the next turn.
+        overdrawn: Whether a single frame took much more than was left of the turn's work: call `receive` for what comes
+            next on a later turn, as if it were pending.
         progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
         finished: Whether the connection is over: write `data_to_send`, then close.
         expect: Lets the peer send until a body has so many bytes; now, or once other streams have given enough back.
@@ -79,7 +81,7 @@ class H2Connection:
 
     def __init__(self, limits: Limits, credit: int | None = None) -> None:
         """`credit` is what it begins with, where that is not all of `Limits.credit`."""
-        self.begun = self.greeted = self.pending = self.finished = False
+        self.begun = self.greeted = self.pending = self.overdrawn = self.finished = False
         self.progress = 0
         self._limits = limits
         self._out: list[bytes | memoryview] = []
@@ -123,6 +125,7 @@ class H2Connection:
         except ConnectionFault as fault:
             self._fail(fault)
         self._credit -= work - self._work
+        self.overdrawn = self._work < -(work >> 2) and not self.finished
         if self._credit < 0 and not self.finished:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
         # Not kept: an idle connection would hold the data of its last read.
@@ -560,4 +563,4 @@ class H2Connection:
             self._events.append(StreamReset(stream, fault.code))
         self._out.append(frames.goaway(last, fault.code, fault.reason))
         self._events.append(ConnectionFailed(fault.code, fault.reason))
-        self.finished, self.pending = True, False
+        self.finished, self.pending, self.overdrawn = True, False, False

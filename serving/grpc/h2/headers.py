@@ -42,7 +42,7 @@ _MAX_INTEGER_SHIFT = 28
 _MAX_LENGTH_DIGITS = 18
 
 _FIELD_WORK = 2
-_HUFFMAN_BYTES_OF_WORK = 16
+_HUFFMAN_BYTES_OF_WORK = 8
 
 _TABLE_STRING_BYTES = DEFAULT_TABLE_BYTES * 30 // 8
 """A longer string is no entry of the table, however well it was compressed: Huffman's code has up to 30 bits a byte."""

@@ -707,6 +707,17 @@ def test_headers_that_are_decoded_are_work() -> None:
     assert [len(turns(h2, data + ping)) for data in requests] == [2, 1]
 
 
+def test_a_frame_that_takes_far_more_than_a_turn_is_said() -> None:
+    """What comes next can wait for another turn then; a turn full of small frames is none of that."""
+    h2, encoder = H2Connection(Limits(turn_work=60)), Encoder()
+    turns(h2, START + request(encoder, 1) + frame(PING, 0, 0, b"12345678") * 200)
+    assert not h2.overdrawn
+    turns(h2, request(encoder, 3, END_STREAM, *[(f"x-{number}", "") for number in range(30)]))
+    assert h2.overdrawn
+    turns(h2, frame(PING, 0, 0, b"12345678"))
+    assert not h2.overdrawn
+
+
 def test_more_bytes_may_come_before_the_next_turn() -> None:
     """They are read behind those that wait."""
     h2 = H2Connection(Limits(turn_work=1))
