@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _WORDPIECE = "vocab.txt"
 _BPE = ("vocab.json", "merges.txt")
 _SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+_PIECES = {1: "Unigram", 2: "BPE"}
+"""SentencePiece's kinds of models, by their numbers."""
 _ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 
@@ -26,7 +28,7 @@ def convert(folder: Folder) -> tuple[dict[str, Any], dict[str, str]]:
     Raises:
         ExportError: There are no such files, or they make no tokenizer.
     """
-    file, least = _checked(folder)
+    file, least, kind = _checked(folder)
     # Imported here: it takes seconds, and most checkpoints have a tokenizer.json.
     from transformers import AutoTokenizer  # noqa: PLC0415
 
@@ -45,32 +47,37 @@ def convert(folder: Folder) -> tuple[dict[str, Any], dict[str, str]]:
             f"{where}: it holds {least} entries, of which {type(made).__name__} took {len(made)}; name its class in "
             "tokenizer_config.json (tokenizer_class)"
         )
+    if (other := document["model"]["type"]) != kind:
+        raise ExportError(
+            f"{where}: it is for {kind}, and {type(made).__name__} makes {other} of it; name its class in "
+            "tokenizer_config.json (tokenizer_class)"
+        )
     tokens = {f"{role}_token": getattr(made, f"{role}_token", None) for role in _ROLES}
     return document, {name: str(token) for name, token in tokens.items() if token is not None}
 
 
-def _checked(folder: Folder) -> tuple[str, int]:
-    """The file that holds the vocabulary, and how many entries it has."""
+def _checked(folder: Folder) -> tuple[str, int, str]:
+    """The file that holds the vocabulary, how many entries it has, and what splits words into them."""
     for file in _SENTENCEPIECE:
         if folder.has(file):
-            return file, _pieces(folder, file)
+            return file, *_pieces(folder, file)
     if folder.has(_BPE[0]) or folder.has(_BPE[1]):
         if absent := [file for file in _BPE if not folder.has(file)]:
             raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, without which BPE cannot be done")
-        return _BPE[0], len(folder.object(_BPE[0]))
+        return _BPE[0], len(folder.object(_BPE[0])), "BPE"
     if folder.has(_WORDPIECE):
         try:
             lines = (folder.path / _WORDPIECE).read_bytes().decode().rstrip("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ExportError(f"checkpoint {folder.path}: {_WORDPIECE} is not UTF-8, at byte {error.start}") from error
-        return _WORDPIECE, len(set(lines))
+        return _WORDPIECE, len(set(lines)), "WordPiece"
     raise ExportError(
         f"checkpoint {folder.path}: tokenizer.json is missing, and so are {_WORDPIECE}, {' with '.join(_BPE)} and "
         f"{', '.join(_SENTENCEPIECE)}, of which one could be made"
     )
 
 
-def _pieces(folder: Folder, file: str) -> int:
+def _pieces(folder: Folder, file: str) -> tuple[int, str]:
     if importlib.util.find_spec("sentencepiece") is None:
         raise ExportError(
             f"checkpoint {folder.path}: {file} is read with the module sentencepiece: pip install bertserve[export]"
@@ -79,12 +86,12 @@ def _pieces(folder: Folder, file: str) -> int:
     from transformers.convert_slow_tokenizer import SentencePieceExtractor  # noqa: PLC0415  takes seconds
 
     try:
-        pieces = SentencePieceExtractor(str(folder.path / file)).proto.pieces
+        model = SentencePieceExtractor(str(folder.path / file)).proto
     except DecodeError as error:
         raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model") from error
-    if not pieces:
+    if not model.pieces:
         raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or one without a piece")
-    return len(pieces)
+    return len(model.pieces), _PIECES.get(model.trainer_spec.model_type, "words or characters")
 
 
 class BareExceptions:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from export.checkpoint import other_kinds, pooling, vocabulary, weights
-from export.checkpoint.families import FAMILIES
+from export.checkpoint.families import FAMILIES, family_of
 from export.checkpoint.families.family import ACTIVATIONS
 from export.checkpoint.folder import Folder
 from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
@@ -80,7 +80,15 @@ class Checkpoint:
     @property
     def layers(self) -> int:
         """Transformer layers."""
-        return self.size("layers")
+        return self.size("layers") * int(self.family.derived(self.config).get("inner_group_num", 1))
+
+    @property
+    def stored_layers(self) -> int:
+        """Those with weights of their own."""
+        if not self.family.shared_layers:
+            return self.layers
+        counts = self.family.derived(self.config)
+        return int(counts["num_hidden_groups"] * counts["inner_group_num"])
 
     @property
     def heads(self) -> int:
@@ -97,7 +105,8 @@ class Checkpoint:
     @property
     def known_segments(self) -> int:
         """How many segments tokens may be of; 0 where they have none."""
-        return int(self.config.get("type_vocab_size", self.family.usual_segments))
+        segments = self.config.get("type_vocab_size")
+        return self.family.usual_segments if segments is None else int(segments)
 
     @property
     def segments(self) -> bool:
@@ -107,7 +116,8 @@ class Checkpoint:
     @property
     def activation(self) -> str:
         """The layers' activation, by Transformers' name."""
-        return str(self.config.get(self.family.activation, self.family.usual_activation))
+        named = str(self.config.get(self.family.activation, self.family.usual_activation))
+        return self.family.activations.get(named, named)
 
     @property
     def candidates(self) -> int:
@@ -221,16 +231,16 @@ def _length(source: Source, requested: int | None, own: int | None, positions: i
 
 
 def _named_architecture(config: dict[str, Any], family: Family) -> str:
-    named = config.get("architectures") or f"{family.stem}Model"
+    named = config.get("architectures") or f"{family.own_stem or family.stem}Model"
     return str(named[0]) if isinstance(named, list) else str(named)
 
 
 def _family(folder: Folder, config: dict[str, Any]) -> Family:
-    kind = config.get("model_type")
-    family = FAMILIES.get(str(kind))
+    family = family_of(config)
     if family is None:
         raise ExportError(
-            f"checkpoint {folder.path}: model_type {kind!r} cannot be exported; supported: {', '.join(FAMILIES)}"
+            f"checkpoint {folder.path}: model_type {config.get('model_type')!r} cannot be exported; "
+            f"supported: {', '.join(FAMILIES)}"
         )
     architecture = _named_architecture(config, family)
     if architecture not in family.tasks():
@@ -254,20 +264,25 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
                 f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
             )
     for key, only in family.fixed.items():
-        if config.get(key, only) != only:
+        if config.get(key) not in (None, only):
             raise ExportError(
                 f"checkpoint {folder.path}: {key} {config[key]!r} in config.json cannot be exported; "
                 f"supported: {only!r}"
             )
     activation = config.get(family.activation, family.usual_activation)
-    if activation not in ACTIVATIONS:
+    activations = family.activations or ACTIVATIONS
+    if activation not in activations:
         raise ExportError(
             f"checkpoint {folder.path}: {family.activation} {activation!r} in config.json cannot be exported; "
-            f"supported: {', '.join(ACTIVATIONS)}"
+            f"supported: {', '.join(activations)}"
         )
     if config[family.sizes["hidden_size"]] % config[family.sizes["heads"]]:
         raise ExportError(
             f"checkpoint {folder.path}: {family.sizes['hidden_size']} in config.json must be a multiple of "
             f"{family.sizes['heads']}"
         )
+    try:
+        family.derived(config)
+    except ValueError as error:
+        raise ExportError(f"checkpoint {folder.path}: {error}") from error
     return config, family

@@ -20,6 +20,7 @@ from tests.support.checkpoints import (
     write_json,
     write_task_checkpoint,
 )
+from tests.support.own_forms import to_first_nomic_bert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,11 @@ def family(model_type: str, task: str, **changes: object) -> Spoil:
         edit_json(folder / CONFIG, **changes)
 
     return spoil
+
+
+def first_nomic_bert(**changes: object) -> Spoil:
+    """NomicBERT in its first form, with changes of its config.json."""
+    return all_of(family("nomic_bert", "embed"), to_first_nomic_bert, put(CONFIG, **changes))
 
 
 def kinds(*names: str, path: str = "", prefix: str = "sentence_transformers.x.") -> Spoil:
@@ -198,7 +204,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "an-unknown-activation": (put(CONFIG, hidden_act="mish"), r"hidden_act 'mish' in config\.json.*supported: gelu, "),
     "relative-positions": (
-        put(CONFIG, position_embedding_type="relative_key"),
+        family("electra", "embed", position_embedding_type="relative_key"),
         "position_embedding_type 'relative_key'.*supported: 'absolute'",
     ),
     "a-size-that-is-a-text": (put(CONFIG, hidden_size="32"), r"hidden_size in config\.json must be"),
@@ -218,8 +224,82 @@ CASES: dict[str, tuple[Spoil, str]] = {
         "ElectraForCausalLM cannot be exported",
     ),
     "another-gelu": (family("megatron-bert", "embed", hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
-    "task-embeddings": (family("ernie", "embed", use_task_id=True), "use_task_id True .* supported: False"),
-    "groups-of-layers": (family("albert", "embed", num_hidden_groups=2), "num_hidden_groups 2 in config.json cannot"),
+    "task-embeddings-of-another-width": (
+        all_of(
+            family("ernie", "embed"),
+            tensors(lambda held: held.update({"embeddings.task_type_embeddings.weight": torch.zeros(3, 8)})),
+        ),
+        r"embeddings\.task_type_embeddings\.weight has rows of the shape \[8\], embeddings\.token_type.* of \[32\]",
+    ),
+    "no-task-embeddings": (
+        all_of(family("ernie", "embed"), tensors(lambda held: held.pop("embeddings.task_type_embeddings.weight"))),
+        r"the weights lack embeddings\.task_type_embeddings\.weight",
+    ),
+    "angles-of-an-unknown-kind-in-some-layers": (
+        family("modernbert", "embed", rope_parameters={"full_attention": {"rope_type": "yarn"}}),
+        "rope_parameters of the type 'yarn' in config.json cannot be exported; supported: default, linear, dynamic",
+    ),
+    "alibi-without-gates": (
+        family("jina_bert", "embed", feed_forward_type="original"),
+        "feed_forward_type 'original' in config.json cannot be exported; supported: geglu",
+    ),
+    "alibi-in-berts-name": (
+        put(CONFIG, position_embedding_type="alibi"),
+        "architecture BertModel cannot be exported; supported: JinaBertModel",
+    ),
+    "another-jina-bert": (
+        family("jina_bert", "embed", auto_map={"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.X"}),
+        r"the weights lack .* tensors that BertModel needs, first encoder\.layer\.0\.attention\.norm\.bias",
+    ),
+    "alibi-with-heads-that-do-not-divide": (
+        family("jina_bert", "embed", num_attention_heads=5),
+        r"hidden_size in config\.json must be a multiple of num_attention_heads",
+    ),
+    "angles-of-an-unknown-kind": (
+        family("new", "embed", rope_scaling={"type": "yarn", "factor": 2}),
+        "rope_scaling of the type 'yarn' in config.json cannot be exported; supported: default, linear, dynamic, ntk",
+    ),
+    "angles-of-a-mixed-kind": (
+        family("new", "embed", rope_scaling={"type": "ntk", "factor": 2, "mixed_b": 0.6}),
+        "rope_scaling of the type 'ntk' with mixed_b in config.json cannot be exported",
+    ),
+    "angles-of-no-factor": (
+        family("new", "embed", rope_scaling={"type": "ntk", "factor": "2"}),
+        "the factor of rope_scaling in config.json must be a positive number, not '2'",
+    ),
+    "angles-in-a-text": (family("new", "embed", rope_scaling="ntk"), "rope_scaling in config.json must be an object"),
+    "angles-of-a-kind-since-then": (
+        family("gte", "embed", rope_parameters={"rope_type": "longrope", "rope_theta": 10000}),
+        "rope_parameters of the type 'longrope' in config.json cannot be exported",
+    ),
+    "scores-by-the-texts-length": (
+        family("new", "embed", logn_attention_scale=True),
+        "logn_attention_scale True in config.json cannot be exported; supported: False",
+    ),
+    "a-first-form-without-gates": (
+        first_nomic_bert(activation_function="gelu"),
+        "activation_function 'gelu' in config.json cannot be exported; supported: swiglu, geglu",
+    ),
+    "a-first-form-with-heads-that-do-not-divide": (
+        first_nomic_bert(n_head=5),
+        r"n_embd in config\.json must be a multiple of n_head",
+    ),
+    "a-first-form-of-experts": (
+        first_nomic_bert(moe_every_n_layers=2),
+        "moe_every_n_layers 2 in config.json cannot be exported; supported: 0",
+    ),
+    "a-first-form-half-rotated": (
+        first_nomic_bert(rotary_emb_fraction=0.5),
+        "rotary_emb_fraction 0.5 in config.json cannot be exported; supported: 1",
+    ),
+    "a-first-form-scaled-by-nothing": (
+        first_nomic_bert(rotary_scaling_factor=0),
+        "rotary_scaling_factor in config.json must be a positive number, not 0",
+    ),
+    "more-groups-than-layers": (
+        family("albert", "embed", num_hidden_groups=3),
+        "num_hidden_groups in config.json must be an integer from 1 to 2, not 3",
+    ),
     "no-embedding-size": (
         family("albert", "embed", embedding_size=None),
         r"embedding_size in config\.json must be a positive integer",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import AutoTokenizer
 
 from export.checkpoint import vocabulary
 from export.checkpoint.folder import Folder
+from export.errors import ExportError
 from export.texts import corpus
 from serving.inference.tokenizer import TextTokenizer
 from tests.support.checkpoints import write_json
@@ -99,22 +102,30 @@ def byte_level(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"})
 
 
-def pieces(folder: Path, file: str, kind: str, **options: Any) -> None:
-    """A SentencePiece model, as its own trainer makes it."""
-    trainer = pytest.importorskip("sentencepiece", reason="the module sentencepiece is not installed")
+def pieces(folder: Path, file: str, kind: str, settings: dict[str, object] | None = None, **options: Any) -> None:
+    """A SentencePiece model, as its own trainer makes it, with further settings of its tokenizer.
+
+    The trainer has a process of its own: among the libraries that other tests load it aborts.
+    """
+    pytest.importorskip("sentencepiece", reason="the module sentencepiece is not installed")
     lines = (line for text in training() for line in text.splitlines() if line.strip())
-    with (folder / file).open("wb") as out:
-        trainer.SentencePieceTrainer.train(
-            sentence_iterator=iter([line.replace("\x00", "") for line in lines]),
-            model_writer=out,
-            vocab_size=2500,
-            character_coverage=0.98,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            num_threads=1,
-            **options,
-        )
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind})
+    (folder / "training.txt").write_text("\n".join([line.replace("\x00", "") for line in lines]), encoding="utf-8")
+    training_options = {
+        "input": str(folder / "training.txt"),
+        "model_prefix": str(folder / "trained"),
+        "vocab_size": 2500,
+        "character_coverage": 0.98,
+        "hard_vocab_limit": options.get("model_type") == "bpe",
+        "minloglevel": 2,
+        "num_threads": 1,
+        **options,
+    }
+    program = "import json, sys, sentencepiece as s; s.SentencePieceTrainer.train(**json.loads(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", program, json.dumps(training_options)], check=True)
+    (folder / "trained.model").rename(folder / file)
+    for left in ("training.txt", "trained.vocab"):
+        (folder / left).unlink()
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, **(settings or {})})
 
 
 XLM_R = {"unk_id": 0, "bos_id": 1, "eos_id": 2}
@@ -129,8 +140,13 @@ ALBERT = {
 }
 DEBERTA = {**ALBERT, "pad_piece": "[PAD]", "unk_piece": "[UNK]", "control_symbols": "[CLS],[SEP]", "unk_id": 3}
 DEBERTA |= {"bos_id": 1, "eos_id": 2, "bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ""}
+BPE = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
+BPE |= {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": 3, "user_defined_symbols": "<mask>"}
+FRAME = {"add_bos_token": True, "add_eos_token": True, "cls_token": "<s>", "sep_token": "</s>"}
+FRAME |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 
 KINDS: dict[str, Callable[[Path], None]] = {
+    "tokenizer.model": lambda folder: pieces(folder, "tokenizer.model", "LlamaTokenizer", FRAME, **BPE),
     "vocab.txt": lambda folder: wordpiece(folder, lowercase=True),
     "vocab.txt-cased": lambda folder: wordpiece(folder, lowercase=False),
     "vocab.json": byte_level,
@@ -178,6 +194,13 @@ def test_ids_are_those_of_transformers_on_thousands_of_texts(tmp_path: Path, kin
     """The same on 5,000."""
     KINDS[kind](tmp_path)
     check_same_ids(tmp_path, 5000)
+
+
+def test_pieces_of_another_kind_than_the_class_makes_are_refused(tmp_path: Path) -> None:
+    """BPE's ranks are not Unigram's probabilities: other tokens would come out, and nobody would notice."""
+    pieces(tmp_path, "sentencepiece.bpe.model", "XLMRobertaTokenizer", **XLM_R | {"model_type": "bpe"})
+    with pytest.raises(ExportError, match=r"it is for BPE, and XLMRobertaTokenizer makes Unigram of it"):
+        read(tmp_path)
 
 
 def test_a_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:

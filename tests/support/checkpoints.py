@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import string
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers.models.bert import BertConfig, BertModel
 
 from export.checkpoint.families import FAMILIES
+from export.texts import corpus
+from tests.support import own_forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,13 +92,35 @@ STEMS = {
     "mpnet": "MPNet",
     "albert": "Albert",
     "ernie": "Ernie",
+    "deberta": "Deberta",
     "deberta-v2": "DebertaV2",
     "modernbert": "ModernBert",
     "nomic_bert": "NomicBert",
     "gte": "Gte",
+    "new": "Gte",
+    "jina_bert": "Bert",
+    "jina_bert for code": "Bert",
+    "bert with distances": "Bert",
+}
+OWN_FORMS = {
+    "new": own_forms.to_new,
+    "jina_bert": own_forms.to_jina_bert,
+    "jina_bert for code": partial(own_forms.to_jina_bert, normalised=True),
+    "bert with distances": partial(own_forms.to_relative_bert, kind="relative_key_query"),
+    "bert with distances of queries": partial(own_forms.to_relative_bert, kind="relative_key"),
 }
 OWN_SIZES = {"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}}
 OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    # As ERNIE 3 has them.
+    "ernie": {"use_task_id": True, "task_type_vocab_size": 3, "type_vocab_size": 4},
+    # As deberta-base has them.
+    "deberta": {
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "pos_att_type": "c2p|p2c",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     # As deberta-v3-base has them, smaller.
     "deberta-v2": {
         "relative_attention": True,
@@ -110,6 +135,7 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     # A window that is shorter than the texts, in the second layer.
     "modernbert": {"local_attention": 8, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3},
     "gte": {"pad_token_id": 0, "type_vocab_size": 2},
+    "new": {"pad_token_id": 0, "type_vocab_size": 1},
 }
 HEADS = {
     "embed": "Model",
@@ -124,17 +150,22 @@ LABELS = {"classify": ("bad", "fair", "good"), "rerank": ("relevance",), "tag": 
 BYTE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
-def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected: bool = False) -> Path:
+def write_task_checkpoint(
+    folder: Path, model_type: str, task: str, *, projected: bool = False, **settings: object
+) -> Path:
     """Writes a checkpoint of any architecture and task, saved by Transformers itself, with random weights.
+
+    Those that Transformers does not read are made of what it saved.
 
     Args:
         folder: Where; made if need be.
         model_type: A key of `STEMS`.
         task: A key of `HEADS`.
         projected: ELECTRA and ALBERT only: embeddings narrower than the layers.
+        settings: Others than the usual ones, by Transformers' names.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    offset = FAMILIES[model_type].offset_positions
+    offset = model_type in FAMILIES and FAMILIES[model_type].offset_positions
     tokenizer = byte_tokenizer() if offset else Tokenizer.from_str(json.dumps(_tokenizer()))
     named = dict(enumerate(LABELS.get(task, ("a", "b"))))
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66 if offset else 64}
@@ -144,7 +175,8 @@ def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected
         sizes |= {"pad_token_id": 1} | ({} if model_type == "mpnet" else {"type_vocab_size": 1})
     if model_type in {"electra", "albert"}:
         sizes |= {**usual, "embedding_size": 16 if projected else 32}
-    kind = getattr(transformers, STEMS[model_type] + HEADS[task])
+    sizes |= settings
+    kind = getattr(transformers, STEMS.get(model_type, "Bert") + HEADS[task])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = kind(kind.config_class(**sizes, id2label=named, initializer_range=0.1))
@@ -153,10 +185,36 @@ def write_task_checkpoint(folder: Path, model_type: str, task: str, *, projected
                 tensor.data.normal_(mean=float("orm.weight" in name or "ln.weight" in name), std=0.1)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    if model_type in OWN_FORMS:
+        OWN_FORMS[model_type](folder)
     if task == "rerank":
         # As cross-encoders of Sentence Transformers say what their one number is.
         activation = "torch.nn.modules.activation.Sigmoid"
         edit_json(folder / "config.json", sentence_transformers={"activation_fn": activation, "version": "5.0.0"})
+    return folder
+
+
+def write_large_checkpoint(
+    folder: Path, *, layers: int = 24, hidden_size: int = 1024, vocab_size: int = 250_002
+) -> Path:
+    """Writes an XLM-RoBERTa with random weights, by default of the size of XLM-R large, and words of the corpus."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = byte_tokenizer()
+    texts = [text if isinstance(text, str) else " ".join(text) for text in corpus.read()]
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=8000, special_tokens=list(BYTE_SPECIAL)))
+    config = transformers.XLMRobertaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
     return folder
 
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import torch
 import transformers
 
-from export.graph import nodes
+from export.graph.draft import Draft
 from export.graph.task_model import OPSET
 from export.precision import half, ranges
 from export.progress import quiet
@@ -156,13 +156,14 @@ def check_ranges(path: Path, watched: Path, inputs: dict[str, NDArray[np.int32]]
         watched: Where to write one that answers all of its tensors.
         inputs: What to run it with.
     """
-    loaded = onnx.load(path)
-    nodes.lift_constants(loaded.graph)
-    bounds = ranges.of_graph(loaded.graph, half._float_constants(loaded.graph))
+    draft = Draft(path, watched)
+    draft.lift_constants()
+    loaded = draft.model
+    bounds = ranges.of_graph(loaded.graph, half.float_constants(draft))
     assert all(node.output[0] in bounds for node in loaded.graph.node if node.op_type in PRODUCTS)
     names = [name for name in bounds if name not in {value.name for value in loaded.graph.output}]
     loaded.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
-    onnx.save(loaded, watched)
+    draft.save()
     session = ort.InferenceSession(watched, providers=["CPUExecutionProvider"])
     for name, array in zip(names, session.run(names, inputs), strict=True):
         assert np.abs(array).max() <= bounds[name].peak * (1 + 1e-5), name

@@ -3,16 +3,22 @@
 CONTRIBUTING.md says how to add one.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from export.checkpoint.families import (
     albert,
     bert,
     camembert,
     data2vec_text,
+    deberta,
     deberta_v2,
     distilbert,
     electra,
     ernie,
     gte,
+    jina_bert,
     megatron_bert,
     modernbert,
     mpnet,
@@ -20,25 +26,41 @@ from export.checkpoint.families import (
     roberta,
     xlm_roberta,
 )
-from export.checkpoint.families.family import Family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from export.checkpoint.families.family import Family
 
 _ALL = (
-    bert,
-    distilbert,
-    roberta,
-    xlm_roberta,
-    camembert,
-    electra,
-    mpnet,
-    albert,
-    deberta_v2,
-    modernbert,
-    nomic_bert,
-    gte,
-    megatron_bert,
-    data2vec_text,
-    ernie,
+    bert.FAMILY,
+    distilbert.FAMILY,
+    roberta.FAMILY,
+    xlm_roberta.FAMILY,
+    camembert.FAMILY,
+    electra.FAMILY,
+    mpnet.FAMILY,
+    albert.FAMILY,
+    deberta.FAMILY,
+    deberta_v2.FAMILY,
+    modernbert.FAMILY,
+    nomic_bert.FAMILY,
+    gte.FAMILY,
+    gte.NEW,
+    jina_bert.FAMILY,
+    megatron_bert.FAMILY,
+    data2vec_text.FAMILY,
+    ernie.FAMILY,
 )
 
-FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _ALL}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By the model_type of config.json."""
+
+_TOLD = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
+"""Those that share a model_type with another one."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json; None where it is not known."""
+    told = next((family for family in _TOLD if family.told(config)), None)
+    return told or FAMILIES.get(str(config.get("model_type")))

@@ -1,8 +1,28 @@
-"""ALBERT: one layer's weights for all layers, and embeddings narrower than the layers (arXiv 1909.11942)."""
+"""ALBERT: a few layers' weights for all layers, and embeddings narrower than the layers (arXiv 1909.11942)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def groups(config: Mapping[str, Any]) -> dict[str, int]:
+    """How many groups of layers have weights of their own, and how many layers a group has.
+
+    Raises:
+        ValueError: No layer would be left for a group.
+    """
+    most = {"num_hidden_groups": config["num_hidden_layers"], "inner_group_num": 1 << 10}
+    counts = {name: config.get(name, 1) for name in most}
+    for name, count in counts.items():
+        if not isinstance(count, int) or not 1 <= count <= most[name]:
+            raise ValueError(f"{name} in config.json must be an integer from 1 to {most[name]}, not {count!r}")
+    return counts
+
 
 FAMILY = Family(
     model_type="albert",
@@ -12,7 +32,8 @@ FAMILY = Family(
     tied={"predictions.decoder.weight": WORD_EMBEDDING, "predictions.decoder.bias": "predictions.bias"},
     word_logits=lambda model, hidden: model.predictions(hidden),
     sizes={**BERT_SIZES, "embedding_size": "embedding_size"},
-    fixed={**BERT_FIXED, "type_vocab_size": 2, "num_hidden_groups": 1, "inner_group_num": 1},
+    derived=groups,
+    fixed={**BERT_FIXED, "type_vocab_size": 2},
     usual_activation="gelu_new",
     pretraining="fill_mask",
     projection="always",

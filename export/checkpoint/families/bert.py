@@ -1,8 +1,16 @@
-"""BERT (arXiv 1810.04805)."""
+"""BERT (arXiv 1810.04805), with positions or with distances (arXiv 2009.13658)."""
 
 from __future__ import annotations
 
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+from dataclasses import replace
+
+from export.checkpoint.families.family import (
+    BERT_FIXED,
+    BERT_SIZES,
+    PLAIN_ATTENTION_LAYER,
+    WORD_EMBEDDING,
+    Family,
+)
 
 FAMILY = Family(
     model_type="bert",
@@ -15,3 +23,17 @@ FAMILY = Family(
     fixed={**BERT_FIXED, "type_vocab_size": 2},
     pretraining="fill_mask",
 )
+
+DISTANCES = ("relative_key", "relative_key_query")
+"""What a distance is scored with: the query, or the query and the key."""
+
+RELATIVE = replace(
+    FAMILY,
+    told=lambda config: config.get("model_type") == "bert" and config.get("position_embedding_type") in DISTANCES,
+    # Stored by Transformers, which does not look at it then.
+    ignored=("embeddings.position_embeddings.",),
+    fixed={key: only for key, only in FAMILY.fixed.items() if key != "position_embedding_type"},
+    embedding={"SkipLayerNormalization": 1},
+    layer=PLAIN_ATTENTION_LAYER,
+)
+"""The same with a vector for each distance in every layer, which Transformers had until its fifth version."""

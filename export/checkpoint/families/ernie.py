@@ -1,15 +1,25 @@
-"""ERNIE: BERT's graph; versions that tell tasks apart by an embedding are not exported (arXiv 1904.09223)."""
+"""ERNIE: BERT's graph; later versions tell tasks apart by an embedding (arXiv 1904.09223, 1907.12412)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from export.checkpoint.families import bert
+from export.checkpoint.families.family import BERT_FIXED
 
 FAMILY = replace(
     bert.FAMILY,
     model_type="ernie",
     stem="Ernie",
     prefix="ernie.",
-    fixed={**bert.FAMILY.fixed, "use_task_id": False},
+    # Later versions have four segments, of which texts use two.
+    fixed={**BERT_FIXED, "use_task_id": False},
 )
+
+WITH_TASKS = replace(
+    FAMILY,
+    told=lambda config: config.get("model_type") == "ernie" and config.get("use_task_id") is True,
+    added={"embeddings.task_type_embeddings.weight": "embeddings.token_type_embeddings.weight"},
+    fixed=BERT_FIXED,
+)
+"""The same with tasks: every text is of the first one, as Transformers has it where none is named."""

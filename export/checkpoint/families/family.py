@@ -69,15 +69,23 @@ class Family:
         model_type: As config.json names it.
         stem: What its classes in Transformers begin with.
         prefix: What the names of the encoder's tensors begin with where a head stands beside it.
+        own_stem: What config.json begins the names of its classes with, where not as Transformers does.
+        own_prefix: What checkpoints begin the names of its tensors with, likewise.
+        told: Whether settings are of this family, where `model_type` alone does not say so.
         heads: What the names of its heads' tensors begin with; a head that the task does not use is left out.
         ignored: What names of tensors begin with that checkpoints may hold without a use for them.
         renamed: Parts of the names of stored tensors, and what Transformers calls them since.
         split: Parts of the names of stored tensors that hold several of Transformers', and which, in their order.
+        added: Tables of which every token gets the first row, and the table beside it, of which it gets one row too.
+        zero: Tensors that checkpoints may leave out, which stands for zeros.
         tied: Tensors of the head over the vocabulary that checkpoints may not store, and which they are the same as.
         word_logits: That head: from a model of Transformers and hidden states to a logit for each word.
         sizes: Our names of the settings that give the encoder its shape, to its own.
         settings: Further settings that are handed to Transformers as they stand.
+        names: What Transformers calls settings that have names of their own.
+        derived: Settings of Transformers that config.json says in other words; a ValueError tells what is not possible.
         activation: The name of the setting that names the layers' activation.
+        activations: What Transformers calls activations that have names of their own; all that there are, if any.
         usual_activation: What it is where config.json does not say.
         fixed: Settings and the only value of each that the fused graph computes; all are the defaults.
         pretraining: The task of its class `ForPreTraining`; None where it has no such class.
@@ -109,8 +117,14 @@ class Family:
     word_logits: Callable[[Any, Any], Any]
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
+    own_stem: str = ""
+    own_prefix: str = ""
+    told: Callable[[Mapping[str, Any]], bool] = lambda _config: False
     settings: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
     activation: str = "hidden_act"
+    activations: Mapping[str, str] = field(default_factory=dict)
     usual_activation: str = "gelu"
     pretraining: Task | None = None
     epsilon: bool = True
@@ -127,6 +141,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    added: Mapping[str, str] = field(default_factory=dict)
+    zero: frozenset[str] = frozenset()
     tasks_without: frozenset[Task] = frozenset()
     gated: bool = False
     folded: bool = False
@@ -138,6 +154,7 @@ class Family:
 
     def tasks(self) -> dict[str, Task]:
         """The classes of this family that a checkpoint may name, and the task of each."""
-        has = ((suffix, task) for suffix, task in _SAVED_TASKS.items() if task not in self.tasks_without)
-        tasks = {self.stem + suffix: task for suffix, task in has}
-        return tasks if self.pretraining is None else tasks | {f"{self.stem}ForPreTraining": self.pretraining}
+        has = {suffix: task for suffix, task in _SAVED_TASKS.items() if task not in self.tasks_without}
+        if self.pretraining is not None:
+            has["ForPreTraining"] = self.pretraining
+        return {(self.own_stem or self.stem) + suffix: task for suffix, task in has.items()}

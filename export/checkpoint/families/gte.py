@@ -1,7 +1,10 @@
-"""GTE as Transformers has it (`new` on the hub): rotated positions and gated layers (arXiv 2407.19669)."""
+"""GTE: rotated positions and gated layers (arXiv 2407.19669); `new` on the hub, before Transformers had it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from export.checkpoint.families import rope
 from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
 
 FAMILY = Family(
@@ -12,8 +15,13 @@ FAMILY = Family(
     tied={"lm_head.decoder.weight": WORD_EMBEDDING, "lm_head.decoder.bias": "lm_head.bias"},
     word_logits=lambda model, hidden: model.lm_head(hidden),
     sizes=BERT_SIZES,
-    settings=("rope_parameters",),
-    fixed=BERT_FIXED,
+    derived=lambda config: {"rope_parameters": rope.parameters(config, theta=160_000)},
+    fixed={
+        **BERT_FIXED,
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_scale": False,
+    },
     pooling_layer=False,
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
@@ -21,6 +29,9 @@ FAMILY = Family(
     renamed={
         "encoder.layer": "layers",
         "attention.o_proj": "self_attn.o_proj",
+        "attention.q_proj": "self_attn.q_proj",
+        "attention.k_proj": "self_attn.k_proj",
+        "attention.v_proj": "self_attn.v_proj",
         "attn_ln": "post_attention_layernorm",
         "mlp_ln": "post_mlp_layernorm",
         "lm_head.norm": "lm_head.layer_norm",
@@ -32,3 +43,14 @@ FAMILY = Family(
     products=7,
     tasks_without=frozenset({"answer"}),
 )
+
+NEW = replace(
+    FAMILY,
+    model_type="new",
+    own_stem="New",
+    own_prefix="new.",
+    derived=lambda config: {"rope_parameters": rope.parameters(config, theta=10_000)},
+    # Transformers' head over the vocabulary has no other.
+    fixed={**FAMILY.fixed, "hidden_act": "gelu"},
+)
+"""The same in its first form: names of its own, and angles scaled by `ntk`."""

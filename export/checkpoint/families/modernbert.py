@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from export.checkpoint.families import rope
 from export.checkpoint.families.family import BERT_SIZES, Family
 
 FAMILY = Family(
@@ -28,6 +29,7 @@ FAMILY = Family(
         "global_rope_theta",
         "local_rope_theta",
     ),
+    derived=rope.nested,
     fixed={"quantization_config": None, "sparse_prediction": False},
     activation="hidden_activation",
     epsilon=False,

@@ -1,8 +1,15 @@
-"""NomicBERT as Transformers has it: rotated positions, gated layers without biases (arXiv 2402.01613)."""
+"""NomicBERT: rotated positions, gated layers without biases (arXiv 2402.01613); first with GPT-2's settings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.families import rope
 from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FAMILY = Family(
     model_type="nomic_bert",
@@ -12,7 +19,8 @@ FAMILY = Family(
     tied={"cls.predictions.decoder.weight": WORD_EMBEDDING, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     word_logits=lambda model, hidden: model.cls(hidden),
     sizes=BERT_SIZES,
-    settings=("rope_parameters", "head_dim"),
+    settings=("head_dim",),
+    derived=lambda config: {"rope_parameters": rope.parameters(config, theta=1000)},
     fixed={**BERT_FIXED, "type_vocab_size": 2},
     usual_activation="silu",
     pooling_layer=False,
@@ -33,3 +41,60 @@ FAMILY = Family(
     products=7,
     tasks_without=frozenset({"answer"}),
 )
+
+
+def _first_derived(config: Mapping[str, Any]) -> dict[str, Any]:
+    for key in ("rotary_scaling_factor", "max_trained_positions"):
+        if config.get(key) is not None:
+            rope.positive(key, config[key])
+    theta = rope.positive("rotary_emb_base", config.get("rotary_emb_base") or 10_000)
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+FIRST_FORM = replace(
+    FAMILY,
+    own_prefix="bert.",
+    told=lambda config: config.get("model_type") == "nomic_bert" and "n_embd" in config,
+    pretraining="fill_mask",
+    sizes={
+        "hidden_size": "n_embd",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "intermediate_size": "n_inner",
+        "positions": "n_positions",
+        "vocab_size": "vocab_size",
+    },
+    names={
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    settings=(),
+    derived=_first_derived,
+    activation="activation_function",
+    activations={"swiglu": "silu", "geglu": "gelu"},
+    usual_activation="gelu",
+    zero=frozenset({"cls.predictions.transform.dense.bias", "cls.predictions.bias"}),
+    fixed={
+        "type_vocab_size": 2,
+        "prenorm": False,
+        "parallel_block": False,
+        "causal": False,
+        "use_rms_norm": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "rotary_emb_fraction": 1,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "moe_every_n_layers": 0,
+        "quantization_config": None,
+    },
+)
+"""The same with the settings and weights of its first code."""
