@@ -20,7 +20,7 @@ import transformers
 
 from export.engines import native, tensorrt
 from export.errors import BrokenLimitError, ExportError, NoRoomError
-from export.graph import optimize, task_model
+from export.graph import draft, optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
@@ -30,7 +30,7 @@ from export.recipe import FORMS
 from export.report import latency, page
 from export.texts import corpus
 from serving.host import available_cpus, processor
-from serving.models.bundle import BundleWriter, file_entry
+from serving.models.bundle import BundleWriter, data_entry, file_entry
 from serving.models.manifest import (
     ENGINE_GRAPH,
     REPORT,
@@ -43,6 +43,7 @@ from serving.models.manifest import (
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
+from serving.records import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,8 +161,6 @@ class _Export:
             model = task_model.load(checkpoint)
         with progress.stage("exporting the graph"):
             task_model.write(model, self._raw)
-            if checkpoint.family.shared_layers:
-                optimize.share_equal(self._raw)
         texts, encoded = _texts(checkpoint)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
         with progress.stage(f"PyTorch's answers to {len(whole)} texts"):
@@ -185,7 +184,8 @@ class _Export:
                 raise
             file, sentence = FORMS[name].file, str(error)
             self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be made: {sentence}")
-            (self._folder / file).unlink(missing_ok=True)
+            for leftover in (file, f"{file}{DATA_SUFFIX}"):
+                (self._folder / leftover).unlink(missing_ok=True)
             return None
 
     def _artifact(self, name: str, yardstick: Yardstick) -> Artifact:
@@ -195,11 +195,9 @@ class _Export:
             return self._eight_bits(path, name, yardstick)
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
-                half.convert(self._fused, path)
-                if self._checkpoint.family.shared_layers:
-                    optimize.share_equal(path)
+                half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
             else:
-                shutil.copyfile(self._fused, path)
+                draft.copy(self._fused, path)
         return self._verified(path, name, yardstick)
 
     def _eight_bits(
@@ -227,7 +225,7 @@ class _Export:
         with self._progress.stage("making the fp16 graph"):
             half.convert(self._raw, halved)
         if self._brings_graph:
-            shutil.copyfile(halved, self._folder / ENGINE_GRAPH)
+            draft.copy(halved, self._folder / ENGINE_GRAPH)
         away = [target for target in self._recipe.tensorrt if target not in {tensorrt.NATIVE, tensorrt.GRAPH}]
         return (
             [self._engine(halved, target, self._folder) for target in away],
@@ -281,6 +279,7 @@ class _Export:
             target=form.target,
             sha256=digest(path),
             size_bytes=path.stat().st_size,
+            data=data_entry(path),
             batch_invariant=verdict.batch_invariant,
             parity=verdict.parity,
             invariance=verdict.invariance,
@@ -336,8 +335,12 @@ class _Export:
             outputs=task_model.outputs(checkpoint),
             artifacts=artifacts,
             files=tuple(
-                file_entry(writer.path / name)
-                for name in (TOKENIZER, reference.REFERENCE, *([ENGINE_GRAPH] if self._brings_graph else []))
+                file_entry(path)
+                for path in (
+                    writer.path / TOKENIZER,
+                    writer.path / reference.REFERENCE,
+                    *sorted(writer.path.glob(f"{ENGINE_GRAPH}*")),
+                )
             ),
             source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),

@@ -51,9 +51,6 @@ DEFAULT_FORMS = ("fp32", "int8")
 
 TASKS: tuple[Task, ...] = get_args(Task)
 
-MAX_ONNX_BYTES = 2**31
-"""A protocol buffer, and so an ONNX file with its weights inside, holds less than 2 GiB."""
-
 
 @dataclass(slots=True, frozen=True)
 class Limits:

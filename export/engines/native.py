@@ -53,7 +53,7 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
         )
     graph = bundle.path / ENGINE_GRAPH
     with progress.stage("looking for a GPU"):
-        chosen = target or _own_target(graph.stat().st_size)
+        chosen = target or _own_target(tensorrt.graph_bytes(graph))
     manifest = bundle.manifest
     with CacheWriter(cache, manifest.model, manifest.version) as node:
         timings = node.path / TIMINGS if chosen == tensorrt.NATIVE else None

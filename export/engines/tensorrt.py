@@ -21,7 +21,7 @@ from export.errors import ExportError, NoRoomError
 from serving.host import available_cpus
 from serving.models.manifest import GPUS, Artifact
 from serving.models.verified_dir import digest
-from serving.records import EngineBuild, ShapeProfile
+from serving.records import DATA_SUFFIX, EngineBuild, ShapeProfile
 from serving.scheduling.cost import BUCKETS, bucket_for
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def build(
     """
     if target not in TARGETS:
         raise ExportError(f"no engine can be built for {target!r}; targets: {', '.join(TARGETS)}")
-    size = graph.stat().st_size
+    size = graph_bytes(graph)
     free_space.check(
         f"building {engine.name}",
         memory_bytes=int(_MEMORY_BYTES + _MEMORY_FACTOR * size),
@@ -127,6 +127,12 @@ def artifact(build: EngineBuild, file: Path) -> Artifact:
         operators={},
         engine=build,
     )
+
+
+def graph_bytes(graph: Path) -> int:
+    """The size of a graph with its weights, inside or beside it."""
+    beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
+    return graph.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 
 def target_of(compute_capability: str) -> Target:

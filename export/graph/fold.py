@@ -6,36 +6,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from export.graph.nodes import lift_constants, replace
+from export.graph.nodes import replace
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from export.graph.draft import Draft
 
 
-def fold(path: Path) -> None:
+def fold(draft: Draft) -> None:
     """Puts constants in the place of the operators that have only constants as inputs."""
-    model = onnx.load(path)
-    graph = model.graph
-    lift_constants(graph)
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    draft.lift_constants()
     kept = []
-    for node in graph.node:
+    for node in draft.graph.node:
         inputs = [name for name in node.input if name]
-        if not inputs or not all(name in constants for name in inputs):
+        if not inputs or not all(name in draft for name in inputs):
             kept.append(node)
             continue
-        alone = helper.make_graph(
-            [node], "node", [], [onnx.ValueInfoProto(name=name) for name in node.output], [constants[n] for n in inputs]
-        )
-        made = ReferenceEvaluator(helper.make_model(alone, opset_imports=model.opset_import)).run(None, {})
+        takes, gives = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, node.output))
+        alone = helper.make_graph([node], "node", takes, gives)
+        evaluator = ReferenceEvaluator(helper.make_model(alone, opset_imports=draft.model.opset_import))
+        made = evaluator.run(None, {name: draft[name] for name in inputs})
         for name, array in zip(node.output, made, strict=True):
-            constants[name] = numpy_helper.from_array(np.asarray(array), name)
-    replace(graph, kept)
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    tensors = [onnx.TensorProto.FromString(t.SerializeToString()) for name, t in constants.items() if name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
-    onnx.save(model, path)
+            draft[name] = np.asarray(array)
+    replace(draft.graph, kept)
+    draft.drop_unused()

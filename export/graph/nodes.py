@@ -19,16 +19,6 @@ _NEVER_FLOAT = frozenset(
 )
 
 
-def lift_constants(graph: GraphProto) -> None:
-    """Turns `Constant` nodes into initialisers, so that there is one kind of constant."""
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
-        if tensor is not None:
-            graph.initializer.add().CopyFrom(tensor)
-            graph.initializer[-1].name = node.output[0]
-            graph.node.remove(node)
-
-
 def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> set[str]:
     """Names of the tensors of one float type that nodes compute.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 from onnxruntime.transformers.fusion_options import FusionOptions
@@ -15,7 +15,11 @@ from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
 from export.errors import ExportError
+from export.graph import flow
+from export.graph.draft import Draft
+from export.graph.nodes import matrices
 from export.progress import quiet
+from serving.records import IDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +47,7 @@ class Shape:
         head_products: Products of a head with a matrix, beside its last one.
         predicts_words: Whether the graph ends in a head over the vocabulary.
         shared_layers: Whether layers share their weights.
+        stored_layers: So many have weights of their own; 0 stands for all.
     """
 
     layers: int
@@ -56,6 +61,7 @@ class Shape:
     head_products: int = 0
     predicts_words: bool = False
     shared_layers: bool = False
+    stored_layers: int = 0
 
     @property
     def embedding_fusion(self) -> bool:
@@ -93,6 +99,7 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         head_products=0 if checkpoint.task in {"embed", "embed_tokens", "fill_mask"} else family.head_products,
         predicts_words=checkpoint.task == "fill_mask",
         shared_layers=family.shared_layers,
+        stored_layers=checkpoint.stored_layers,
     )
 
 
@@ -107,19 +114,22 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     Raises:
         ExportError: The graph did not fuse completely.
     """
+    draft = Draft(raw, fused)
     with quiet():
-        _optimize(raw, fused, shape)
+        _restore(draft, _optimized(draft, shape))
     # The optimizer's objects refer to one another, and hold the model until they are looked for.
     gc.collect()
-    _restore(fused, raw)
     if shape.shared_layers:
-        share_equal(fused)
+        draft.share_equal()
+    draft.save()
     check_counts(operators(fused), shape.fused(), "the fusion")
+    flow.check(raw, fused)
 
 
-def _optimize(raw: Path, fused: Path, shape: Shape) -> None:
-    model = _light(raw)
+def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
+    model = _light(draft)
     _put_branches_first(model.graph)
+    _take_lengths_from_ids(model.graph)
     options = FusionOptions("bert")
     # Where the sum of the embeddings is used beside its normalisation, the fused operator would be one more copy.
     options.enable_embed_layer_norm = shape.embedding_fusion
@@ -133,45 +143,57 @@ def _optimize(raw: Path, fused: Path, shape: Shape) -> None:
         # What the runtime does by itself at load time stays its own business.
         opt_level=0,
     )
-    optimized.save_model_to_file(str(fused))
+    optimized.topological_sort()
+    fused: onnx.ModelProto = optimized.model
+    return fused
 
 
-def _light(raw: Path) -> onnx.ModelProto:
-    """The graph with the matrices that no fusion looks into as inputs: those of products that are not square.
+def _light(draft: Draft) -> onnx.ModelProto:
+    """The graph without the matrices that no fusion looks into: those of products that are not square, and tables.
 
-    The optimizer copies the model for each inference of shapes. With two thirds of its bytes elsewhere BERT-large
-    fuses in 5 GB instead of 13. A new model is made, since a message keeps the memory of what is removed from it.
+    The former become inputs; of tables a row stays, since the fusion of the embedding asks how wide they are. The
+    optimizer copies the model for each inference of shapes: with most of its bytes elsewhere it fuses in a fraction of
+    the memory.
     """
-    whole = onnx.load(raw)
-    names = _aside(whole.graph)
-    graph = onnx.GraphProto(name=whole.graph.name)
-    graph.node.extend(whole.graph.node)
-    graph.input.extend(whole.graph.input)
-    graph.output.extend(whole.graph.output)
-    graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name not in names)
-    graph.input.extend(
-        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in whole.graph.initializer
-        if tensor.name in names
-    )
-    return onnx.helper.make_model(graph, opset_imports=whole.opset_import, ir_version=whole.ir_version)
+    whole, aside, tables = draft.graph, _matrices(draft.graph), _tables(draft.graph)
+    graph = onnx.GraphProto(name=whole.name)
+    graph.node.extend(whole.node)
+    graph.input.extend(whole.input)
+    graph.output.extend(whole.output)
+    for tensor in whole.initializer:
+        if tensor.name in aside:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            array = draft[tensor.name]
+            graph.initializer.append(
+                numpy_helper.from_array(array[:1] if tensor.name in tables else array, tensor.name)
+            )
+    return onnx.helper.make_model(graph, opset_imports=draft.model.opset_import, ir_version=draft.model.ir_version)
 
 
-def _restore(fused: Path, raw: Path) -> None:
-    """Gives the graph made of the light one its matrices back."""
-    model, whole = onnx.load(fused), onnx.load(raw).graph
-    names = _aside(whole)
-    inputs = [value for value in model.graph.input if value.name not in names]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    model.graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in names)
-    onnx.save(model, fused)
+def _restore(draft: Draft, light: onnx.ModelProto) -> None:
+    """Makes of the draft what became of the light graph, with the matrices that were put aside."""
+    aside = _matrices(draft.graph) | _tables(draft.graph)
+    for tensor in light.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if tensor.name not in draft or (tensor.name not in aside and not np.array_equal(draft[tensor.name], array)):
+            draft[tensor.name] = array
+    draft.keep(aside.union(tensor.name for tensor in light.graph.initializer))
+    del draft.graph.node[:], draft.model.opset_import[:]
+    draft.graph.node.extend(light.graph.node)
+    draft.model.opset_import.extend(light.opset_import)
 
 
-def _aside(graph: onnx.GraphProto) -> frozenset[str]:
+def _matrices(graph: onnx.GraphProto) -> frozenset[str]:
     used = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
-    matrices = (tensor for tensor in graph.initializer if tensor.name in used)
-    return frozenset(tensor.name for tensor in matrices if len(set(tensor.dims)) > 1)
+    return frozenset(t.name for t in graph.initializer if t.name in used and len(set(t.dims)) > 1)
+
+
+def _tables(graph: onnx.GraphProto) -> frozenset[str]:
+    """What is looked up and nothing else."""
+    uses = [(name, (node.op_type, at) == ("Gather", 0)) for node in graph.node for at, name in enumerate(node.input)]
+    looked_up, others = ({name for name, is_table in uses if is_table is wanted} for wanted in (True, False))
+    return frozenset(looked_up & matrices(graph) - others)
 
 
 def _put_branches_first(graph: onnx.GraphProto) -> None:
@@ -193,23 +215,24 @@ def _put_branches_first(graph: onnx.GraphProto) -> None:
                 node.input[0], node.input[1] = second, first
 
 
-def share_equal(path: Path) -> None:
-    """Keeps one of the initialisers that are equal: layers that share weights are traced with a copy for each."""
-    model = onnx.load(path)
-    kept: dict[tuple[int, tuple[int, ...], bytes], str] = {}
-    names = {}
-    for tensor in model.graph.initializer:
-        content = hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest()
-        names[tensor.name] = kept.setdefault((tensor.data_type, tuple(tensor.dims), content), tensor.name)
-    for node in model.graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-    copies = [tensor for tensor in model.graph.initializer if names[tensor.name] == tensor.name]
-    shared = onnx.GraphProto(name=model.graph.name)
-    shared.node.extend(model.graph.node)
-    shared.input.extend(model.graph.input)
-    shared.output.extend(model.graph.output)
-    shared.initializer.extend(copies)
-    onnx.save(onnx.helper.make_model(shared, opset_imports=model.opset_import, ir_version=model.ir_version), path)
+def _take_lengths_from_ids(graph: onnx.GraphProto) -> None:
+    """Takes the lengths of a batch from its ids where the graph takes them from the vectors of its words.
+
+    The fused embedding looks words up by itself. What was left of the graph's own way would do so once more, for a
+    length alone, and fp16 would hold the words twice.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+    axes = {node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in graph.node if _is_number(node)}
+    for node in graph.node:
+        words = producers.get(node.input[0]) if node.op_type == "Shape" else None
+        if words is not None and words.op_type == "Gather" and words.input[1] == IDS:
+            users = [user for user in graph.node if node.output[0] in user.input]
+            if all(user.op_type == "Gather" and axes.get(user.input[1], -1) in (0, 1) for user in users):
+                node.input[0] = IDS
+
+
+def _is_number(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and node.attribute[0].name == "value" and not node.attribute[0].t.dims
 
 
 def operators(path: Path) -> dict[str, int]:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import transformers
 
-from export.errors import ExportError
-from export.graph import tensors
+from export.graph import architectures, tensors
+from export.graph.draft import Draft
 from export.graph.fold import fold
 from export.graph.sentence_head import SentenceHead
 from export.progress import quiet
-from export.recipe import MAX_ONNX_BYTES
+from serving.models.bundle import data_entry
 from serving.models.manifest import graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
 from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, Row, TensorSpec
 
 OPSET = 17
-_GRAPH_SHARE = 0.99
-"""How much of an ONNX file the weights may take; the rest is for the graph itself."""
-
 _DTYPES = {"int32": np.int32, "float32": np.float32}
 
 
@@ -46,6 +43,7 @@ class TaskModel(torch.nn.Module):
         self.inputs = inputs(checkpoint)
         self.outputs = outputs(checkpoint)
         self.folded = checkpoint.family.folded
+        self.shared_layers = checkpoint.family.shared_layers
         self._task = checkpoint.task
         self._family = checkpoint.family
         self.sentence = SentenceHead(checkpoint) if checkpoint.task == "embed" else None
@@ -113,10 +111,12 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
 
 def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
     """A graph of a checkpoint, as an engine loads it to be proven."""
+    data = data_entry(path)
     return ModelSpec(
         name=path.name,
         path=str(path),
         sha256=digest(path),
+        data_sha256="" if data is None else data.sha256,
         # So that one wide lane takes padding and batches.
         batch_invariant=True,
         vocab_size=checkpoint.size("vocab_size"),
@@ -131,17 +131,11 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     """Builds the model and fills it with the checkpoint's weights.
 
     Raises:
-        ExportError: The weights are not those of this model, or too large for one ONNX file.
+        ExportError: The weights are not those of this model.
     """
     name = checkpoint.family.class_name(checkpoint.task)
     with quiet(), torch.random.fork_rng(devices=[]):
         model = _build(getattr(transformers, name), checkpoint)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    if size > MAX_ONNX_BYTES * _GRAPH_SHARE:
-        raise ExportError(
-            f"checkpoint {checkpoint.source.path}: {size / 2**30:.2f} GiB of float32 weights do not fit into one "
-            "ONNX file, which holds less than 2 GiB"
-        )
     weights = tensors.read(
         checkpoint.weights,
         model.state_dict(),
@@ -156,18 +150,20 @@ def load(checkpoint: Checkpoint) -> TaskModel:
 
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
     family, config = checkpoint.family, checkpoint.config
-    settings = {key: config[key] for key in family.sizes.values()}
     known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id", *family.settings]
-    settings |= {key: config[key] for key in known if key in config}
-    settings[family.activation] = checkpoint.activation
-    if family.epsilon and "layer_norm_eps" in config:
-        settings["layer_norm_eps"] = config["layer_norm_eps"]
+    if family.epsilon:
+        known.append("layer_norm_eps")
+    named = {family.names.get(key, key): config.get(key) for key in (*family.sizes.values(), *known, *family.names)}
+    settings = {key: value for key, value in named.items() if value is not None}
+    settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
+    settings |= family.derived(config)
     if checkpoint.task in {"classify", "rerank", "tag"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     # The exporter and the fusions know this form of attention, and no other.
     built = kind.config_class(**settings, attn_implementation="eager")
     has_pooler = checkpoint.task in {"embed", "embed_tokens"} and family.pooling_layer
     model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
+    architectures.adapt(model, checkpoint)
     return model
 
 
@@ -202,7 +198,8 @@ def answers(
 def write(model: TaskModel, path: Path) -> None:
     """Writes the ONNX graph.
 
-    Inputs and outputs as the manifest describes them; integers are int32 (int64 would cost casts inside).
+    Inputs and outputs as the manifest describes them; integers are int32 (int64 would cost casts inside). Weights lie
+    in other files of the folder.
     """
     example = torch.arange(16, dtype=torch.int32).reshape(2, 8) % 4 + 2
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
@@ -211,7 +208,8 @@ def write(model: TaskModel, path: Path) -> None:
         torch.onnx.export(
             model,
             tuple(tensors[spec.name] for spec in model.inputs),
-            path,
+            # Only beside a path in a string does the exporter put what one file cannot hold.
+            str(path),
             input_names=[spec.name for spec in model.inputs],
             output_names=[spec.name for spec in model.outputs],
             dynamic_axes={spec.name: _axes(spec) for spec in (*model.inputs, *model.outputs)},
@@ -219,8 +217,13 @@ def write(model: TaskModel, path: Path) -> None:
             # The fusions match what the exporter that traces writes.
             dynamo=False,
         )
+    draft = Draft(path, path)
+    draft.move_out()
     if model.folded:
-        fold(path)
+        fold(draft)
+    if model.shared_layers:
+        draft.share_equal()
+    draft.save()
 
 
 def _axes(spec: TensorSpec) -> dict[int, str]:

@@ -42,8 +42,11 @@ def read(
     """
     names = {_canonical(name, family.prefix): name for name in expected}
     tensors = dict(_stored(weights, family, names.keys()))
+    where = f"checkpoint {weights.folder.path}"
+    _add(where, tensors, family.added)
+    for name in family.zero & names.keys() - tensors.keys():
+        tensors[name] = torch.zeros_like(expected[names[name]])
     if tied:
-        where = f"checkpoint {weights.folder.path}"
         _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
     _check(weights, tensors, {name: expected[own] for name, own in names.items()}, model)
     return {names[name]: tensor for name, tensor in tensors.items()}
@@ -83,6 +86,18 @@ def _check(
         shape = expected[name].shape
         if tensor.shape != shape:
             raise ExportError(f"{where}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(shape)}")
+
+
+def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
+    for name, beside in added.items():
+        if absent := [table for table in (name, beside) if table not in tensors]:
+            raise ExportError(f"{where}: the weights lack {absent[0]}")
+        row, table = tensors.pop(name)[0], tensors[beside]
+        if row.shape != table.shape[1:]:
+            raise ExportError(
+                f"{where}: {name} has rows of the shape {list(row.shape)}, {beside} of {list(table.shape[1:])}"
+            )
+        tensors[beside] = table + row
 
 
 def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
@@ -135,7 +150,7 @@ def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _names(stored: str, family: Family) -> list[str]:
-    name = _canonical(stored, family.prefix)
+    name = _canonical(stored, family.own_prefix or family.prefix)
     for old, new in family.renamed.items():
         name = name.replace(old, new)
     return next(

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from export.graph.draft import Draft
 from export.precision.equalise import Seen
 from serving.engine.batches import Padder
 from serving.records import Batch, ModelIndex
@@ -70,10 +71,10 @@ def _joined(parts: Sequence[Seen]) -> Seen:
 
 def _probe(path: Path, names: Sequence[str]) -> Path:
     """The graph with the activations among its outputs."""
-    model = onnx.load(path)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     probe = path.with_name(f"probe.{path.name}")
-    onnx.save(model, probe)
+    draft = Draft(path, probe)
+    draft.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    draft.save()
     return probe
 
 

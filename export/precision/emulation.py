@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import onnx
 from onnx import TensorProto
 
 from export.graph import nodes
+from export.graph.draft import Draft
 from export.precision import ranges
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def emulate(source: Path, target: Path) -> None:
         source: The fp16 graph.
         target: Where to write.
     """
-    model = onnx.load(source)
-    graph = model.graph
-    nodes.lift_constants(graph)
-    halves = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    draft = Draft(source, target)
+    graph = draft.graph
+    draft.lift_constants()
+    halves = set(draft.of_type(TensorProto.FLOAT16))
     halves |= nodes.activations(graph, halves, TensorProto.FLOAT16)
     steps: dict[str, NodeProto] = {}
     for node in graph.node:
@@ -45,4 +45,4 @@ def emulate(source: Path, target: Path) -> None:
         steps[node.output[0]] = nodes.cast(wide.output[0], node.output[0], TensorProto.FLOAT16)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(steps.values())
-    onnx.save(model, target)
+    draft.write()

@@ -16,11 +16,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from export.errors import ExportError
 from export.graph import nodes
+from export.graph.draft import Draft
 from export.precision import ranges
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 """What may run in fp16 between two products."""
 
 
-def convert(source: Path, target: Path) -> None:
+def convert(source: Path, target: Path, *, shared_layers: bool = False) -> None:
     """Writes the fp16 form of an fp32 graph.
 
     Inputs stay as they are, outputs stay float32.
@@ -53,22 +53,26 @@ def convert(source: Path, target: Path) -> None:
         source: The graph, as exported (for TensorRT, which fuses by itself) or after the fusions (for ONNX
             Runtime's CUDA provider).
         target: Where to write.
+        shared_layers: Whether layers share their weights.
 
     Raises:
         ExportError: A weight lies outside of what fp16 can hold, or the graph cannot be kept in range.
     """
-    model = onnx.load(source)
-    nodes.lift_constants(model.graph)
-    _Conversion(model.graph).run()
-    onnx.save(model, target)
+    draft = Draft(source, target)
+    draft.lift_constants()
+    _Conversion(draft).run()
+    if shared_layers:
+        draft.share_equal()
+    draft.write()
 
 
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, graph: GraphProto) -> None:
-        self._graph = graph
-        self._constants = _float_constants(graph)
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._graph = graph = draft.graph
+        self._constants = float_constants(draft)
         self._floats = nodes.activations(graph, self._constants.keys(), TensorProto.FLOAT)
         self._ranges = ranges.of_graph(graph, self._constants)
         self._producers = {name: node for node in graph.node for name in node.output}
@@ -78,7 +82,7 @@ class _Conversion:
         self._exponents: dict[str, int] = {}
         """The fp16 tensors: as which power of two their values are to be multiplied with."""
         self._nodes: list[NodeProto] = []
-        self._made: dict[str, NDArray[np.float16] | Array] = {}
+        self._made: set[str] = set()
         self._names: dict[tuple[str, bool], str] = {}
         """Under which name a tensor is found in fp16 (true) and in FP32 (false)."""
 
@@ -90,11 +94,9 @@ class _Conversion:
                 self._keep(node)
             else:
                 self._halve(node, exponent)
-        kept = [tensor for tensor in self._graph.initializer if tensor.name not in self._constants]
-        del self._graph.node[:], self._graph.value_info[:], self._graph.initializer[:]
+        self._draft.keep({t.name for t in self._graph.initializer if t.name not in self._constants} | self._made)
+        del self._graph.node[:], self._graph.value_info[:]
         self._graph.node.extend(self._nodes)
-        self._graph.initializer.extend(kept)
-        self._graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in self._made.items())
 
     def _plan(self) -> set[str]:
         """First outputs of the nodes to run in fp16: products, tables, and what only stands between products."""
@@ -174,8 +176,7 @@ class _Conversion:
     def _absorbed(self, name: str, factor: float) -> str:
         if name in self._exponents:
             return self._cast(name, f"{name}:undivided by {factor:g}", TensorProto.FLOAT)
-        self._made[f"{name}:times {factor:g}"] = self._constants[name] * np.float32(factor)
-        return f"{name}:times {factor:g}"
+        return self._make(f"{name}:times {factor:g}", self._constants[name] * np.float32(factor))
 
     def _halve(self, node: NodeProto, exponent: int) -> None:
         """Takes a node over with fp16 inputs and outputs."""
@@ -213,8 +214,10 @@ class _Conversion:
 
     def _single(self, name: str) -> str:
         """The tensor in FP32."""
-        if name in self._constants:
-            self._made[name] = self._constants[name]
+        if name in self._constants and name not in self._made:
+            self._made.add(name)
+            if self._constants[name].size == 1:  # it may be another number now
+                self._draft[name] = self._constants[name]
         if name not in self._exponents:
             return name
         if (name, False) not in self._names:
@@ -236,8 +239,13 @@ class _Conversion:
                 raise ExportError(
                     f"{name} holds {peak:.3g}, and fp16 nothing beyond {LARGEST:g}; export another precision"
                 )
-            self._made[made] = array.astype(np.float16)
+            self._make(made, array.astype(np.float16))
         return made
+
+    def _make(self, name: str, array: NDArray[np.float16] | Array) -> str:
+        self._draft[name] = array
+        self._made.add(name)
+        return name
 
     def _cast(self, source: str, target: str, to: int) -> str:
         self._nodes.append(nodes.cast(source, target, to))
@@ -245,7 +253,7 @@ class _Conversion:
 
     def _times(self, source: str, exponent: int, target: str = "") -> str:
         factor, target = f"two to the {exponent}", target or f"{source}:divided"
-        self._made[factor] = np.array(2.0**exponent, np.float32)
+        self._make(factor, np.array(2.0**exponent, np.float32))
         self._nodes.append(helper.make_node("Mul", [source, factor], [target], name=target))
         return target
 
@@ -263,17 +271,13 @@ def _carried(node: NodeProto, exponents: list[int]) -> int | None:
     return None if any(exponents) else 0
 
 
-def _float_constants(graph: GraphProto) -> dict[str, Array]:
+def float_constants(draft: Draft) -> dict[str, Array]:
     """The float32 initialisers.
 
     A scalar beyond fp16's range is a mask's -inf or -3.4e38. It becomes fp16's lowest number: e to the power
     of that is 0 all the same, and finite in whatever type a runtime adds it.
     """
-    arrays = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in graph.initializer
-        if tensor.data_type == TensorProto.FLOAT
-    }
+    arrays = {name: draft[name] for name in draft.of_type(TensorProto.FLOAT)}
     return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}
 
 

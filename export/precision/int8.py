@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import onnx
-
 from export.errors import ExportError
 from export.graph import optimize
+from export.graph.draft import Draft
 from export.graph.task_model import spec_of
 from export.precision import activations, calibration, openvino, quantize
 from export.precision.equalise import choose
-from export.precision.products import Constants, find
+from export.precision.products import find
 from export.texts import corpus
 from serving.host import available_cpus
 from serving.models.manifest import Quantisation
@@ -69,11 +68,7 @@ class Int8:
             quantize.quantize(fused, path, shape, self._cuts_of(fused), static=way == "static")
         else:
             cuts = self._cuts_of(raw) if way == "static" else None
-            openvino.quantize(
-                raw, path, layers=1 if shape.shared_layers else shape.layers, cuts=cuts, products=shape.products
-            )
-            if shape.shared_layers:
-                optimize.share_equal(path)
+            openvino.quantize(raw, path, shape, cuts)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
         """What the manifest says of an artifact."""
@@ -100,10 +95,10 @@ def cuts_of(
         texts: Calibration text.
         count: Told how many of how many texts are done.
     """
-    graph = onnx.load(path).graph
-    products, constants = find(graph), Constants(graph)
+    draft = Draft(path, path)
+    products = find(draft.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)
     return {
-        product.activations: choose(activation, constants.joined(product.weights))
+        product.activations: choose(activation, draft.joined(product.weights))
         for product, activation in zip(products, seen, strict=True)
     }

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from export.errors import ExportError
+from export.graph.draft import Draft
 from export.graph.nodes import matrices, replace
 from export.precision import equalise
-from export.precision.products import Constants, find
+from export.precision.products import find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from export.graph.optimize import Shape
     from export.precision.equalise import Cut
 
 _LEVELS = 255
@@ -49,40 +50,42 @@ def require_library() -> None:
         raise ExportError("an artifact for OpenVINO is proven with its library: pip install bertserve[openvino]")
 
 
-def quantize(raw: Path, quantized: Path, *, layers: int, cuts: Mapping[str, Cut] | None, products: int = 6) -> None:
+def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None) -> None:
     """Quantises a fp32 graph.
 
     Args:
         raw: The graph as exported, not fused: OpenVINO reads standard operators of any architecture and fuses
             them itself.
-        quantized: Where to write; one file, without external data.
-        layers: Transformer layers of the model.
+        quantized: Where to write.
+        shape: What the graph is made of.
         cuts: How the activations of each product are cut, by their names; None leaves that to the running engine.
-        products: A layer's products with a matrix.
 
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
-    model = onnx.load(raw)
-    found = 0 if cuts is None else _cut_products(model.graph, cuts)
-    axes = _weights(model.graph)
+    draft = Draft(raw, quantized)
+    found = 0 if cuts is None else _cut_products(draft, cuts)
+    axes = _weights(draft.graph)
     found += sum(axis == _COLUMNS for axis in axes.values())
-    if found < products * layers:
+    expected = shape.products * (shape.stored_layers or shape.layers)
+    if found < expected:
         raise ExportError(
             f"the quantisation of the graph is incomplete: {found} products with a weight, "
-            f"{products * layers} expected; the installed torch and transformers do not fit together"
+            f"{expected} expected; the installed torch and transformers do not fit together"
         )
     for name, axis in axes.items():
         # Beside activations with a range only the tables are left: the last matrices stay exact.
         if cuts is None or axis == _ROWS:
-            _replace(model.graph, name, axis)
-    onnx.save(model, quantized)
+            _replace(draft, name, axis)
+    if shape.shared_layers:
+        draft.share_equal()
+    draft.write()
 
 
-def _cut_products(graph: onnx.GraphProto, cuts: Mapping[str, Cut]) -> int:
+def _cut_products(draft: Draft, cuts: Mapping[str, Cut]) -> int:
     """Puts 8-bit values before and into every product that is not a decision; how many they are."""
-    constants, products = Constants(graph), find(graph)
-    by_output = {name: product for product in products for name in product.outputs}
+    graph = draft.graph
+    by_output = {name: product for product in find(graph) for name in product.outputs}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
     for node in graph.node:
@@ -91,23 +94,23 @@ def _cut_products(graph: onnx.GraphProto, cuts: Mapping[str, Cut]) -> int:
             cut = cuts[product.activations]
             if product.activations not in done:
                 done.add(product.activations)
-                nodes += _cut_activations(constants, product.activations, cut)
+                nodes += _cut_activations(draft, product.activations, cut)
             weight = f"{node.output[0]}.matrix"
-            nodes.append(_matrix(constants, weight, constants[node.input[1]] * cut.factors[:, None]))
+            nodes.append(_matrix(draft, weight, draft[node.input[1]] * cut.factors[:, None]))
             node.input[:] = [f"{product.activations}.cut", weight]
         nodes.append(node)
     replace(graph, nodes)
-    constants.drop_unused()
+    draft.drop_unused()
     return len(by_output)
 
 
-def _cut_activations(constants: Constants, name: str, cut: Cut) -> list[onnx.NodeProto]:
+def _cut_activations(draft: Draft, name: str, cut: Cut) -> list[onnx.NodeProto]:
     make, part = onnx.helper.make_node, f"{name}.cut"
     step, zero, values = f"{part}.step", f"{part}.zero", f"{part}.values"
-    constants[step], constants[zero] = cut.scale, cut.zero
+    draft[step], draft[zero] = cut.scale, cut.zero
     nodes = []
     if not cut.is_even:
-        constants[f"{part}.factors"] = 1 / cut.factors
+        draft[f"{part}.factors"] = 1 / cut.factors
         nodes.append(make("Mul", [name, f"{part}.factors"], [f"{part}.divided"]))
         name = f"{part}.divided"
     nodes.append(make("QuantizeLinear", [name, step, zero], [values]))
@@ -115,10 +118,10 @@ def _cut_activations(constants: Constants, name: str, cut: Cut) -> list[onnx.Nod
     return nodes
 
 
-def _matrix(constants: Constants, name: str, matrix: NDArray[np.float32]) -> onnx.NodeProto:
+def _matrix(draft: Draft, name: str, matrix: NDArray[np.float32]) -> onnx.NodeProto:
     """A matrix as 8-bit values and the operator that scales its columns."""
     values, scale = f"{name}.values", f"{name}.scale"
-    constants[values], constants[scale] = equalise.eight_bits(matrix)
+    draft[values], draft[scale] = equalise.eight_bits(matrix)
     return onnx.helper.make_node("DequantizeLinear", [values, scale], [name], axis=_COLUMNS)
 
 
@@ -133,17 +136,18 @@ def _weights(graph: onnx.GraphProto) -> dict[str, int]:
     }
 
 
-def _replace(graph: onnx.GraphProto, name: str, axis: int) -> None:
+def _replace(draft: Draft, name: str, axis: int) -> None:
     """Puts 8-bit values and what scales them in the place of a weight."""
-    weight = next(tensor for tensor in graph.initializer if tensor.name == name)
-    graph.initializer.remove(weight)
-    values, scale, zero = eight_bits(numpy_helper.to_array(weight), axis)
+    graph = draft.graph
+    values, scale, zero = eight_bits(draft[name], axis)
+    del draft[name]
     users = [node for node in graph.node if name in node.input]
     is_looked_up = values.size >= _LARGE_TABLE and all(node.op_type == "Gather" for node in users)
     if is_looked_up:
         scale, zero = scale[:, None], zero[:, None].astype(np.float32)
     parts: dict[str, NDArray[Any]] = {f"{name}.values": values, f"{name}.scale": scale, f"{name}.zero": zero}
-    graph.initializer.extend(numpy_helper.from_array(part, key) for key, part in parts.items())
+    for key, array in parts.items():
+        draft[key] = array
     if not is_looked_up:
         graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", list(parts), [name], axis=axis))
         return

@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import onnx
-from onnx import numpy_helper
-
 from export.graph.nodes import matrices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
+    import onnx
 
 _PRODUCTS = frozenset({"Attention", "MatMul"})
 """Operators that multiply their first input with their second."""
@@ -53,36 +47,3 @@ def find(graph: onnx.GraphProto) -> list[Product]:
         Product(name, tuple(node.output[0] for node in nodes), tuple(node.input[1] for node in nodes))
         for name, nodes in users.items()
     ]
-
-
-class Constants:
-    """The constants of a graph that is being rewritten."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
-        self._places = {tensor.name: tensor for tensor in graph.initializer}
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        return numpy_helper.to_array(self._places[name]).astype(np.float32, copy=False)
-
-    def __setitem__(self, name: str, array: NDArray[np.generic] | np.generic) -> None:
-        made = numpy_helper.from_array(np.asarray(array, order="C"), name)
-        if name in self._places:
-            self._places[name].CopyFrom(made)
-        else:
-            self._places[name] = self._graph.initializer.add()
-            self._places[name].CopyFrom(made)
-
-    def joined(self, names: Iterable[str]) -> NDArray[np.float32]:
-        """Matrices side by side, as one product with the same activations."""
-        return np.concatenate([self[name] for name in names], axis=1)
-
-    def drop_unused(self) -> None:
-        """Removes what no operator reads any longer."""
-        used = {name for node in self._graph.node for name in node.input}
-        kept = [tensor for tensor in self._graph.initializer if tensor.name in used]
-        if len(kept) < len(self._graph.initializer):
-            copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-            del self._graph.initializer[:]
-            self._graph.initializer.extend(copies)
-            self._places = {tensor.name: tensor for tensor in self._graph.initializer}

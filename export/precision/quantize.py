@@ -8,25 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
-from onnx import TensorProto
-from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from export.graph.nodes import replace
-from export.graph.optimize import check_counts, operators, share_equal
+from export.graph.draft import Draft
+from export.graph.nodes import copy, replace
+from export.graph.optimize import check_counts, operators
 from export.precision.equalise import eight_bits
-from export.precision.products import Constants, find
-from export.progress import quiet
+from export.precision.products import find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from export.graph.optimize import Shape
     from export.precision.equalise import Cut
 
 _MATRICES_OF_WORDS = 2
-_TABLES = ["EmbedLayerNormalization", "Gather"]
+_LEVELS = 255
+_BLOCK = 1 << 22
+"""Numbers of a table that are rounded at a time."""
 _PARTS = 3
 """The fused matrix of attention holds the queries', the keys' and the values' side by side."""
 
@@ -44,20 +47,11 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
     Raises:
         ExportError: Some matrix was not quantised.
     """
-    products = quantized.with_name(f"{quantized.name}.products")
-    model = onnx.load(fused)
-    _Quantiser(model.graph, cuts, static=static).run()
-    onnx.save(model, products)
-    with quiet():
-        quantize_dynamic(
-            products,
-            quantized,
-            op_types_to_quantize=_TABLES,
-            weight_type=QuantType.QInt8,
-            # Shape inference does not know the fused operators' outputs; all of them are float32.
-            extra_options={"DefaultTensorType": TensorProto.FLOAT},
-        )
-    products.unlink()
+    draft = Draft(fused, quantized)
+    _Quantiser(draft, cuts, static=static).run()
+    if shape.shared_layers:
+        draft.share_equal()
+    draft.write()
     expected = {
         "QAttention": shape.layers * shape.attention_fusion,
         "MatMulIntegerToFloat": (shape.products - _PARTS * shape.attention_fusion) * shape.layers
@@ -66,38 +60,44 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
         + _MATRICES_OF_WORDS * shape.predicts_words,
         "QEmbedLayerNormalization": int(shape.embedding_fusion),
     }
-    if shape.shared_layers:
-        share_equal(quantized)
     check_counts(operators(quantized), expected, "the quantisation")
 
 
 class _Quantiser:
-    def __init__(self, graph: onnx.GraphProto, cuts: Mapping[str, Cut], *, static: bool) -> None:
-        self._graph, self._cuts, self._static = graph, cuts, static
-        self._constants = Constants(graph)
-        self._products = find(graph)
+    def __init__(self, draft: Draft, cuts: Mapping[str, Cut], *, static: bool) -> None:
+        self._draft, self._graph = draft, draft.graph
+        self._cuts, self._static = cuts, static
+        self._floats = set(draft.of_type(onnx.TensorProto.FLOAT))
+        self._products = find(draft.graph)
         self._multiplied = {name for product in self._products for name in product.outputs}
-        self._attention = {node.output[0]: node for node in graph.node if node.op_type == "Attention"}
+        self._attention = {node.output[0]: node for node in draft.graph.node if node.op_type == "Attention"}
         self._cut: dict[str, str] = {}
 
     def run(self) -> None:
-        """Puts a quantised operator in the place of every product."""
+        """Puts a quantised operator in the place of every product and of every look-up in a table."""
         for product in self._products:
             attention = self._attention.get(product.activations)
             if attention is not None:
                 self._divide_values(attention, self._cuts[product.activations])
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.node:
-            nodes += self._quantised(node) if node.output[0] in self._multiplied else [node]
+            if node.output[0] in self._multiplied:
+                nodes += self._quantised(node)
+            elif node.op_type == "EmbedLayerNormalization":
+                nodes.append(self._embedding(node))
+            elif node.op_type == "Gather" and node.input[0] in self._floats:
+                nodes += self._looked_up(node)
+            else:
+                nodes.append(node)
         replace(self._graph, nodes)
-        self._constants.drop_unused()
+        self._draft.drop_unused()
 
     def _divide_values(self, attention: onnx.NodeProto, cut: Cut) -> None:
         """Divides what attention answers at no cost: it is a mean of the values, which its last columns make."""
         for name in attention.input[1:3]:
-            array = self._constants[name].copy()
+            array = self._draft[name].copy()
             array[..., array.shape[-1] // _PARTS * (_PARTS - 1) :] /= cut.factors
-            self._constants[name] = array
+            self._draft[name] = array
 
     def _quantised(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         name, cut = node.input[0], self._cuts[node.input[0]]
@@ -105,9 +105,7 @@ class _Quantiser:
         values, step, zero = (f"{self._cut[name]}.{part}" for part in ("values", "step", "zero"))
         # By the product and not by the matrix: one that has two uses is multiplied by the factors of each.
         matrix, scale = (f"{node.output[0]}.{part}" for part in ("matrix", "scale"))
-        self._constants[matrix], self._constants[scale] = eight_bits(
-            self._constants[node.input[1]] * cut.factors[:, None]
-        )
+        self._draft[matrix], self._draft[scale] = eight_bits(self._draft[node.input[1]] * cut.factors[:, None])
         inputs = [values, matrix, step, scale, zero]
         operator = "MatMulIntegerToFloat"
         if node.op_type == "Attention":
@@ -123,12 +121,49 @@ class _Quantiser:
         part = self._cut[name] = f"{name}.cut"
         nodes = []
         if name not in self._attention and not cut.is_even:
-            self._constants[f"{part}.factors"] = 1 / cut.factors
+            self._draft[f"{part}.factors"] = 1 / cut.factors
             nodes.append(onnx.helper.make_node("Mul", [name, f"{part}.factors"], [f"{part}.divided"]))
             name = f"{part}.divided"
         step, zero = f"{part}.step", f"{part}.zero"
         if not self._static:
             values = [f"{part}.values", step, zero]
             return [*nodes, onnx.helper.make_node("DynamicQuantizeLinear", [name], values)]
-        self._constants[step], self._constants[zero] = cut.scale, cut.zero
+        self._draft[step], self._draft[zero] = cut.scale, cut.zero
         return [*nodes, onnx.helper.make_node("QuantizeLinear", [name, step, zero], [f"{part}.values"])]
+
+    def _looked_up(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Looks 8-bit values up; only what is found is turned into numbers."""
+        values, scale, zero = self._table(node.input[0])
+        found = copy(node, [values, *node.input[1:]])
+        found.output[0] = f"{node.output[0]}.values"
+        return [found, onnx.helper.make_node("DequantizeLinear", [found.output[0], scale, zero], [node.output[0]])]
+
+    def _embedding(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The fused embedding with its tables, and the scale and bias of its normalisation, in 8 bits."""
+        ids, (mask,) = list(node.input[:2]), node.input[7:8] or [""]
+        values, scales, zeros = zip(
+            *(self._table(name) if name else ("", "", "") for name in node.input[2:7]), strict=True
+        )
+        inputs = [*ids, *values, mask, *scales, *zeros]
+        made = onnx.helper.make_node("QEmbedLayerNormalization", inputs, node.output, node.name, domain="com.microsoft")
+        made.attribute.extend(node.attribute)
+        return made
+
+    def _table(self, name: str) -> tuple[str, str, str]:
+        """Names of a table's 8-bit values, their scale and their zero; one range for the whole table, which holds 0."""
+        values, scale, zero = f"{name}.values", f"{name}.scale", f"{name}.zero"
+        if values not in self._draft:
+            table = self._draft[name]
+            self._draft[values], self._draft[scale], self._draft[zero] = _eight_bits(table)
+        return values, scale, zero
+
+
+def _eight_bits(table: NDArray[np.float32]) -> tuple[NDArray[np.uint8], np.float32, np.uint8]:
+    low, high = min(float(table.min()), 0), max(float(table.max()), 0)
+    scale = (high - low) / _LEVELS or 1.0
+    zero, step = np.rint(-low / scale), np.float32(scale)
+    values = np.empty(table.shape, np.uint8)
+    rows = max(1, _BLOCK // max(1, table[:1].size))
+    for at in range(0, len(table), rows):
+        values[at : at + rows] = np.clip(np.rint(table[at : at + rows] / step) + zero, 0, _LEVELS)
+    return values, step, np.uint8(zero)

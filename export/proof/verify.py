@@ -21,6 +21,7 @@ from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import limits_of
 from export.texts import corpus
 from serving.errors import BundleError
+from serving.models.bundle import data_entry
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from export.progress import Progress
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest
+    from serving.models.manifest import Artifact, FileEntry, Manifest
 
 
 class State(Enum):
@@ -199,7 +200,7 @@ class _Verification:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
         # Where the GPU is that it is for, that is what proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
-            spec = msgspec.structs.replace(self._spec(path, artifact.sha256), build=artifact.engine)
+            spec = msgspec.structs.replace(self._spec(path, artifact.sha256, artifact.data), build=artifact.engine)
             return open_engine(spec, artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
         from export.precision import emulation  # noqa: PLC0415
@@ -207,14 +208,15 @@ class _Verification:
         with TemporaryDirectory() as folder:
             twin = Path(folder) / artifact.file
             emulation.emulate(path, twin)
-            return open_engine(self._spec(twin, digest(twin)), "cpu", self._threads)
+            return open_engine(self._spec(twin, digest(twin), data_entry(twin)), "cpu", self._threads)
 
-    def _spec(self, path: Path, sha256: str) -> ModelSpec:
+    def _spec(self, path: Path, sha256: str, data: FileEntry | None) -> ModelSpec:
         manifest = self._manifest
         return ModelSpec(
             name=path.name,
             path=str(path),
             sha256=sha256,
+            data_sha256="" if data is None else data.sha256,
             # So that one wide lane takes padding and batches.
             batch_invariant=True,
             vocab_size=manifest.vocab_size,

@@ -14,6 +14,7 @@ from export.recipe import Limits, limits_of
 from export.report.markup import Markup, element, join
 from export.report.terminal import answer, executor, ranges, size
 from export.texts.corpus import shown
+from serving.models.manifest import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,7 +119,7 @@ def _artifacts(manifest: Manifest) -> Markup:
             element("code", artifact.file),
             artifact.precision,
             executor(artifact),
-            _Number(size(artifact.size_bytes)),
+            _Number(size(artifact.total_bytes)),
             _status(artifact),
             _invariant(artifact),
         ]
@@ -184,7 +185,7 @@ def _section(artifact: Artifact, manifest: Manifest, reference: Reference, findi
     limits = limits_of(artifact, manifest.task)
     return join(
         element("h2", artifact.file),
-        element("p", f"{artifact.precision} for {executor(artifact)}, {size(artifact.size_bytes)}", class_="faint"),
+        element("p", f"{artifact.precision} for {executor(artifact)}, {size(artifact.total_bytes)}", class_="faint"),
         _waived(artifact),
         _engine(artifact),
         None if artifact.quantisation is None else element("p", "Activations: ", ranges(artifact.quantisation), "."),
@@ -330,7 +331,11 @@ def _contents(manifest: Manifest) -> Markup:
         "Special tokens": ", ".join(f"{role} {token}" for role, token in manifest.special_ids.items()),
         "Tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
     }
-    files = [[element("code", f.file), _Number(size(f.size_bytes)), element("code", f.sha256)] for f in manifest.files]
+    files = [
+        [element("code", f.file), _Number(size(f.size_bytes)), element("code", f.sha256)]
+        for f in manifest.entries()
+        if isinstance(f, FileEntry)
+    ]
     return join(
         element("h2", "The bundle"),
         _facts(facts),

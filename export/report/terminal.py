@@ -143,7 +143,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 def _row(artifact: Artifact) -> tuple[str, ...]:
     parity, invariance = artifact.parity, artifact.invariance
     if parity is None or invariance is None:
-        return (artifact.file, artifact.precision, size(artifact.size_bytes), "unproven", *[""] * 5)
+        return (artifact.file, artifact.precision, size(artifact.total_bytes), "unproven", *[""] * 5)
     # Each precision is judged by one figure (see recipe.LIMITS): show that one.
     if artifact.precision == "fp32" or invariance.cosine_min is None:
         worst = f"within {invariance.max_abs_difference:.1e}"
@@ -152,7 +152,7 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
     return (
         artifact.file,
         artifact.precision,
-        size(artifact.size_bytes),
+        size(artifact.total_bytes),
         f"{parity.max_abs_difference:.1e}",
         *(_figure(value) for value in (parity.cosine_mean, parity.cosine_p01, parity.cosine_min, parity.agreement)),
         f"{'yes' if artifact.batch_invariant else 'no'}, {worst}",

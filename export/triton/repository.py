@@ -1,7 +1,7 @@
 """A bundle once more as a Triton model repository: engine models, and the text model that calls one of them.
 
     <out>/<model>-fp32-onnx/config.pbtxt, <version>/model.onnx    an engine model for each artifact that a
-    <out>/<model>-int8-onnx/...                                   backend of Triton runs
+    <out>/<model>-int8-onnx/...                                   backend of Triton runs, and its weights' file
     <out>/<model>/config.pbtxt, <version>/model.py, model.json, tokenizer.json    the text model
 
 The text model takes and answers on Triton what the server does under the same name. The parameters in its
@@ -263,9 +263,12 @@ def _write_engine(folder: Path, bundle: Bundle, artifact: Artifact) -> None:
     name, manifest = folder.name, bundle.manifest
     _, file = _BACKENDS[artifact.kind]
     version = _start(folder, engine_config(name, artifact, manifest), manifest)
-    shutil.copyfile(bundle.path / artifact.file, version / file)
-    if digest(version / file) != artifact.sha256:
-        raise ExportError(f"bundle {bundle.path}: {artifact.file} does not match its SHA-256 in the manifest")
+    for entry in artifact.files:
+        # The graph names the file of its weights, which so keeps its name.
+        copy = version / (file if entry is artifact else entry.file)
+        shutil.copyfile(bundle.path / entry.file, copy)
+        if digest(copy) != entry.sha256:
+            raise ExportError(f"bundle {bundle.path}: {entry.file} does not match its SHA-256 in the manifest")
 
 
 def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifact]) -> None:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     Tensors = dict[str, NDArray[Any]]
 
 _CHARACTERS_PER_TOKEN = 32
+"""A text of more for each token that the model takes is refused where it may not be cut."""
+
+_MOST_CHARACTERS = 262_144
+"""Of a text that is cut, so many are read: about 0.2 s of work."""
+
 _SMALLEST_NORM = 1e-12
 
 
@@ -116,7 +121,7 @@ class TritonPythonModel:
     def _encoded(self, request: Any) -> list[Encoding] | _Refused:  # noqa: ANN401  the backend's own type
         try:
             cut = self._may_cut(request.parameters())
-            texts = self._texts(triton.get_input_tensor_by_name(request, "text").as_numpy())
+            texts = self._texts(triton.get_input_tensor_by_name(request, "text").as_numpy(), cut=cut)
             encodings = self._tokenizer.encode_batch_fast(texts)
             return [self._fitted(*entry, cut=cut) for entry in zip(range(len(texts)), texts, encodings, strict=True)]
         except _Refused as refused:
@@ -128,16 +133,19 @@ class TritonPythonModel:
             raise _Refused("the parameter `truncate` must be true or false")
         return chosen
 
-    def _texts(self, values: NDArray[np.object_]) -> list[str]:
+    def _texts(self, values: NDArray[np.object_], *, cut: bool) -> list[str]:
         most = _CHARACTERS_PER_TOKEN * self._model["max_length"]
         texts = []
         for index, value in enumerate(values.ravel()):
             try:
-                texts.append(self._model["prompt"] + value.decode("utf-8"))
+                text = self._model["prompt"] + value.decode("utf-8")
             except UnicodeDecodeError:
                 raise _Refused("input 'text' holds bytes that are not UTF-8") from None
-            if len(texts[-1]) > most:
-                raise _Refused(f"input {index} has {len(texts[-1])} characters; at most {most} are read")
+            if not cut and len(text) > most:
+                raise _Refused(
+                    f"input {index} has {len(text)} characters; at most {most} are read: shorten it or allow truncation"
+                )
+            texts.append(text[: max(most, _MOST_CHARACTERS)])
         return texts
 
     def _fitted(self, index: int, text: str, encoding: Encoding, *, cut: bool) -> Encoding:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from serving.errors import BertserveError, BundleError, EngineFault
-from serving.records import Batch, BatchOutput
+from serving.records import DATA_SUFFIX, Batch, BatchOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from serving.records import ModelSpec
 
@@ -42,6 +43,36 @@ def read_artifact(path: Path, sha256: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
     return data
+
+
+@contextmanager
+def verified(model: ModelSpec) -> Iterator[bytes]:
+    """An artifact's bytes; in the block a library may map the weights that lie beside a graph.
+
+    They are too large to be read into memory, so it is their file that is verified, and that must stay as it is.
+
+    Raises:
+        BundleError: One of the two files is not what the manifest says, or the weights changed in the block.
+    """
+    path = Path(model.path)
+    data = read_artifact(path, model.sha256)
+    if not model.data_sha256:
+        yield data
+        return
+    beside = path.with_name(f"{path.name}{DATA_SUFFIX}")
+    before = _state(beside)
+    with beside.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.data_sha256:
+        raise BundleError(f"bundle {path.parent}: {beside.name} does not match its SHA-256 in the manifest")
+    yield data
+    if _state(beside) != before:
+        raise BundleError(f"bundle {path.parent}: {beside.name} changed while it was loaded")
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def check_interface(

@@ -2,10 +2,11 @@
 
 An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. It is walked by hand, field by field over
 the wire format, jumping over tensor data by its length: a file of 2 GiB costs kilobytes of memory, and no library that
-builds objects from it sees a hostile byte. What is refused: data outside the file, operator domains that are not on
-the list, operators that hold compiled or foreign code, subgraphs, sparse initialisers, model-local functions, tensors
-whose dimensions are not those of their data, and anything whose lengths do not add up. The graph's inputs, its outputs
-and the size of its vocabulary are returned, so that a manifest can be held against them.
+builds objects from it sees a hostile byte. What is refused: data outside the file and the one that the manifest lists
+for it, data of two tensors in one place, operator domains that are not on the list, operators that hold compiled or
+foreign code, subgraphs, sparse initialisers, model-local functions, tensors whose dimensions are not those of their
+data, and anything whose lengths do not add up. The graph's inputs, its outputs and the size of its vocabulary are
+returned, so that a manifest can be held against them.
 
 A TensorRT engine (a plan) is native code: what keeps a foreign one out is its digest. Its head only tells early and
 clearly that a file is none, is cut, or is of another version. Observed in files of TensorRT for RTX 1.7, and for the
@@ -19,8 +20,10 @@ magic and the version also said of the enterprise library by its makers (NVIDIA/
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path  # noqa: TC003  part of the public signature
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,6 +54,10 @@ _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12
 """Bits of an element of each type of tensor that is served; text is none of them."""
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 10: "float16"}
 _FLOATS, _INTEGERS, _LONGS, _RAW, _DOUBLES, _UNSIGNED = 4, 5, 7, 9, 10, 11
+_ENTRY, _LIES_OUTSIDE = _OUTSIDE = (13, 14)
+_PLACE = ("length", "location", "offset")
+"""What says where a tensor's data lies outside the graph."""
+_NUMBER = re.compile("[0-9]{1,15}")
 _FIXED_DATA = {_FLOATS: 4, _DOUBLES: 8}
 _VARINT_DATA = (_INTEGERS, _LONGS, _UNSIGNED)
 
@@ -107,8 +114,11 @@ class _Node:
 
 
 class _Scanner:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, beside: str | None, beside_bytes: int) -> None:
         self.data = data
+        self.beside, self.beside_bytes = beside, beside_bytes
+        self.places: list[tuple[int, int]] = []
+        """Where in the file beside the graph the data of each tensor that lies there begins and ends."""
         self.fields_left = _MOST_FIELDS
         self.nodes: list[_Node] = []
         self.tensors: dict[str, Shape] = {}
@@ -223,21 +233,27 @@ class _Scanner:
     def attribute(self, at: int, end: int) -> None:
         # An encoder computes straight ahead; what branches could hide code, and what loops might never end.
         subgraph, sparse = _refusal("a subgraph"), _refusal("a sparse initialiser")
-        self.parts(at, end, {5: self.tensor, 6: subgraph, 10: self.tensor, 11: subgraph, 22: sparse, 23: sparse})
+        self.parts(at, end, {5: self.inside, 6: subgraph, 10: self.inside, 11: subgraph, 22: sparse, 23: sparse})
+
+    def inside(self, at: int, end: int) -> None:
+        """A tensor of an attribute."""
+        if self.tensor(at, end)[2]:
+            raise UnsafeArtifactError("keeps external tensor data for an attribute")
 
     def initialiser(self, at: int, end: int) -> None:
-        name, shape = self.tensor(at, end)
+        name, shape, _ = self.tensor(at, end)
         self.tensors[name] = shape
 
-    def tensor(self, at: int, end: int) -> tuple[str, Shape]:
-        """A tensor's name and dimensions, after checking that its data is inside and fills them."""
+    def tensor(self, at: int, end: int) -> tuple[str, Shape, bool]:
+        """A tensor's name, its dimensions, which its data fills, and whether that lies outside."""
         name, kind, raw = "", 0, None
         shape: list[int] = []
         data: dict[int, int] = {}
+        outside: list[_Field] = []
         for part in self.fields(at, end):
-            if part.number == 13 or (part.number == 14 and (part.value or part.wire_type != _VARINT)):  # noqa: PLR2004
-                raise UnsafeArtifactError("keeps external tensor data; one file must hold everything")
-            if part.number == 1:
+            if part.number in _OUTSIDE:
+                outside.append(part)
+            elif part.number == 1:
                 shape += self.numbers(part)
             elif (part.number, part.wire_type) == (2, _VARINT):
                 kind = part.value
@@ -249,8 +265,52 @@ class _Scanner:
                 data[part.number] = data.get(part.number, 0) + (part.end - part.at) // _FIXED_DATA[part.number]
             elif part.number in _VARINT_DATA:
                 data[part.number] = data.get(part.number, 0) + self.count(part)
-        _check_filled(kind, shape, raw, data)
-        return name, tuple(shape)
+        length = self.placed(outside)
+        if length is not None and (raw is not None or data):
+            raise UnsafeArtifactError("keeps external tensor data beside data of its own")
+        _check_filled(kind, shape, raw if length is None else length, data)
+        return name, tuple(shape), length is not None
+
+    def placed(self, parts: list[_Field]) -> int | None:
+        """How many bytes of the file beside the graph a tensor's data takes; None where it lies in the graph."""
+        if not any(part.value or part.wire_type != _VARINT for part in parts):
+            return None
+        if self.beside is None:
+            raise UnsafeArtifactError("keeps external tensor data, and the manifest lists no file for it")
+        place = self.place(parts)
+        if place.get("location") != self.beside:
+            raise UnsafeArtifactError(f"keeps external tensor data in another file than {self.beside}")
+        numbers = [place.get(key, "") for key in ("offset", "length")]
+        if not all(_NUMBER.fullmatch(number) for number in numbers):
+            raise UnsafeArtifactError("keeps external tensor data whose offset or length is no number")
+        offset, length = map(int, numbers)
+        if offset + length > self.beside_bytes:
+            raise UnsafeArtifactError(f"keeps external tensor data beyond the end of {self.beside}")
+        self.places.append((offset, offset + length))
+        return length
+
+    def place(self, parts: list[_Field]) -> dict[str, str]:
+        """What a tensor says of where its data lies: each of `_PLACE` once, and that it does lie there."""
+        place: dict[str, str] = {}
+        for part in parts:
+            if (part.number, part.wire_type, part.value) == (_LIES_OUTSIDE, _VARINT, 1):
+                continue
+            words: list[tuple[int, str]] = []
+            if (part.number, part.wire_type) == (_ENTRY, _LENGTH):
+                words = [(word.number, self.text(word.at, word.end)) for word in self.fields(part.at, part.end)]
+            if [number for number, _ in words] != [1, 2] or words[0][1] not in _PLACE or words[0][1] in place:
+                raise UnsafeArtifactError(f"keeps external tensor data and does not tell {', '.join(_PLACE)} once each")
+            place[words[0][1]] = words[1][1]
+        if all(part.number == _ENTRY for part in parts):
+            raise UnsafeArtifactError("keeps external tensor data and does not say that it lies outside")
+        return place
+
+    def check_places(self) -> None:
+        """Data of two tensors in one place would let a small file fill any memory."""
+        if self.beside is not None and not self.places:
+            raise UnsafeArtifactError(f"keeps no data in {self.beside}, which is listed for it")
+        if any(end > start for (_, end), (start, _) in pairwise(sorted(self.places))):
+            raise UnsafeArtifactError("keeps external data of two tensors in one place")
 
     def numbers(self, part: _Field) -> list[int]:
         """The integers of a repeated field: one of them, or all packed."""
@@ -338,8 +398,12 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
         raise UnsafeArtifactError("holds a tensor whose dimensions are not those of its data")
 
 
-def check_model_file(path: Path) -> Interface:
+def check_model_file(path: Path, beside: str | None = None) -> Interface:
     """What an ONNX file takes and answers; the file is mapped, not read.
+
+    Args:
+        path: The file.
+        beside: The name of the file beside it that holds its weights; None where it must hold them itself.
 
     Raises:
         UnsafeArtifactError: It holds anything but a plain graph of known operators.
@@ -347,9 +411,11 @@ def check_model_file(path: Path) -> Interface:
     size = path.stat().st_size
     if size == 0 or size >= MAX_BYTES:
         raise UnsafeArtifactError(f"has {size} bytes; between 1 byte and 2 GiB are allowed")
+    beside_bytes = 0 if beside is None else path.with_name(beside).stat().st_size
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        scanner = _Scanner(data)
+        scanner = _Scanner(data, beside, beside_bytes)
         scanner.model(0, size)
+    scanner.check_places()
     if not scanner.nodes:
         raise UnsafeArtifactError("contains no graph")
     return scanner.interface()

@@ -17,6 +17,7 @@ from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, 
 from serving.models.manifest import ENGINE_GRAPH, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
+from serving.records import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,12 @@ class Bundle:
 
 def file_entry(path: Path) -> FileEntry:
     return FileEntry(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size)
+
+
+def data_entry(graph: Path) -> FileEntry | None:
+    """The file beside a graph that holds its weights; None where they lie in the graph."""
+    path = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
+    return file_entry(path) if path.is_file() else None
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -113,7 +120,8 @@ def check_artifact(path: Path, manifest: Manifest, build: EngineBuild | None) ->
 
 
 def _check_graph(path: Path, manifest: Manifest) -> None:
-    graph = check_model_file(path)
+    data = manifest.data_of(path.name)
+    graph = check_model_file(path, None if data is None else data.file)
     for kind, tensors, specs in (
         ("inputs", graph.inputs, manifest.inputs),
         ("outputs", graph.outputs, manifest.outputs),

@@ -78,8 +78,9 @@ class ModelForm:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
-            copied=artifact.size_bytes <= _COPIED_BYTES,
+            copied=artifact.total_bytes <= _COPIED_BYTES,
             build=artifact.engine,
+            data_sha256="" if artifact.data is None else artifact.data.sha256,
         )
 
 
@@ -90,7 +91,8 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
         StartupError: There is no model, or one of them must not be served.
     """
     if not root.is_dir():
-        raise StartupError(f"model repository {root}: no such directory; {_MAKE_ONE}")
+        what = "a file, not a directory" if root.exists() else "no such directory"
+        raise StartupError(f"model repository {root}: {what}; {_MAKE_ONE}")
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
         models = [(root / name, versions(root / name)) for name in names]

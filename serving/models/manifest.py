@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import IDS, MASK, POSITIONS, TYPES, EngineBuild, TensorSpec
+from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, TensorSpec
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -95,10 +95,19 @@ class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: int = 0
 
 
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the bundle: one that is no artifact, or the weights of one."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One executable form of the model.
 
     Attributes:
+        size_bytes: Of the file alone.
         batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
             may the artifact be batched or padded.
         parity: None where the machine that made it could not run it.
@@ -107,6 +116,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         limits: Limits that the recipe set for it, in place of the usual ones.
         engine: What a TensorRT engine is tied to.
         quantisation: None where activations are not quantised.
+        data: The file beside a graph that holds its weights; None where they lie in the graph.
     """
 
     file: str
@@ -124,19 +134,22 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: dict[str, float] = {}
     engine: EngineBuild | None = None
     quantisation: Quantisation | None = None
+    data: FileEntry | None = None
 
     @property
     def proven(self) -> bool:
         """Whether its answers were compared with PyTorch's."""
         return self.parity is not None
 
+    @property
+    def files(self) -> list[FileEntry | Artifact]:
+        """Everything that an engine loads."""
+        return [self] if self.data is None else [self, self.data]
 
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the bundle that is no artifact."""
-
-    file: str
-    sha256: str
-    size_bytes: int
+    @property
+    def total_bytes(self) -> int:
+        """The size of everything that an engine loads."""
+        return sum(entry.size_bytes for entry in self.files)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,9 +226,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Components of a vector that answers."""
         return self.dimensions or self.hidden_size
 
+    def data_of(self, graph: str) -> FileEntry | None:
+        """The file with a graph's weights; None where they lie in the graph."""
+        if graph == ENGINE_GRAPH:
+            return next((entry for entry in self.files if entry.file == f"{graph}{DATA_SUFFIX}"), None)
+        return next((artifact.data for artifact in self.artifacts if artifact.file == graph), None)
+
     def entries(self) -> list[FileEntry | Artifact]:
         """Every file of the bundle but the manifest itself."""
-        return [*self.files, *self.artifacts]
+        return [*self.files, *(entry for artifact in self.artifacts for entry in artifact.files)]
 
 
 def graph_inputs(task: Task, *, segments: bool) -> tuple[TensorSpec, ...]:
@@ -366,6 +385,14 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         (
             any(not artifact.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts),
             "an artifact's name does not end as its kind does",
+        ),
+        (
+            any(
+                data.file != f"{artifact.file}{DATA_SUFFIX}" or artifact.kind != "onnx"
+                for artifact in artifacts
+                if (data := artifact.data) is not None
+            ),
+            f"an artifact's data is none: that of a graph has its name and {DATA_SUFFIX}",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),

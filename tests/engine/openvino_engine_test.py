@@ -13,7 +13,7 @@ import pytest
 
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
-from export.graph import task_model
+from export.graph import optimize, task_model
 from export.precision import int8
 from export.precision import openvino as export_openvino
 from serving.engine.base import LaneKind
@@ -55,7 +55,7 @@ def specs(models: Path, encoded: Sequence[EncodedText], tmp_path_factory: pytest
     found = [msgspec.structs.replace(fp32, copied=False)]  # its own graphs for short lengths are nothing new
     for name, way in (("dynamic", None), ("static", cuts)):
         path = folder / f"{name}.onnx"
-        export_openvino.quantize(folder / "raw.onnx", path, layers=checkpoint.layers, cuts=way)
+        export_openvino.quantize(folder / "raw.onnx", path, optimize.shape_of(checkpoint), way)
         found.append(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)))
     return found
 

@@ -8,13 +8,16 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from onnx import numpy_helper
 from transformers.models.bert import BertModel
 
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
-from export.graph import optimize, task_model
+from export.graph import draft, optimize, task_model
 from export.precision import int8, quantize
+from serving.models.artifact_scan import check_model_file
+from serving.records import DATA_SUFFIX
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import model_spec
 
@@ -59,6 +62,11 @@ class Small:
         return self.checkpoint.source.path
 
 
+def beside(graph: Path) -> Path:
+    """Where the weights of a graph lie that is too large for one file."""
+    return graph.with_name(f"{graph.name}{DATA_SUFFIX}")
+
+
 def made(folder: Path, **sizes: Any) -> Small:
     """Writes a checkpoint and its graphs."""
     checkpoint = opened(write_checkpoint(folder / "small", **sizes))
@@ -98,14 +106,17 @@ def test_the_graph_pools_as_pytorch_does(small: Small, tmp_path: Path, pooling: 
 
 
 def test_the_graphs_interface(small: Small) -> None:
-    """Inputs are int32 and the output float32, with free batch and sequence, and everything in one file."""
+    """Inputs are int32 and the output float32, with free batch and sequence; between two steps, weights lie outside."""
     session = ort.InferenceSession(small.fused, providers=["CPUExecutionProvider"])
     inputs = [(i.name, i.type, i.shape) for i in session.get_inputs()]
     assert inputs == [
         (name, "tensor(int32)", ["batch", "sequence"]) for name in ("input_ids", "attention_mask", "token_type_ids")
     ]
     assert [(o.name, o.type, o.shape[0]) for o in session.get_outputs()] == [("pooled", "tensor(float)", "batch")]
-    assert sorted(file.name for file in small.fused.parent.glob("*.onnx*")) == ["fused.onnx", "raw.onnx"]
+    files = {file.name: file.stat().st_size for file in small.fused.parent.glob("*.onnx*")}
+    assert files.keys() == {"raw.onnx", "raw.onnx.data", "fused.onnx", "fused.onnx.data"}
+    # What the fusions leave as it is stays where it was.
+    assert files["fused.onnx.data"] < files["raw.onnx.data"] / 2
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -132,7 +143,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(small: Small, tmp_path: Path) 
     for name, path in (("first", small.fused), ("second", fused(checkpoint, tmp_path))):
         target = tmp_path / f"{name}.int8.onnx"
         quantize.quantize(path, target, optimize.shape_of(checkpoint), cuts(checkpoint, path), static=True)
-        contents.append((path.read_bytes(), target.read_bytes()))
+        contents.append((path.read_bytes(), beside(path).read_bytes(), target.read_bytes()))
     assert contents[0] == contents[1]
 
 
@@ -147,6 +158,32 @@ def test_a_graph_that_does_not_fuse_is_refused(small: Small, tmp_path: Path) -> 
         optimize.fuse(raw, tmp_path / "fused.onnx", optimize.shape_of(small.checkpoint))
 
 
+@pytest.mark.parametrize(("source", "left_out"), [("token_type_ids", "token_type_ids"), ("heads", "a weight")])
+def test_a_fusion_that_leaves_out_what_masks_a_token_is_refused(
+    small: Small, tmp_path: Path, source: str, left_out: str
+) -> None:
+    """The fused attention takes the attention mask from its place and all else that the mask is joined with for true.
+
+    Every operator is there once for each layer all the same.
+    """
+    raw = tmp_path / "raw.onnx"
+    model = onnx.load(small.raw)
+    graph, make = model.graph, onnx.helper.make_node
+    graph.initializer.append(numpy_helper.from_array(np.ones((4, 1, 1), np.float32), "heads"))
+    graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.int64), "axes"))
+    joined = [node for node in graph.node if node.op_type == "And"][-1]
+    at = list(graph.node).index(joined)
+    graph.node.insert(at, make("Cast", [source], ["condition"], to=onnx.TensorProto.BOOL))
+    if source != "heads":
+        graph.node.insert(at + 1, make("Unsqueeze", ["condition", "axes"], ["turned"]))
+    joined.input[0] = "condition" if source == "heads" else "turned"
+    onnx.save(model, raw)
+    shape = optimize.shape_of(small.checkpoint)
+    with pytest.raises(ExportError, match=f"the fusion of the graph leaves out {left_out}, which .*attention/self"):
+        optimize.fuse(raw, tmp_path / "fused.onnx", shape)
+    assert shape.fused().items() <= optimize.operators(tmp_path / "fused.onnx").items()
+
+
 def test_the_gate_counts_each_operator() -> None:
     """One operator too few or too many is refused; the right counts pass."""
     optimize.check_counts({**FP32, "Other": 9}, FP32, "the fusion")
@@ -156,11 +193,35 @@ def test_the_gate_counts_each_operator() -> None:
                 optimize.check_counts({**FP32, operator: count + change}, FP32, "the fusion")
 
 
-def test_an_encoder_beyond_two_gib_is_refused(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that one ONNX file cannot hold are refused before the graph is made."""
-    monkeypatch.setattr(task_model, "MAX_ONNX_BYTES", 1000)
-    with pytest.raises(ExportError, match="do not fit into one ONNX file"):
-        task_model.load(small.checkpoint)
+def test_a_graph_is_one_file_up_to_a_size(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the limit everything lies in it, beyond it the large tensors lie in one file beside it, with equal content.
+
+    Written again as one file the other one goes.
+    """
+    whole, parted = tmp_path / "whole.onnx", tmp_path / "parted.onnx"
+    draft.copy(small.fused, whole)
+    assert not beside(whole).exists()
+    monkeypatch.setattr(draft, "LARGEST_FILE", 2 * whole.stat().st_size)
+    draft.copy(small.fused, parted)
+    assert parted.read_bytes() == whole.read_bytes()
+    monkeypatch.setattr(draft, "LARGEST_FILE", whole.stat().st_size // 2)
+    for source in (small.fused, whole):
+        draft.copy(source, parted)
+        assert parted.stat().st_size < whole.stat().st_size / 4
+        assert beside(parted).stat().st_size > whole.stat().st_size / 2
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["parted.onnx", "parted.onnx.data", "whole.onnx"]
+        check_model_file(parted, beside(parted).name)
+        one, other = (
+            {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+            for path in (whole, parted)
+        )
+        assert one.keys() == other.keys()
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
+    monkeypatch.undo()
+    draft.copy(parted, parted)
+    assert not beside(parted).exists()
+    assert optimize.operators(parted) == optimize.operators(whole)
 
 
 def test_pytorch_answers_each_text_alone(small: Small) -> None:

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from export.build import judge_of
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
-from export.graph import optimize, task_model
+from export.graph import draft, optimize, task_model
 from export.proof import decisions, parity
 from export.proof.engine import open_engine
 from export.recipe import LIMITS, Recipe
@@ -142,7 +142,8 @@ class Small:
         model = task_model.load(self.checkpoint)
         task_model.write(model, folder / "raw.onnx")
         self.path = folder / "model.onnx"
-        optimize.fuse(folder / "raw.onnx", self.path, optimize.shape_of(self.checkpoint))
+        optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(self.checkpoint))
+        draft.copy(folder / "fused.onnx", self.path)
         texts = corpus.read()[:40]
         encoded = self.checkpoint.vocabulary.encode(texts, 64)
         rows = task_model.answers(model, encoded, threads=2, count=lambda _done, _total: None)

@@ -158,7 +158,7 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
         if target == "cpu":
             quantize.quantize(graph, small, shape, cuts, static=True)
         else:
-            openvino.quantize(graph, small, layers=shape.layers, cuts=cuts, products=shape.products)
+            openvino.quantize(graph, small, shape, cuts)
         # Weights that were never trained mind 8 bits more than those that were.
         assert cosines(vectors(checkpoint, small, target=target), wanted).min() > 0.9
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -18,11 +18,14 @@ from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
 from export.proof import decisions, parity, reference
+from export.recipe import TASKS
 from export.texts import corpus
+from tests.support import own_forms
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
-from tests.support.exports import answers_together
+from tests.support.exports import answers_together, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from serving.models.manifest import Task
@@ -30,11 +33,6 @@ if TYPE_CHECKING:
 
 TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
 LENGTH = 64
-
-
-def opened(folder: Path, task: Task | None = None) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append, task)
 
 
 def encoded(checkpoint: Checkpoint) -> list[EncodedText]:
@@ -50,14 +48,33 @@ def fused(checkpoint: Checkpoint, folder: Path) -> Path:
     return folder / "fused.onnx"
 
 
+OWN_FORMS: dict[str, Callable[..., Any]] = {
+    "new": own_forms.new,
+    "jina_bert": own_forms.bert,
+    "jina_bert for code": own_forms.bert,
+    "bert with distances": own_forms.bert,
+}
+
+
+def of_transformers(stem: str) -> Callable[..., Any]:
+    """What Transformers answers with a class of this stem."""
+
+    def answer(folder: Path, head: str, ids: list[int], types: list[int] | None) -> Any:
+        model = getattr(transformers, stem + head).from_pretrained(folder).eval()
+        tensors = {"input_ids": torch.tensor([ids])}
+        if types is not None:
+            tensors["token_type_ids"] = torch.tensor([types])
+        with torch.inference_mode():
+            return model(**tensors)
+
+    return answer
+
+
 def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: int) -> list[np.ndarray]:
     """What the model answers when Transformers loads it by itself, each text alone."""
-    model = getattr(transformers, STEMS[model_type] + HEADS[task]).from_pretrained(folder).eval()
-    tensors = {"input_ids": torch.tensor([text.ids])}
-    if text.type_ids is not None:
-        tensors["token_type_ids"] = torch.tensor([text.type_ids])
-    with torch.inference_mode():
-        answer = model(**tensors)
+    answer = OWN_FORMS.get(model_type, of_transformers(STEMS[model_type]))(
+        folder, HEADS[task], list(text.ids), None if text.type_ids is None else list(text.type_ids)
+    )
     if task == "embed":
         return [answer.last_hidden_state[0].mean(0).numpy()]
     if task == "embed_tokens":
@@ -75,10 +92,10 @@ EVERY = [
     (model_type, task, False)
     for model_type in STEMS
     for task in HEADS
-    if task not in FAMILIES[model_type].tasks_without
+    if model_type not in FAMILIES or task not in FAMILIES[model_type].tasks_without
 ]
 EVERY += [("electra", "embed", True), ("electra", "fill_mask", True), ("albert", "fill_mask", True)]
-ALIKE = {"camembert", "data2vec-text", "ernie"}
+ALIKE = {"camembert", "data2vec-text"}
 """Families with the graph of another one, but for the names."""
 
 
@@ -86,6 +103,15 @@ def is_long(model_type: str, task: str) -> bool:
     if task == "fill_mask":
         return model_type not in {"bert", "distilbert", "roberta", "electra", "albert", "deberta-v2", "modernbert"}
     return model_type in ALIKE or (model_type != "bert" and task != "classify")
+
+
+def test_every_head_of_every_family_is_tried() -> None:
+    """The registry leaves out the heads that Transformers has no class for, and no others; each of its is a case."""
+    for family in FAMILIES.values():
+        missing = {task for task in TASKS if not hasattr(transformers, family.class_name(task))}
+        assert family.tasks_without == missing, family.model_type
+    heads = {(name, task) for name, family in FAMILIES.items() for task in TASKS if task not in family.tasks_without}
+    assert heads == {case[:2] for case in EVERY if case[0] in FAMILIES}
 
 
 @pytest.mark.parametrize(
@@ -133,11 +159,34 @@ def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task
     raw, shape, texts = tmp_path / "raw.onnx", optimize.shape_of(checkpoint), encoded(checkpoint)
     task_model.write(task_model.load(checkpoint), raw)
     cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, lambda _done, _total: None)
-    products = {"layers": 1 if shape.shared_layers else shape.layers, "products": shape.products}
-    openvino.quantize(raw, tmp_path / "int8.onnx", cuts=cuts, **products)
+    openvino.quantize(raw, tmp_path / "int8.onnx", shape, cuts)
     judge, exact = judge_of(checkpoint), answers_together(checkpoint, raw, texts)
     for row, right in zip(answers_together(checkpoint, tmp_path / "int8.onnx", texts, "openvino"), exact, strict=True):
         assert decisions.cosine(judge.numbers(row), judge.numbers(right)) > 0.97
+
+
+def test_groups_of_layers_are_stored_once_each(tmp_path: Path) -> None:
+    """ALBERT with two groups of two layers, of which each is run three times, answers as Transformers does."""
+    sizes = {"num_hidden_layers": 6, "num_hidden_groups": 2, "inner_group_num": 2}
+    folder = write_task_checkpoint(tmp_path / "small", "albert", "classify", **sizes)
+    checkpoint = opened(folder)
+    assert (checkpoint.layers, checkpoint.stored_layers) == (12, 4)
+    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
+    for (found,), text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
+        np.testing.assert_allclose(found, expected(folder, "classify", "albert", text, -1)[0], atol=2e-5)
+    matrices = [tensor for tensor in onnx.load(path).graph.initializer if list(tensor.dims) == [32, 128]]
+    assert len(matrices) == 4
+
+
+def test_debertas_first_head_over_the_vocabulary_is_taken(tmp_path: Path) -> None:
+    """The one that its authors trained (`legacy` false), which multiplies with the word embedding itself."""
+    folder = write_task_checkpoint(tmp_path / "small", "deberta", "fill_mask", legacy=False)
+    checkpoint = opened(folder)
+    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
+    mask = checkpoint.vocabulary.special_ids["mask"]
+    for row, text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
+        for found, right in zip(row, expected(folder, "fill_mask", "deberta", text, mask), strict=True):
+            np.testing.assert_allclose(found, right, atol=2e-5)
 
 
 def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -349,3 +398,14 @@ def test_a_pre_normalised_graph_keeps_its_sums(tmp_path: Path) -> None:
     operators = optimize.operators(path)
     assert operators == {"Attention": 2, "BiasGelu": 2, "SkipLayerNormalization": 4}
     assert sum(node.op_type == "Softmax" for node in onnx.load(path).graph.node) == 0
+
+
+def test_an_embedding_that_is_fused_holds_its_words_once(tmp_path: Path) -> None:
+    """DistilBERT takes the length of a batch from its words' vectors, for which nothing looks them up once more."""
+    path = fused(opened(write_task_checkpoint(tmp_path / "small", "distilbert", "embed")), tmp_path)
+    half.convert(path, tmp_path / "fp16.onnx")
+    for file in (path, tmp_path / "fp16.onnx"):
+        graph = onnx.load(file).graph
+        words = [tensor.name for tensor in graph.initializer if "word_embeddings" in tensor.name]
+        assert len(words) == 1
+        assert [node.op_type for node in graph.node if words[0] in node.input] == ["EmbedLayerNormalization"]

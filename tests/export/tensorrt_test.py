@@ -28,7 +28,8 @@ from serving.models.bundle import open_bundle
 from serving.models.node_cache import CacheWriter, open_entry
 from serving.models.verified_dir import digest
 from serving.records import ShapeProfile
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
+from tests.support.exports import opened
 from tests.support.gpus import without_gpu
 from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
 from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
@@ -92,6 +93,18 @@ def test_every_target_builds(fp16: Path, tmp_path: Path, target: str) -> None:
 def test_every_architecture_builds_for_a_t4(tmp_path: Path, architecture: str) -> None:
     """Each kind of encoder and of head parses and builds with its islands."""
     half.convert(write_graph(tmp_path / "model.onnx", architecture), tmp_path / "fp16.onnx")
+    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    assert (tmp_path / "engine").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name == "jina_bert" else pytest.mark.long) for name in sorted(STEMS)]
+)
+def test_every_family_builds_for_a_t4(tmp_path: Path, model_type: str) -> None:
+    """The graph of every family parses and builds, whatever its attention is made of."""
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", model_type, "classify"))
+    task_model.write(task_model.load(checkpoint), tmp_path / "raw.onnx")
+    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
     tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
     assert (tmp_path / "engine").stat().st_size > 0
 

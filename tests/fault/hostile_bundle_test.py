@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 DOMAIN = "evil.custom"
+DATA = f"{FP32}.data"
+SIGNATURE = {"sha256": "0" * 64, "size_bytes": 0}
 make_node = helper.make_node
 
 
@@ -195,6 +197,82 @@ def external(location: str) -> Spoil:
         tensor.external_data.add(key="location", value=location)
 
     return with_tensor(edit)
+
+
+def beside(edit: Callable[[onnx.ModelProto, dict[str, Any]], object], size: int = 32) -> Spoil:
+    """Keeps two tensors of four numbers in a file beside the graph, as the manifest says, and alters graph and entry.
+
+    The graph is honest where `edit` does nothing.
+    """
+
+    def spoil(bundle: Path) -> None:
+        model = tiny_model()
+        for at, name in enumerate(("more", "most")):
+            tensor = model.graph.initializer.add(
+                name=name, dims=[4], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL
+            )
+            for key, value in (("location", DATA), ("offset", str(16 * at)), ("length", "16")):
+                tensor.external_data.add(key=key, value=value)
+        entry = {"file": DATA}
+        edit(model, entry)
+        (bundle / FP32).write_bytes(model.SerializeToString())
+        if entry["file"] == DATA:
+            (bundle / DATA).write_bytes(bytes(size))
+        edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(data={**SIGNATURE, **entry}))
+        sign(bundle)
+
+    return spoil
+
+
+def told(**places: object) -> Callable[[onnx.ModelProto, dict[str, Any]], None]:
+    """Says of the second tensor's place otherwise; None leaves a key out."""
+
+    def edit(model: onnx.ModelProto, _entry: dict[str, Any]) -> None:
+        entries = model.graph.initializer[1].external_data
+        kept = {entry.key: entry.value for entry in entries} | places
+        del entries[:]
+        for key, value in kept.items():
+            if value is not None:
+                entries.add(key=key, value=value)
+
+    return edit
+
+
+def second(edit: Callable[[onnx.TensorProto], object]) -> Spoil:
+    """Alters the second tensor of those that lie beside the graph."""
+    return beside(lambda model, _entry: edit(model.graph.initializer[1]))
+
+
+def sealed(spoil: Spoil) -> Spoil:
+    """An honest bundle with a file beside its graph, which is spoiled then and not signed again."""
+
+    def both(bundle: Path) -> None:
+        beside(lambda _model, _entry: None)(bundle)
+        spoil(bundle)
+
+    return both
+
+
+def shared_data(bundle: Path) -> None:
+    """Lets a second artifact name the file of the first one's weights."""
+    beside(lambda _model, _entry: None)(bundle)
+    other = "model.int8.onnx"
+    shutil.copyfile(bundle / FP32, bundle / other)
+
+    def change(manifest: dict[str, Any]) -> None:
+        first = manifest["artifacts"][0]
+        manifest["artifacts"].append({**first, "file": other, "precision": "int8"})
+
+    edit_manifest(bundle, change)
+
+
+def data_of_an_engine(bundle: Path) -> None:
+    """Lets an engine have weights beside it."""
+    add_engine(bundle)
+    (bundle / f"{ENGINE}.data").write_bytes(bytes(32))
+    entry = {**SIGNATURE, "file": f"{ENGINE}.data"}
+    edit_manifest(bundle, lambda manifest: manifest["artifacts"][1].update(data=entry))
+    sign(bundle)
 
 
 def edited(edit: Callable[[onnx.ModelProto], object]) -> Spoil:
@@ -483,6 +561,58 @@ GRAPHS: dict[str, Case] = {
     "bits-without-end": Case(graph(lambda: b"\x08\x08" * (1 << 18) + tiny_model().SerializeToString()), "parts"),
 }
 
+BESIDE: dict[str, Case] = {
+    "upwards": Case(beside(told(location=f"../{DATA}")), "in another file than"),
+    "absolute": Case(beside(told(location="/etc/passwd")), "in another file than"),
+    "this-folder": Case(beside(told(location=f"./{DATA}")), "in another file than"),
+    "the-tokenizer": Case(beside(told(location=TOKENIZER)), "in another file than"),
+    "the-graph-itself": Case(beside(told(location=FP32)), "in another file than"),
+    "no-location": Case(beside(told(location=None)), "in another file than"),
+    "no-offset": Case(beside(told(offset=None)), "no number"),
+    "no-length": Case(beside(told(length=None)), "no number"),
+    "offset-below-zero": Case(beside(told(offset="-16")), "no number"),
+    "offset-that-wraps": Case(beside(told(offset=str((1 << 64) + 16))), "no number"),
+    "offset-beyond-the-file": Case(beside(told(offset="32")), "beyond the end"),
+    "length-beyond-the-file": Case(beside(told(offset="20")), "beyond the end"),
+    "length-below-the-dimensions": Case(beside(told(length="12")), "dimensions"),
+    "length-above-the-dimensions": Case(beside(told(length="20"), size=64), "dimensions"),
+    "two-tensors-in-one-place": Case(beside(told(offset="0")), "in one place"),
+    "two-tensors-that-overlap": Case(beside(told(offset="12")), "in one place"),
+    "dimensions-beyond-the-file": Case(second(lambda tensor: tensor.dims.append(1 << 28)), "dimensions"),
+    "a-key-more": Case(beside(told(checksum="0")), "once each"),
+    "a-key-twice": Case(second(lambda tensor: tensor.external_data.add(key="offset", value="0")), "once each"),
+    "data-inside-too": Case(second(lambda tensor: setattr(tensor, "raw_data", bytes(16))), "data of its own"),
+    "numbers-inside-too": Case(second(lambda tensor: tensor.float_data.extend([1.0] * 4)), "data of its own"),
+    "not-said-to-lie-there": Case(second(lambda tensor: tensor.ClearField("data_location")), "does not say"),
+    "in-an-attribute": Case(
+        beside(
+            lambda model, _entry: model.graph.node.insert(
+                0, make_node("Constant", [], ["x"], value=model.graph.initializer.pop())
+            )
+        ),
+        "attribute",
+    ),
+    "nothing-lies-there": Case(
+        beside(lambda model, _entry: model.graph.ClearField("initializer")), "which is listed for it"
+    ),
+    "not-listed": Case(sealed(put_artifact(data=None)), f"'{DATA}' is not listed"),
+    "listed-as-something-else": Case(
+        sealed(alter(lambda m: m["files"].append(m["artifacts"][0].pop("data")))), "lists no file for it"
+    ),
+    "listed-by-two": Case(shared_data, "listed twice"),
+    "listed-by-an-engine": Case(data_of_an_engine, "an artifact's data is none"),
+    "listed-upwards": Case(beside(lambda _model, entry: entry.update(file=f"../{DATA}")), "plain name"),
+    "listed-by-another-name": Case(beside(lambda _model, entry: entry.update(file=TOKENIZER)), "listed twice"),
+    "missing": Case(sealed(lambda bundle: (bundle / DATA).unlink()), f"{DATA} is listed"),
+    "cut": Case(sealed(change(DATA, lambda data: data[:-1])), "bytes"),
+    "grown": Case(sealed(change(DATA, lambda data: data + b"x")), "bytes"),
+    "bit-flipped": Case(sealed(change(DATA, flip(7))), "SHA-256"),
+    "symbolic-link": Case(sealed(symbolic_link(DATA)), "link"),
+    "hard-link": Case(sealed(hard_link(DATA)), "hard link"),
+    "named-pipe": Case(sealed(pipe(DATA)), "plain file"),
+}
+"""Weights that lie beside the graph."""
+
 ENGINES: dict[str, Case] = {
     "bit-flipped": Case(engine_after(change(ENGINE, flip(90))), "SHA-256"),
     "cut": Case(engine_after(change(ENGINE, lambda data: data[:-1])), "bytes"),
@@ -525,6 +655,7 @@ CASES = {
         "62-63-manifest": MANIFESTS,
         "62-lies": LIES,
         "64-graph": GRAPHS,
+        "64-beside": BESIDE,
         "66-engine": ENGINES,
         "68-tokenizer": TOKENIZERS,
     }.items()
@@ -568,9 +699,11 @@ def test_the_table_is_as_long_as_it_was_promised() -> None:
 
 
 def test_an_honest_bundle_passes_the_gate(gate: Gate, bundle: Path) -> None:
-    """With an engine or without: the refusals above are of what is wrong with theirs."""
+    """With an engine or without, and with weights beside its graph: the refusals above are of what is wrong."""
     assert gate.refusal(bundle.parents[1]) is None
     add_engine(bundle)
+    assert gate.refusal(bundle.parents[1]) is None
+    beside(lambda _model, _entry: None)(bundle)
     assert gate.refusal(bundle.parents[1]) is None
 
 

@@ -264,6 +264,44 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     assert {node.domain for node in parsed.graph.node} <= {"", "ai.onnx", "com.microsoft"}
 
 
+def beside() -> onnx.ModelProto:
+    """A model two of whose tensors lie in a file of 48 bytes beside it, with room between them."""
+    model = tiny_model()
+    for at, name in enumerate(("first", "second")):
+        tensor = model.graph.initializer.add(name=name, dims=[2, 2], data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "damaged.onnx.data"), ("offset", str(32 * at)), ("length", "16")):
+            tensor.external_data.add(key=key, value=value)
+    return model
+
+
+@given(st.data())
+def test_any_damage_to_what_lies_beside(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """A graph whose weights lie beside it is refused, or a parser finds all of them there, each at its own place."""
+    file = tmp_path_factory.getbasetemp() / "damaged.onnx"
+    file.with_name("damaged.onnx.data").write_bytes(bytes(48))
+    whole = beside().SerializeToString()
+    start = whole.index(b"first") - 40
+    model = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 2))):
+        model[data.draw(st.integers(start, len(model) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(model)
+    try:
+        check_model_file(file, "damaged.onnx.data")
+    except UnsafeArtifactError:
+        assert model != whole
+        return
+    try:
+        tensors = onnx.ModelProto.FromString(bytes(model)).graph.initializer
+    except Exception:  # noqa: BLE001  protobuf refuses more than we do, with errors of its own
+        return
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in tensors if tensor.external_data]
+    taken = [at for p in places for at in range(int(p["offset"]), int(p["offset"]) + int(p["length"]))]
+    assert {place["location"] for place in places} == {"damaged.onnx.data"}
+    assert len(set(taken)) == len(taken)
+    assert all(at < 48 for at in taken)
+
+
 def test_a_sparse_giant_is_not_read(folder: Path) -> None:
     """A file of 2 GiB or more is refused by its size."""
     file = folder / "giant.onnx"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import msgspec
 import onnx
 import pytest
 
-from serving.engine.base import read_artifact
+from serving.engine.base import read_artifact, verified
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
@@ -18,6 +19,7 @@ from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import digest, versions
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +78,25 @@ def test_an_artifact_that_changes_after_the_check(bundle: Path) -> None:
     (bundle / FP32).write_bytes(b"something else")
     with pytest.raises(BundleError, match="SHA-256"):
         read_artifact(bundle / FP32, checked.sha256)
+
+
+def test_weights_that_change_while_they_are_loaded(tmp_path: Path) -> None:
+    """A library maps them, so their file is verified before and must be the same one, unchanged, afterwards."""
+    graph, beside = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    graph.write_bytes(b"graph")
+    beside.write_bytes(b"weights")
+    spec = model_spec(path=str(graph), sha256=digest(graph), data_sha256=digest(beside))
+    with verified(spec) as data:
+        assert data == b"graph"
+    with pytest.raises(BundleError, match=r"model\.onnx\.data changed while it was loaded"), verified(spec):
+        beside.write_bytes(b"other weights")
+    beside.write_bytes(b"weights")
+    twin = shutil.copyfile(beside, tmp_path / "twin")
+    with pytest.raises(BundleError, match="changed while it was loaded"), verified(spec):
+        twin.rename(beside)
+    beside.write_bytes(b"others")
+    with pytest.raises(BundleError, match=r"model\.onnx\.data does not match its SHA-256"), verified(spec):
+        pytest.fail("it is not loaded")
 
 
 def test_publish_numbers_versions(bundle: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:
     """Other tasks' models do not stand in its way; several of the task do."""
     assert repository.find(None, task="answer").name == "answer"
     with pytest.raises(
-        InvalidRequest, match=r"2 models are served for tag \(tag-a, tag-b\); name one: .* --default tag=NAME"
+        InvalidRequest, match=r"2 models are served for tag \(tag-a, tag-b\); name one, .* --default tag=NAME"
     ):
         repository.find(None, task="tag")
     with pytest.raises(WrongTask, match="no model of the task embed"):
@@ -136,8 +136,9 @@ def test_a_model_out_of_service_is_not_found(repository: Repository) -> None:
 
 
 def test_a_name_that_clients_must_send(repository: Repository) -> None:
-    """With one model of the task any name means it, unless it is exactly another model's."""
+    """With one model of the task any name means it, unless it is another model's; with several it must be one's."""
     assert repository.named_or_only("gpt", "answer") is None
     assert repository.named_or_only(None, "answer") is None
     assert repository.named_or_only("tag-a", "answer") == "tag-a"
-    assert repository.named_or_only("gpt", "tag") == "gpt"
+    with pytest.raises(ModelNotFound, match=r"no model of that name is served; 2 models are served for tag"):
+        repository.named_or_only("gpt", "tag")

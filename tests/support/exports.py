@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.build import judge_of
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
 from export.cli.export import main
-from export.graph import task_model
+from export.graph import draft, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
 from serving.models.bundle import Bundle, open_bundle
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from serving.models.manifest import Target
+    from serving.models.manifest import Target, Task
     from serving.records import EncodedText, Row
 
 
@@ -48,11 +50,18 @@ def export_small(folder: Path) -> Export:
     return Export(checkpoint, models, code, out.getvalue(), err.getvalue())
 
 
+def opened(folder: Path, task: Task | None = None) -> Checkpoint:
+    """Opens a folder as an export does."""
+    return open_checkpoint(find(str(folder)), None, [].append, task)
+
+
 def answers_together(
     checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
 ) -> list[Row]:
     """What the engine answers to all texts in one batch."""
     judge = judge_of(checkpoint)
-    engine = open_engine(task_model.spec_of(checkpoint, path), target, 1)
+    whole = path.with_name(f"whole.{path.name}")
+    draft.copy(path, whole)
+    engine = open_engine(task_model.spec_of(checkpoint, whole), target, 1)
     plan = [(list(range(len(texts))), [])]
     return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))

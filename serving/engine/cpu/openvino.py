@@ -8,13 +8,12 @@ has graphs of its own whose shape never changes, where the model is small enough
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 
-from serving.engine.base import check_interface, read_artifact
+from serving.engine.base import check_interface, verified
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
@@ -56,17 +55,18 @@ class OpenVinoBackend(CpuBackend):
 
 def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
-    data = read_artifact(Path(model.path), model.sha256)
     try:
-        graph = ov.Core().read_model(data)
-        _check_tensors(model, graph)
-        wide, *narrow = threads
-        # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
-        models = [_Model(model, _compile(graph, wide), _alone(model, graph, wide))]
-        if narrow:
-            streams = _compile(graph, len(narrow), streams=len(narrow))
-            models += [_Model(model, streams, {}) for _ in narrow]
-        return models
+        with verified(model) as data:
+            # Only by its path does it find weights that are not in the graph; it maps them.
+            graph = ov.Core().read_model(model.path if model.data_sha256 else data)
+            _check_tensors(model, graph)
+            wide, *narrow = threads
+            # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
+            models = [_Model(model, _compile(graph, wide), _alone(model, graph, wide))]
+            if narrow:
+                streams = _compile(graph, len(narrow), streams=len(narrow))
+                models += [_Model(model, streams, {}) for _ in narrow]
+            return models
     except RuntimeError as error:
         raise BundleError(f"{model.path}: OpenVINO cannot load it: {_reason(error)}") from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving.engine.base import check_interface, read_artifact
+from serving.engine.base import check_interface, verified
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
@@ -80,9 +80,9 @@ class _Model:
 
 def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
-    data = read_artifact(Path(model.path), model.sha256)
     try:
-        sessions = [_session(data, count) for count in threads]
+        with verified(model) as data:
+            sessions = [_session(model, data, count) for count in threads]
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
     check_tensors(model, sessions[0])
@@ -101,13 +101,22 @@ def _fixed(shape: Sequence[object]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
-def _session(data: bytes, threads: int) -> ort.InferenceSession:
+def session_options(model: ModelSpec) -> ort.SessionOptions:
+    """With where weights lie that are not in the graph: ONNX Runtime maps them, and reads what it needs of them."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
     options.log_severity_level = LOG_ERRORS_ONLY
     # Every length is a shape of its own: remembered allocation plans would only pile up.
     options.enable_mem_pattern = False
+    if model.data_sha256:
+        folder = str(Path(model.path).absolute().parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return options
+
+
+def _session(model: ModelSpec, data: bytes, threads: int) -> ort.InferenceSession:
+    options = session_options(model)
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     # A pool thread that sleeps costs the next run 0.1 ms to wake it; one that spins on and on takes a core from
     # the event loop. A millisecond covers the pause between two requests of one client.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "1000")

@@ -6,14 +6,13 @@ which a part would be computed elsewhere.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
 
-from serving.engine.base import read_artifact
-from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors
+from serving.engine.base import verified
+from serving.engine.cpu.ort import LOAD_ERRORS, RUN_ERRORS, VERSION, check_tensors, session_options
 from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, ProgramError, lengths_for, shapes_for
 from serving.errors import BundleError
 
@@ -50,9 +49,9 @@ class OrtCudaBackend(GpuBackend):
 
 
 def _model(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
-    data = read_artifact(Path(spec.path), spec.sha256)
     try:
-        session = _session(data, device)
+        with verified(spec) as data:
+            session = _session(spec, data, device)
     except LOAD_ERRORS as error:
         raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
     if (providers := session.get_providers())[0] != PROVIDER:
@@ -63,10 +62,8 @@ def _model(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
     return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
 
 
-def _session(data: bytes, device: Device) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = LOG_ERRORS_ONLY
-    options.enable_mem_pattern = False
+def _session(spec: ModelSpec, data: bytes, device: Device) -> ort.InferenceSession:
+    options = session_options(spec)
     provider = {
         "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),

@@ -1,0 +1,115 @@
+"""Texts longer than a model was trained with: the exported graph rotates, biases and counts as the model does."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from export.graph import architectures, optimize, task_model
+from serving.records import EncodedText
+from tests.support import own_forms
+from tests.support.checkpoints import HEADS, vocabulary, write_task_checkpoint
+from tests.support.exports import answers_together, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+
+LENGTHS = (3, 23, 24, 25, 60, 130)
+"""Shorter and longer than NomicBERT's trained length, and than the span of DeBERTa's distances."""
+
+
+def texts() -> list[EncodedText]:
+    """Random tokens, the longest text last."""
+    generator = np.random.default_rng(3)
+    return [EncodedText(array("i", generator.integers(5, len(vocabulary()), length))) for length in LENGTHS]
+
+
+def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Path:
+    """A checkpoint that takes so many tokens; NomicBERT's in its first form."""
+    settings = {"max_relative_positions": 24} if model_type == "deberta" else {}
+    write_task_checkpoint(folder, model_type, task, max_position_embeddings=positions, **settings)
+    if model_type == "nomic_bert":
+        own_forms.to_first_nomic_bert(folder)
+    return folder
+
+
+def deberta(folder: Path, head: str, ids: list[int], _types: list[int] | None) -> Any:
+    """What Transformers answers."""
+    model = getattr(transformers, f"Deberta{head}").from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]))
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "jina_bert": own_forms.bert,
+    "bert with distances": own_forms.bert,
+    "bert with distances of queries": own_forms.bert,
+    "new": own_forms.new,
+    "nomic_bert": own_forms.first_nomic_bert,
+    "deberta": deberta,
+}
+
+
+def fused(checkpoint: Checkpoint, model: task_model.TaskModel, folder: Path) -> Path:
+    """The graph that is served."""
+    task_model.write(model, folder / "raw.onnx")
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
+    return folder / "fused.onnx"
+
+
+@pytest.mark.parametrize("model_type", ANSWERS)
+def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: str) -> None:
+    """One batch of 3 to 130 tokens, padded to the longest, is each text by itself, and so is PyTorch's own answer."""
+    folder = write(tmp_path / "small", model_type, "embed_tokens")
+    checkpoint = opened(folder, "embed_tokens")
+    assert checkpoint.max_length == 256
+    model = task_model.load(checkpoint)
+    own = task_model.answers(model, texts(), threads=1, count=lambda _done, _total: None)
+    together = answers_together(checkpoint, fused(checkpoint, model, tmp_path), texts())
+    for text, (row,), (traced,) in zip(texts(), own, together, strict=True):
+        right = ANSWERS[model_type](folder, "Model", list(text.ids), None).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(row, right, atol=2e-5)
+        np.testing.assert_allclose(traced, right, atol=2e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", ["jina_bert", "new", "nomic_bert"])
+def test_8192_tokens_are_taken(tmp_path: Path, model_type: str) -> None:
+    """The longest text that these models are known for."""
+    folder = write(tmp_path / "small", model_type, "embed_tokens", 8192)
+    checkpoint = opened(folder, "embed_tokens")
+    ids = np.random.default_rng(3).integers(5, len(vocabulary()), 8192).tolist()
+    path = fused(checkpoint, task_model.load(checkpoint), tmp_path)
+    ((row,),) = answers_together(checkpoint, path, [EncodedText(array("i", ids))])
+    right = ANSWERS[model_type](folder, "Model", ids, None).last_hidden_state[0].numpy()
+    # The last bit of a rotation's frequency is 0.0005 of the angle's unit at the last place.
+    np.testing.assert_allclose(row, right, atol=1e-3)
+
+
+@pytest.mark.parametrize("task", ["classify", "fill_mask"])
+def test_nomic_berts_first_form_answers_as_its_later_one(tmp_path: Path, task: str) -> None:
+    """Its settings and heads are those of Transformers under other names; a head without biases has zeros."""
+    folder = write(tmp_path / "small", "nomic_bert", task)
+    checkpoint = opened(folder)
+    assert (checkpoint.task, checkpoint.activation, checkpoint.max_length) == (task, "silu", 256)
+    model = task_model.load(checkpoint).model
+    for text in texts()[:2]:
+        ids = torch.tensor([list(text.ids)])
+        with torch.inference_mode():
+            found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        right = own_forms.first_nomic_bert(folder, HEADS[task], list(text.ids), None)
+        np.testing.assert_allclose(found.logits, right.logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", own_forms.SLOPES)
+def test_slopes_are_those_of_alibi(heads: int) -> None:
+    """For a power of two and for other counts, to the list of ALiBi's authors."""
+    assert architectures.slopes(heads) == pytest.approx(own_forms.SLOPES[heads], rel=1e-12)
