@@ -260,7 +260,7 @@ def _accuracy_row(result: Result, artifact: Artifact, at: int) -> tuple[str, ...
 
 
 def _parity_row(result: Result, artifact: Artifact) -> tuple[str, ...]:
-    size = f"{artifact.size_bytes / _MIB:.1f}"
+    size = f"{artifact.total_bytes / _MIB:.1f}"
     parity = artifact.parity
     if parity is None:
         return (result.job.name, artifact.file, size, "not run here", *[""] * 6)

@@ -1,0 +1,101 @@
+"""The models that people ask for most, by the settings that they are published with: what becomes of each."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import DEMO, Source, find
+from export.errors import ExportError
+
+if TYPE_CHECKING:
+    from export.checkpoint.labels import Asked
+
+_TOKENIZER = {"vocab_size": 30522, "pad_token_id": 0}
+"""What the demo model's tokenizer, which stands in the place of each model's own, asks of the settings."""
+
+
+@dataclass(slots=True, frozen=True)
+class Model:
+    """A model of the hub.
+
+    Attributes:
+        name: Its id there.
+        config: The settings of its config.json that decide.
+        pooling: Of its 1_Pooling/config.json; empty where it has no such file.
+        normalize: Whether its modules.json ends in a Normalize.
+        task: What it has to be asked for with --task; empty where its settings say it.
+        files: Whether its very files were at hand.
+    """
+
+    name: str
+    config: dict[str, Any]
+    pooling: str = ""
+    normalize: bool = False
+    task: Asked | None = None
+    files: bool = False
+
+
+def read() -> list[Model]:
+    """The models of `asked_for.jsonl`."""
+    lines = (importlib.resources.files("export.benchmarks") / "asked_for.jsonl").read_text(encoding="utf-8")
+    return [Model(**json.loads(line)) for line in lines.splitlines()]
+
+
+def verdict(model: Model) -> dict[str, str]:
+    """What the exporter makes of its settings: `family` and `answers`, or `refused` with its sentence."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        _write(folder, model)
+        try:
+            checkpoint = open_checkpoint(Source(folder, model.name, "model"), None, lambda _: None, model.task)
+        except ExportError as error:
+            return {"refused": str(error).removeprefix(f"checkpoint {folder}: ")}
+    pooled = [*checkpoint.sentence.pooling, *(["normalised"] if checkpoint.sentence.normalize else [])]
+    answers = f"`{checkpoint.task}`"
+    if checkpoint.task == "embed" and model.pooling:
+        answers += f" ({', '.join(pooled)})"
+    return {"family": f"`{checkpoint.family.model_type}`", "answers": answers}
+
+
+def fp32_bytes(model: Model) -> int:
+    """Of its weights; 0 where no class of Transformers is its own."""
+    # Slow to import, and needed here alone.
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    kind: Any = getattr(transformers, model.config["architectures"][0], None)
+    if kind is None or kind.config_class.model_type != model.config["model_type"]:
+        return 0
+    # A model without memory behind it.
+    with torch.device("meta"):
+        tensors = kind(kind.config_class(**model.config)).parameters()
+    return sum(4 * tensor.numel() for tensor in tensors)
+
+
+def _write(folder: Path, model: Model) -> None:
+    """A folder with its settings: no tensor of its weights is looked at."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model.config | _TOKENIZER))
+    (folder / "model.safetensors").touch()
+    shutil.copy(find(DEMO).path / "tokenizer.json", folder)
+    if model.pooling:
+        names = ["Transformer", "Pooling", *(["Normalize"] if model.normalize else [])]
+        modules = [
+            {
+                "idx": at,
+                "name": str(at),
+                "path": f"{at}_{name}" if at else "",
+                "type": f"sentence_transformers.x.{name}",
+            }
+            for at, name in enumerate(names)
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": model.pooling}))

@@ -1,0 +1,259 @@
+"""What every family, task and artifact is worth: exports random checkpoints and writes the tables of a page.
+
+    python -m export.benchmarks.compatibility
+
+Figures are kept step by step beside the page, so that a run that was ended goes on where it was; the text around the
+tables is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.benchmarks import asked_for, random_checkpoints
+from export.checkpoint.families import FAMILIES
+from export.errors import ExportError
+from export.recipe import FORMS, TASKS
+from serving.host import available_cpus, installed, processor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+ROUNDS = 15
+_PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
+_MIB = 1 << 20
+_BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<end><!-- made until here -->)", re.DOTALL)
+_NOT_INVARIANT, _BREAKS = " †", " ‡"
+_WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
+
+
+@dataclass(slots=True)
+class Store:
+    """What was measured so far.
+
+    Attributes:
+        path: The file that holds it.
+        facts: What all figures have in common.
+        steps: Figures by name, as JSON values.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    steps: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Store:
+        """What the file holds.
+
+        Raises:
+            ExportError: It holds no figures.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+            return cls(path, content["facts"], content["steps"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ExportError(
+                f"{path} holds no figures ({type(error).__name__}: {error}); begin with --fresh"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
+        """What the file holds, or nothing.
+
+        Raises:
+            ExportError: It holds no figures, or those of other circumstances.
+        """
+        if fresh or not path.exists():
+            return cls(path, facts)
+        store = cls.read(path)
+        if other := [name for name, value in facts.items() if store.facts.get(name) != value]:
+            raise ExportError(f"{path} was measured with another {other[0]}; begin with --fresh")
+        return store
+
+    def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  whatever JSON holds
+        """Adds a step and writes the file, whole or not at all."""
+        self.steps[name] = value
+        staged = self.path.with_suffix(".new")
+        staged.write_text(json.dumps({"facts": self.facts, "steps": self.steps}, indent=1) + "\n", encoding="utf-8")
+        staged.replace(self.path)
+
+
+def steps(sizes: random_checkpoints.Sizes, rounds: int) -> dict[str, Callable[[], Any]]:
+    """Every step by its name, and what measures it: a family for `embed`, its other tasks small, the models' sizes."""
+    # Imports PyTorch, which the tables do without.
+    from export.benchmarks.compatibility_runs import measure  # noqa: PLC0415
+
+    found: dict[str, Callable[[], Any]] = {name: partial(measure, name, "embed", sizes, rounds) for name in FAMILIES}
+    found["fp32 bytes"] = lambda: {model.name: asked_for.fp32_bytes(model) for model in asked_for.read()}
+    for name, family in FAMILIES.items():
+        tasks = {*TASKS} - {"embed"} - family.tasks_without
+        found |= {f"{name} {task}": partial(measure, name, task, random_checkpoints.SMALL, 0) for task in sorted(tasks)}
+    return found
+
+
+def page(text: str, store: Store) -> str:
+    """A page with the tables of today between its marks.
+
+    Raises:
+        ExportError: A table has no place there.
+    """
+    made = {"heads": _heads(), "speed": _speed(store), "agreement": _agreement(store), "models": _models(store)}
+    places = [match["name"] for match in _BLOCK.finditer(text)]
+    if sorted(places) != sorted(made):
+        raise ExportError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
+    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]}\n\n{match['end']}", text)
+
+
+def _heads() -> str:
+    rows = [
+        (f"`{name}`", family.stem, *("no" if task in family.tasks_without else "yes" for task in TASKS))
+        for name, family in FAMILIES.items()
+    ]
+    return _table(("family", "classes", *(f"`{task}`" for task in TASKS)), rows, text=len(TASKS) + 2)
+
+
+def _speed(store: Store) -> str:
+    head = ("family", "fp32, texts/s", "INT8", "OpenVINO", "MiB: fp32", "fp16", "INT8", "OpenVINO", "T4 engine")
+    rows = []
+    for name in FAMILIES:
+        step = store.steps.get(name)
+        if step is None or "obstacle" in step:
+            rows.append((f"`{name}`", "not measured" if step is None else step["obstacle"], *[""] * (len(head) - 2)))
+            continue
+        rates = step["texts_per_s"]
+        alone = " / ".join(f"{statistics.median(by_form['fp32']):.0f}" for by_form in rates.values())
+        times = [" / ".join(_times(by_form, form) for by_form in rates.values()) for form in ("int8", "int8-openvino")]
+        sizes = [_size(step["forms"][form]) for form in ("fp32", "fp16", "int8", "int8-openvino")]
+        rows.append((f"`{name}`", alone, *times, *sizes, _size(step["t4"])))
+    return f"{_facts(store)} {_least(store)}\n\n{_table(head, rows)}"
+
+
+def _least(store: Store) -> str:
+    """The family that gains least from INT8, for each library."""
+    steps = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
+    found = []
+    for form in ("int8", "int8-openvino"):
+        times = [(_ratio(r, form), name, at) for name, rates in steps.items() for at, r in rates.items() if form in r]
+        found += [f"{_WORDS[form]} {ratio:.2f} ({name}, {at} tokens)" for ratio, name, at in sorted(times)[:1]]
+    return f"The least of all families: {'; '.join(found)}."
+
+
+def _times(by_form: dict[str, list[float]], form: str) -> str:
+    return f"{_ratio(by_form, form):.2f}" if form in by_form else "-"
+
+
+def _ratio(by_form: dict[str, list[float]], form: str) -> float:
+    return statistics.median(one / other for one, other in zip(by_form[form], by_form["fp32"], strict=True))
+
+
+def _size(found: dict[str, Any]) -> str:
+    return f"{found['size_bytes'] / _MIB:.0f}" if "size_bytes" in found else f"none: {found['obstacle']}"
+
+
+def _agreement(store: Store) -> str:
+    rows = []
+    for name in FAMILIES:
+        for form in FORMS:
+            cells = [_agrees(store.steps.get(f"{name} {task}".removesuffix(" embed")), form) for task in TASKS]
+            rows.append((f"`{name}`", _WORDS[form], *cells))
+    return _table(("family", "artifact", *(f"`{task}`" for task in TASKS)), rows, text=2)
+
+
+def _agrees(step: dict[str, Any] | None, form: str) -> str:
+    found = None if step is None else step.get("forms", step).get(form, step)
+    if found is None or "obstacle" in found:
+        return "-" if found is None else "none"
+    if form == "fp32":
+        figure = f"{found['max_abs_difference']:.0e}"
+    elif found["cosine_min"] is not None:
+        figure = f"{found['cosine_min']:.4f}"
+    else:
+        figure = f"{100 * found['agreement']:.0f}%"
+    return figure + ("" if found["invariant"] else _NOT_INVARIANT) + (_BREAKS if found["broken"] else "")
+
+
+def _models(store: Store) -> str:
+    sizes = store.steps.get("fp32 bytes", {})
+    rows = []
+    for model in asked_for.read():
+        found = asked_for.verdict(model)
+        size = f"{sizes[model.name] / _MIB:,.0f}" if sizes.get(model.name) else "-"
+        refused = found.get("refused", "").partition(";")[0]
+        answers = f"refused: {refused}" if refused else found["answers"]
+        asked = f", with `--task {model.task}`" if model.task else ""
+        rows.append(
+            (f"`{model.name}`", found.get("family", "-"), answers + asked, "yes" if model.files else "no", size)
+        )
+    return _table(("model", "family", "answers", "its files at hand", "fp32 MiB"), rows, text=4)
+
+
+def _facts(store: Store) -> str:
+    sizes = [f"{name} {value}" for name, value in store.facts["sizes"].items()]
+    known = [f"{name} {value}" for name, value in store.facts.items() if name != "sizes"]
+    return f"Of each model: {', '.join(sizes)}. Measured with {', '.join(known)}."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
+    """A table whose first `text` columns are words, the others figures."""
+    rule = ["---" if column < text else "---:" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
+    """What figures have to have in common to stand in one table."""
+    versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
+    return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures what is missing and writes the tables: 0 done, 1 failed with one line on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m export.benchmarks.compatibility", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--page", type=Path, default=Path("docs/compatibility.md"), help="whose tables to write")
+    parser.add_argument("--store", type=Path, default=Path("docs/benchmarks/compatibility.json"), help="of the figures")
+    parser.add_argument("--only", action="append", metavar="STEP", help="measure this one anew; may be repeated")
+    parser.add_argument("--small", action="store_true", help="layers of 64, whose times say nothing")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in which artifacts are timed in turns")
+    parser.add_argument("--fresh", action="store_true", help="measure everything anew")
+    parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
+    options = parser.parse_args(argv)
+    try:
+        store = Store.read(options.store) if options.tables else _measured(options)
+        options.page.write_text(page(options.page.read_text(encoding="utf-8"), store), encoding="utf-8")
+    except (ExportError, OSError) as error:
+        sys.stderr.write(f"export.benchmarks.compatibility: {error}\n")
+        return 1
+    return 0
+
+
+def _measured(options: argparse.Namespace) -> Store:
+    sizes = random_checkpoints.SMALL if options.small else random_checkpoints.BASE
+    every = steps(sizes, options.rounds)
+    if unknown := sorted(set(options.only or ()) - every.keys()):
+        raise ExportError(f"there is no step {unknown[0]!r}; a step is a family's model_type, or that and a task")
+    store = Store.open(options.store, facts(sizes), fresh=options.fresh)
+    for name in options.only or [name for name in every if name not in store.steps]:
+        sys.stdout.write(f"{name}\n")
+        store.keep(name, _kept(every[name]))
+    return store
+
+
+def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON holds
+    """A step's figures, or what stands against them: one family that cannot be made ends no run."""
+    try:
+        return measured()
+    except ExportError as error:
+        return {"obstacle": str(error)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

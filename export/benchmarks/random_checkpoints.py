@@ -1,0 +1,152 @@
+"""Checkpoints of every family and task, with random weights: Transformers' own classes save them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.families import FAMILIES
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import DEMO, find
+from export.errors import ExportError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.models.manifest import Task
+
+
+@dataclass(slots=True, frozen=True)
+class Sizes:
+    """What gives the layers their shape.
+
+    Attributes:
+        layers: How many.
+        width: Components of a token's vector.
+        heads: Of attention.
+        vocabulary: Words, of the demo model's tokenizer the first.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+
+
+BASE = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
+"""Layers of BERT-base's shape; two, so that ModernBERT has one that sees the whole text and one with a window."""
+
+SMALL = Sizes(layers=2, width=64, heads=4, vocabulary=4096)
+
+_LABELS = {"classify": 3, "rerank": 1, "tag": 5}
+_FEED_FORWARD = {"modernbert": 1.5}
+"""Width of the feed-forward part in widths of the model, where it is not 4."""
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    # As deberta-base has them.
+    "deberta": {
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "pos_att_type": "c2p|p2c",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    # As deberta-v3-base has them.
+    "deberta-v2": {
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+    },
+    "modernbert": {"cls_token_id": 101, "bos_token_id": 101, "sep_token_id": 102, "eos_token_id": 102},
+}
+"""Settings that real checkpoints have and that are not Transformers' defaults."""
+
+_OWN_FORMS: dict[str, dict[str, Any]] = {
+    "new": {"model_type": "new", "rope_theta": 500_000, "rope_scaling": {"type": "ntk", "factor": 2.0}},
+    "jina_bert": {"position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+}
+"""Settings of families that Transformers does not write itself."""
+
+
+def write(folder: Path, model_type: str, task: Task, sizes: Sizes) -> Path:
+    """Writes a checkpoint.
+
+    Args:
+        folder: Where to; made if need be.
+        model_type: A key of `FAMILIES`.
+        task: What its head answers.
+        sizes: Of its layers.
+
+    Raises:
+        ExportError: Transformers has no such class.
+    """
+    # Slow to import.
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    family = FAMILIES[model_type]
+    kind: Any = getattr(transformers, family.class_name(task), None)
+    if kind is None:
+        raise ExportError(f"Transformers has no {family.class_name(task)} to make a checkpoint of")
+    of_ours = {
+        "hidden_size": sizes.width,
+        "layers": sizes.layers,
+        "heads": sizes.heads,
+        "intermediate_size": int(_FEED_FORWARD.get(model_type, 4) * sizes.width),
+        "vocab_size": sizes.vocabulary,
+    }
+    settings: dict[str, Any] = {family.sizes[name]: size for name, size in of_ours.items()}
+    settings |= {"pad_token_id": 0, "num_labels": _LABELS.get(task, 2), **_SETTINGS.get(model_type, {})}
+    # Wide enough for heads to tell texts apart, narrow enough to stay smooth.
+    settings["initializer_range"] = 0.8 / math.sqrt(sizes.width)
+    if family.projection == "narrower":
+        settings["embedding_size"] = sizes.width
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(kind.config_class(**settings))
+        if model_type in _OWN_FORMS:
+            _change(folder, model, model_type, task)
+        for name, tensor in model.named_parameters():
+            # Biases start as 0 and scales as 1, where a graph that mixes them up would not be noticed.
+            if tensor.ndim == 1:
+                tensor.data.normal_(mean=float("orm" in name and name.endswith("weight")), std=0.02)
+    _save(folder, model, model_type)
+    return folder
+
+
+def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  of Transformers
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415  needs PyTorch
+
+    model.save_pretrained(folder)
+    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: at for word, at in words.items() if at < model.config.vocab_size}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    own, family = _OWN_FORMS.get(model_type), FAMILIES[model_type]
+    if own is None:
+        return
+    config = {**json.loads((folder / "config.json").read_text()), **own}
+    config["architectures"] = [name.replace(family.stem, family.own_stem, 1) for name in config["architectures"]]
+    (folder / "config.json").write_text(json.dumps(config))
+    prefix = family.own_prefix or family.prefix
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {re.sub(f"^{re.escape(family.prefix)}", prefix, name): tensors[name] for name in tensors},
+        folder / "model.safetensors",
+    )
+
+
+def _change(folder: Path, model: Any, model_type: str, task: Task) -> None:  # noqa: ANN401  of Transformers
+    """Makes of a model of Transformers what is built here."""
+    from export.graph import architectures  # noqa: PLC0415  brings PyTorch
+
+    _save(folder, model, model_type)
+    architectures.adapt(model, open_checkpoint(find(str(folder)), None, lambda _: None, task))
