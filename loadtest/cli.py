@@ -1,5 +1,7 @@
 """`bertserve load`: how a server behaves under a load that does not wait for it.
 
+A key for the server is read from the environment alone, so that no command line and no report shows it.
+
 Exit codes: 0 the objectives are held (or none were given), 1 one is missed, 2 nothing could be measured.
 """
 
@@ -11,13 +13,16 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
+from loadtest.generator.discovery import models_of
 from loadtest.generator.measure import Measurement
-from loadtest.generator.messages import Target
-from loadtest.generator.scenario import GRPC_TASKS, PROTOCOLS, SCENARIOS, find_scenario
+from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
+from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, TASKS, route
+from loadtest.generator.scenario import SCENARIOS, find_scenario
 from loadtest.generator.search import search
+from loadtest.generator.tls import Tls
 from loadtest.generator.workload import find_bundle
 from loadtest.report import compare, page
 from loadtest.report.progress import Progress
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 HELD, MISSED, IMPOSSIBLE = 0, 1, 2
 _INTERRUPTED = 130
+_USUAL_MODEL = "minilm"
 _PROBE_S = 10.0
 """Length of one run of a search for capacity, unless told otherwise."""
 
@@ -44,6 +50,8 @@ class Options:
         target: The server.
         scenario: With everything applied that the command line changes of it.
         bundle: Where token counts come from, if not from the server.
+        model: The one that the command line chooses; empty: the server is asked.
+        texts: A file of them; None: the built-in text.
         slo: May be empty.
         find_capacity: Whether to search for the highest rate.
         seed: Of the schedules.
@@ -53,6 +61,8 @@ class Options:
     target: Target
     scenario: Scenario
     bundle: Path | None
+    model: str
+    texts: Path | None
     slo: tuple[Objective, ...]
     find_capacity: bool
     seed: int
@@ -69,32 +79,77 @@ class Options:
             raise BenchError("--target URL is missing: which server?")
         if arguments.find_capacity and not arguments.slo:
             raise BenchError("--find-capacity needs --slo: capacity is the highest rate at which an objective holds")
-        scenario = find_scenario(arguments.scenario)
-        for name in ("rate", "duration"):
-            value = getattr(arguments, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BenchError(f"--{name} must be above 0, not {value:g}")
+        scenario = _scenario(arguments)
         bundle = find_bundle(arguments.models) if arguments.models else None
         protocol = arguments.protocol or (None if "://" in arguments.target else scenario.protocol)
-        target = Target.of(arguments.target, protocol, arguments.model or (bundle.model if bundle else "minilm"))
-        if target.protocol == "grpc" and (other := scenario.tasks.keys() - set(GRPC_TASKS)):
-            raise BenchError(f"the task {min(other)} of scenario {scenario.name} is not to be had over gRPC")
-        if arguments.rate is not None:
-            scenario = dataclasses.replace(scenario, rate=arguments.rate)
-        if arguments.duration is not None:
-            scenario = scenario.lasting(arguments.duration)
-        elif arguments.find_capacity:
-            scenario = scenario.lasting(_PROBE_S)
+        model = arguments.model or (bundle.model if bundle else "")
+        files = Tls.of(arguments.ca, arguments.cert, arguments.key)
+        target = Target.of(arguments.target, protocol, model or _USUAL_MODEL, api_key(), files)
+        # Where the protocol names no model, the path does for the one that was chosen.
+        target = dataclasses.replace(target, in_path=arguments.model is not None)
+        for task in scenario.tasks:
+            route(target.protocol, task)
+        if len(scenario.tasks) > 1 and (target.in_path or target.protocol not in PLAIN):
+            tasks = ", ".join(scenario.tasks)
+            raise BenchError(f"scenario {scenario.name} asks for {tasks}, a model has one task; choose one with --task")
         slo = parse_slo(arguments.slo) if arguments.slo else ()
         return cls(
             target,
             scenario,
             bundle.path if bundle else None,
+            model,
+            arguments.texts,
             slo,
             arguments.find_capacity,
             arguments.seed,
             arguments.out,
         )
+
+    def asked(self) -> Options:
+        """The same with the model and the task that the server tells of, where nobody has chosen them.
+
+        Raises:
+            BenchError: It has none that fits, or several.
+        """
+        target, tasks = self.target, self.scenario.tasks
+        if tasks and (self.model or target.protocol in PLAIN):
+            return self
+        found = models_of(target, self.model)
+        if not found:  # it does not tell
+            return dataclasses.replace(self, scenario=dataclasses.replace(self.scenario, tasks=tasks or {"embed": 1.0}))
+        fitting = [model for model in found if model.task in (tasks or ROUTES[target.protocol])]
+        if len(fitting) != 1:
+            told = ", ".join(f"{model.name} ({model.task})" for model in fitting or found)
+            if fitting:
+                raise BenchError(f"{target.authority} has several models: {told}; choose one with --model")
+            wanted = ", ".join(tasks or ROUTES[target.protocol])
+            raise BenchError(f"{target.authority} has no model for {wanted} over {target.protocol}; it has {told}")
+        [model] = fitting
+        return dataclasses.replace(
+            self,
+            target=dataclasses.replace(target, model=model.name),
+            scenario=dataclasses.replace(self.scenario, tasks=tasks or {model.task: 1.0}),
+        )
+
+
+def _scenario(arguments: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line changes of it.
+
+    Raises:
+        BenchError: There is none, or a number makes no sense.
+    """
+    scenario = find_scenario(arguments.scenario)
+    for name in ("rate", "duration"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise BenchError(f"--{name} must be above 0, not {value:g}")
+    if arguments.rate is not None:
+        scenario = dataclasses.replace(scenario, rate=arguments.rate)
+    if arguments.task is not None:
+        scenario = dataclasses.replace(scenario, tasks={arguments.task: 1.0})
+    if arguments.duration is not None:
+        return scenario.lasting(arguments.duration)
+    return scenario.lasting(_PROBE_S) if arguments.find_capacity else scenario
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,20 +157,33 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="bertserve load",
         description="Send a load that does not wait for the server, and judge its latency.",
-        epilog="Scenarios: " + " ".join(f"{name}: {found.purpose}" for name, found in SCENARIOS.items()),
+        epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one. Scenarios: "
+        + " ".join(f"{name}: {found.purpose}" for name, found in SCENARIOS.items()),
         allow_abbrev=False,
     )
-    made.add_argument("--target", metavar="URL", help="http://host:port or grpc://host:port")
+    made.add_argument("--target", metavar="URL", help="http://host:port, grpc://host:port, https:// or grpcs://")
     made.add_argument(
         "--scenario", default="steady", metavar="NAME|FILE", help=f"{', '.join(SCENARIOS)}, or a TOML file"
     )
     made.add_argument("--rate", type=float, metavar="R", help="requests a second where a phase has its whole load")
     made.add_argument("--duration", type=float, metavar="S", help="seconds into which the phases are pressed")
-    made.add_argument("--protocol", choices=PROTOCOLS, help="default: what the target or else the scenario says")
+    made.add_argument(
+        "--task", choices=TASKS, help="default: the scenario's, or what the server's metadata say of the model"
+    )
+    made.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        help="http: the server's own routes; tei: text-embeddings-inference's; v2, grpc: Open Inference Protocol v2"
+        " (default: http or grpc, as the target or else the scenario says)",
+    )
+    made.add_argument("--texts", type=Path, metavar="FILE", help="texts to send, one a line; .jsonl: a task's fields")
+    made.add_argument("--ca", type=Path, metavar="FILE", help="the authority to trust in place of the system's (PEM)")
+    made.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, for mutual TLS (PEM)")
+    made.add_argument("--key", type=Path, metavar="FILE", help="its private key, where --cert does not hold it")
     made.add_argument("--slo", metavar="P", help="objectives, as in p99=2ms,errors=0.1%%")
     made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that holds the SLO")
     made.add_argument("--models", type=Path, metavar="DIR", help="count tokens with this repository's tokenizer")
-    made.add_argument("--model", help="the model that requests over gRPC name (default: of --models, else minilm)")
+    made.add_argument("--model", help="the model to ask (default: of --models, else the server's only one)")
     made.add_argument("--seed", type=int, default=1, help="of the arrivals and the mix (default: 1)")
     made.add_argument("--out", type=Path, default=Path("load-report"), metavar="DIR", help="default: load-report")
     made.add_argument(
@@ -150,7 +218,7 @@ def load(options: Options) -> int:
     measurement = _prepared(options)
     with Progress(options.scenario.seconds) as progress:
         progress.say("measuring the generator against an empty server")
-        result = measurement.run(options.scenario, options.scenario.rate, options.seed, progress.show)
+        result = measurement.run(measurement.scenario, options.scenario.rate, options.seed, progress.show)
     verdicts = judge(options.slo, result)
     _write(
         options.out,
@@ -199,17 +267,18 @@ def _prepared(options: Options) -> Measurement:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BenchError(f"--out {options.out}: {error.strerror}") from error
-    return Measurement.prepare(options.target, options.scenario, options.bundle, options.slo, options.seed)
+    asked = options.asked()
+    return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)
 
 
-def _write(out: Path, values: object, html: str, words: str) -> None:
+def _write(out: Path, values: dict[str, Any], html: str, words: str) -> None:
     """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
     try:
         (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         (out / "report.html").write_text(html, encoding="utf-8")
     except OSError as error:
         raise BenchError(f"--out {out}: {error.strerror}") from error
-    print(words)
+    print(f"{values['facts']['task']} over {values['facts']['protocol']}\n{words}")
     print(f"\nreport: {out / 'report.html'} (and report.json)")
 
 

@@ -321,6 +321,8 @@ def parse(argv: Sequence[str] | None) -> Settings:
         target = Target.of(words.pop("target"), "http", "")
     except BenchError as error:
         parser.error(str(error))
+    if target.tls is not None:
+        parser.error(f"--target {target.url}: LoadGen asks without TLS; name it as http://host:port")
     return Settings(target=target, **words)
 
 

@@ -5,7 +5,8 @@
 prints p50 and p99 in steps of 0.01 ms and exits with 1 when p50 is above 2 ms (`--slo-p50-ms`, `--slo-p99-ms`) or a
 request failed. With `--scenario` the number of users follows a named scenario or a TOML file, each at an even pace.
 Locust's users wait for their answers, so its tails leave out what a stall would do to others: for tails and
-capacity there is the open loop of `bertserve load`.
+capacity there is the open loop of `bertserve load`. With `https` in `--host` both protocols are secured; the
+environment variable LOADTEST_API_KEY holds the server's API key.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import math
 import random
 import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,9 +27,9 @@ from locust.runners import WorkerRunner
 
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import SILENCE_S, Lane, connect
-from loadtest.generator.grpc_messages import METHOD, request_bytes
-from loadtest.generator.http2 import GrpcWire, prefixed
+from loadtest.generator.messages import Target, api_key, messages
 from loadtest.generator.scenario import SCENARIOS, find_scenario
+from loadtest.generator.tls import Tls
 from loadtest.generator.workload import spoken_text
 
 if TYPE_CHECKING:
@@ -70,6 +73,9 @@ def add_options(parser: ArgumentParser) -> None:
     group.add_argument("--protocol", choices=tuple(_PROTOCOLS), default=None, help="default: the scenario's, or http")
     group.add_argument("--grpc-target", type=_target, default=None, help="host:port (default: port 8001 of --host)")
     group.add_argument("--model", default="minilm", help="what gRPC and the OpenAI route ask for (default: minilm)")
+    group.add_argument("--ca", type=Path, default=None, help="the authority to trust in place of the system's (PEM)")
+    group.add_argument("--cert", type=Path, default=None, help="the client's certificate, for mutual TLS (PEM)")
+    group.add_argument("--key", type=Path, default=None, help="its private key, where --cert does not hold it")
     group.add_argument("--tokens", type=_whole, default=None, help="one length for all texts, in tokens, about")
 
 
@@ -102,6 +108,8 @@ def _scenario_name(word: str) -> str:
         scenario = find_scenario(word)
     except BenchError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if scenario.protocol not in _PROTOCOLS:
+        raise argparse.ArgumentTypeError(f"users ask over http or grpc, not over {scenario.protocol}")
     if others := scenario.tasks.keys() - {"embed"}:
         raise argparse.ArgumentTypeError(f"users ask for embeddings alone, not for {', '.join(sorted(others))}")
     return word
@@ -149,6 +157,18 @@ class _Asking:
     environment: Environment
     host: str
 
+    def target(self, protocol: str, address: str) -> Target:
+        """Whom this user asks over a protocol.
+
+        Args:
+            protocol: `http` or `grpc`.
+            address: `host:port` of it.
+        """
+        options = self.environment.parsed_options
+        secured = urlsplit(self.environment.host or "").scheme == "https"
+        url = f"{protocol}{'s' if secured else ''}://{address}"
+        return Target.of(url, None, options.model, api_key(), Tls.of(options.ca, options.cert, options.key))
+
     def on_start(self) -> None:
         """Prepares."""
         options, scenario = self.environment.parsed_options, _chosen(self.environment) or SCENARIOS["steady"]
@@ -170,7 +190,15 @@ class _Asking:
 class HttpUser(_Asking, locust.FastHttpUser):
     """Asks over HTTP, mostly for one text."""
 
-    default_headers = {"Content-Type": "application/json"}  # noqa: RUF012  as Locust has it
+    def __init__(self, environment: Environment) -> None:
+        """Takes the key and the trust that Locust's client starts with."""
+        self.environment = environment
+        target = self.target("http", urlsplit(environment.host or "").netloc or "127.0.0.1")
+        authorization = {"Authorization": target.credentials} if target.credentials else {}
+        self.default_headers = {"Content-Type": "application/json", **authorization}
+        if target.tls is not None:
+            self.insecure, self.ssl_context_factory = False, partial(target.tls.context, "http/1.1")
+        super().__init__(environment)
 
     @locust.task(18)
     def one_text(self) -> None:
@@ -203,9 +231,8 @@ class GrpcUser(_Asking, locust.User):
     def on_start(self) -> None:
         """Finds out whom to ask."""
         super().on_start()
-        options = self.environment.parsed_options
-        self._target = options.grpc_target or f"{urlsplit(self.host or '').hostname or '127.0.0.1'}:8001"
-        self._model = options.model
+        given = self.environment.parsed_options.grpc_target
+        self._target = self.target("grpc", given or f"{urlsplit(self.host or '').hostname or '127.0.0.1'}:8001")
 
     def on_stop(self) -> None:
         """Closes the connection."""
@@ -215,7 +242,7 @@ class GrpcUser(_Asking, locust.User):
     @locust.task
     def one_text(self) -> None:
         """`ModelInfer` with one text."""
-        message = prefixed(request_bytes(self._model, self.text()))
+        [message] = messages(self._target, "embed", [self.text()])
         fault, size, started = "", 0, time.perf_counter()
         try:
             with gevent.Timeout(SILENCE_S, BenchError(f"no reply within {SILENCE_S:g} s")):
@@ -236,8 +263,7 @@ class GrpcUser(_Asking, locust.User):
         )
 
     def _connected(self) -> Lane:
-        host, _, port = self._target.rpartition(":")
-        return Lane(connect(host, int(port)), GrpcWire(self._target, METHOD), lambda _: None)
+        return Lane(connect(*self._target.address()), self._target.wire(), lambda _: None)
 
 
 @locust.events.quitting.add_listener

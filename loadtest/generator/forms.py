@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError
+from loadtest.generator.grpc_messages import bytes_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from loadtest.generator.wire import Reply
 
@@ -56,18 +57,29 @@ def _json(body: object) -> tuple[str, bytes]:
     return "", json.dumps(body).encode()
 
 
-def _v2_request(text: str) -> tuple[str, bytes]:
-    """Tensors behind the JSON in both directions, as Triton's own client has it by default."""
-    data = text.encode()
-    tensor = struct.pack("<I", len(data)) + data
-    size = {"binary_data_size": len(tensor)}
-    head = json.dumps(
+def v2_request(tensors: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> tuple[str, bytes]:
+    """Tensors behind the JSON in both directions, as Triton's own client has it by default.
+
+    Args:
+        tensors: The texts in each input.
+        outputs: Those that are answered.
+
+    Returns:
+        The header line that the request needs, and its body.
+    """
+    blobs = [bytes_tensor(texts) for texts in tensors.values()]
+    inputs = [
         {
-            "inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "parameters": size}],
-            "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+            "name": name,
+            "shape": [len(texts), 1],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": len(blob)},
         }
-    ).encode()
-    return f"Inference-Header-Content-Length: {len(head)}\r\n", head + tensor
+        for (name, texts), blob in zip(tensors.items(), blobs, strict=True)
+    ]
+    wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    head = json.dumps({"inputs": inputs, "outputs": wanted}).encode()
+    return f"Inference-Header-Content-Length: {len(head)}\r\n", b"".join((head, *blobs))
 
 
 def _v2_vector(body: bytes, hidden_size: int) -> list[float]:
@@ -78,7 +90,7 @@ _EMBED = Form(lambda text: _json({"inputs": text}), lambda body, _: list(json.lo
 FORMS = {
     "ours": dataclasses.replace(_EMBED, counts=True),
     "embed": _EMBED,
-    "v2": Form(_v2_request, _v2_vector, (b"{", b""), _FLOAT_BYTES),
+    "v2": Form(lambda text: v2_request({"text": [text]}, ["embedding"]), _v2_vector, (b"{", b""), _FLOAT_BYTES),
     "openai": Form(
         lambda text: _json({"model": "minilm", "input": text}),
         lambda body, _: list(json.loads(body)["data"][0]["embedding"]),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -28,15 +30,84 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def request_bytes(model: str, text: str, identity: str = "") -> bytes:
-    """A `ModelInferRequest` of the Open Inference Protocol: one text in the input `text` BYTES [1, 1].
+    """A `ModelInferRequest` of the Open Inference Protocol: one text in the input `text` BYTES [1, 1]."""
+    return infer_bytes(model, {"text": [text]}, identity)
+
+
+def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str = "") -> bytes:
+    """A `ModelInferRequest` with inputs BYTES [n, 1].
 
     Written by hand, field numbers as in the protocol's `grpc_service.proto`, so that no generated code is
     needed to know the server by.
+
+    Args:
+        model: Its name.
+        tensors: The texts in each input.
+        identity: The request's id; empty: none.
     """
-    data = text.encode()
-    tensor = _field(1, b"text") + _field(2, b"BYTES") + _field(3, _varint(1) * 2)
     named = _field(1, model.encode()) + (_field(3, identity.encode()) if identity else b"")
-    return named + _field(5, tensor) + _field(7, struct.pack("<I", len(data)) + data)
+    inputs = [
+        _field(5, _field(1, name.encode()) + _field(2, b"BYTES") + _field(3, _varint(len(texts)) + _varint(1)))
+        for name, texts in tensors.items()
+    ]
+    return b"".join((named, *inputs, *(_field(7, bytes_tensor(texts)) for texts in tensors.values())))
+
+
+def bytes_tensor(texts: Sequence[str]) -> bytes:
+    """The elements of a BYTES tensor: each with its length in front."""
+    encoded = [text.encode() for text in texts]
+    return b"".join([part for data in encoded for part in (struct.pack("<I", len(data)), data)])
+
+
+def string_message(**fields: str) -> bytes:
+    """A message of texts alone, each called after its number: `string_message(f1="minilm")`."""
+    return b"".join(_field(int(name[1:]), value.encode()) for name, value in fields.items())
+
+
+def fields_in(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message, in order: numbers for those of the wire type 0, bytes for those with a length.
+
+    Raises:
+        ValueError: It is no such message.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        value, at = _read_varint(message, at)
+        if key & 7 == _BYTES_FIELD:
+            data = message[at : at + value]
+            if len(data) != value:
+                raise ValueError("a field that is cut off")
+            yield key >> 3, data
+            at += value
+        elif key & 7:
+            raise ValueError(f"the wire type {key & 7}")
+        else:
+            yield key >> 3, value
+
+
+def varints_in(data: bytes) -> list[int]:
+    """Packed numbers.
+
+    Raises:
+        ValueError: The last is cut off.
+    """
+    found, at = [], 0
+    while at < len(data):
+        value, at = _read_varint(data, at)
+        found.append(value)
+    return found
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if not data[at - 1] & 128:
+            return value, at
+    raise ValueError("a number that is cut off")
 
 
 class ReplyCheck:

@@ -42,8 +42,15 @@ def post_bytes(authority: str, path: str, body: object, identity: str = "", head
     return head.encode() + data
 
 
+def get_bytes(authority: str, path: str, headers: str = "") -> bytes:
+    """A whole GET on a connection that stays open; see `post_bytes`."""
+    return f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n{headers}\r\n".encode()
+
+
 class HttpWire:
     """One connection, which carries one request at a time."""
+
+    is_open = True
 
     def __init__(self) -> None:
         """Starts a new connection."""

@@ -48,6 +48,7 @@ _CODES = (
 )
 
 Field = tuple[bytes, bytes]
+Pair = tuple[str, str]
 
 
 def prefixed(message: bytes) -> bytes:
@@ -55,7 +56,7 @@ def prefixed(message: bytes) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
-def header_block(fields: Sequence[tuple[str, str]]) -> bytes:
+def header_block(fields: Sequence[Pair]) -> bytes:
     """Fields as literals that nobody indexes (RFC 7541, 6.2.2), without Huffman's code."""
     return b"".join(b"\0" + _literal(name.encode()) + _literal(value.encode()) for name, value in fields)
 
@@ -169,15 +170,19 @@ class _Stream:
 class GrpcWire:
     """One connection, which carries calls of one method side by side."""
 
-    def __init__(self, authority: str, path: str) -> None:
+    is_open = True
+
+    def __init__(self, authority: str, path: str, metadata: Sequence[Pair] = (), scheme: str = "http") -> None:
         """Starts a new connection.
 
         Args:
             authority: `host:port` of the server.
             path: `/package.Service/Method`.
+            metadata: Sent with every call.
+            scheme: `https` in TLS.
         """
-        pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority)]
-        self._head = header_block([*pseudo, ("te", "trailers"), ("content-type", "application/grpc")])
+        pseudo = [(":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)]
+        self._head = header_block([*pseudo, ("te", "trailers"), ("content-type", "application/grpc"), *metadata])
         self._head_size = (len(self._head) >> 8, len(self._head) & 255)
         self._reader = FieldReader()
         self._streams: dict[int, _Stream] = {}

@@ -44,15 +44,29 @@ class Measurement:
 
     @classmethod
     def prepare(
-        cls, target: Target, scenario: Scenario, bundle: Path | None, slo: tuple[Objective, ...], seed: int
+        cls,
+        target: Target,
+        scenario: Scenario,
+        bundle: Path | None,
+        slo: tuple[Objective, ...],
+        seed: int,
+        texts: Path | None = None,
     ) -> Measurement:
         """Asks the server for the first time.
+
+        Args:
+            target: The server.
+            scenario: The load.
+            bundle: Counts tokens, where there is one; otherwise the server does.
+            slo: The objectives.
+            seed: Of the schedules.
+            texts: A file of them; None: the built-in text, in the scenario's lengths.
 
         Raises:
             BenchError: It is not there, or does not answer such requests.
         """
         with Probe(target) as probe:
-            return cls(target, scenario, probe.kinds(scenario, bundle), slo, seed)
+            return cls(target, scenario, probe.kinds(scenario, bundle, texts), slo, seed)
 
     def run(
         self, scenario: Scenario, rate: float, seed: int, show: Callable[[Result, float], None], *, check: bool = True
@@ -77,8 +91,11 @@ class Measurement:
 
     def facts(self, scenario: Scenario, rate: float, seed: int) -> dict[str, str]:
         """What a reader must know to judge a run."""
+        tasks = list(dict.fromkeys(kind.task for kind in self.kinds))
         return {
-            "target": f"{self.target.protocol}://{self.target.authority}",
+            "target": self.target.url,
+            "task": ", ".join(tasks),
+            "protocol": f"{self.target.protocol}: {', '.join(dict.fromkeys(map(self.target.path, tasks)))}",
             "scenario": scenario.name,
             "purpose": scenario.purpose,
             "rate": f"{rate:g} a second where a phase has all of it, {scenario.arrivals} arrivals, seed {seed}",

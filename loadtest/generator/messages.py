@@ -2,85 +2,123 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from loadtest.errors import BenchError
-from loadtest.generator.forms import FORMS
-from loadtest.generator.grpc_messages import METHOD, request_bytes
+from loadtest.generator.forms import v2_request
+from loadtest.generator.grpc_messages import METHOD, infer_bytes
 from loadtest.generator.http1 import HttpWire, post_bytes
 from loadtest.generator.http2 import GrpcWire, prefixed
-from loadtest.generator.scenario import GRPC_TASKS
+from loadtest.generator.routes import OUTPUTS, PLAIN, route
+from loadtest.generator.texts import fields_of
+from loadtest.generator.tls import Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from loadtest.generator.texts import Text
     from loadtest.generator.wire import Wire
 
-INFER = "infer"
-"""`embed` over the Open Inference Protocol with binary tensors, as Triton is asked; no task of scenarios."""
+KEY_VARIABLE = "LOADTEST_API_KEY"
+"""Not `BERTSERVE_...`: those are the server's settings, and it refuses one that it does not know."""
 
-_QUESTION = "What is this about?"
-_PATHS = {
-    "embed": "/embed",
-    "classify": "/classify",
-    "rerank": "/rerank",
-    "answer": "/answer",
-    "tag": "/tag",
-    "fill_mask": "/fill-mask",
-}
+_KEY = re.compile(r"[!-~]+")
 _PORTS = {"http": 8000, "grpc": 8001}
+_SCHEMES = {"http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True)}
+"""The transport of each, and whether it is secured."""
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A server.
+    """A server, and how it is asked.
 
     Attributes:
-        protocol: `http` or `grpc`.
+        protocol: One of `routes.PROTOCOLS`.
         host: Its name or address.
         port: Of that protocol.
-        model: What requests over gRPC name; over HTTP the only model of a task answers.
+        model: What requests name, where the protocol has them name one.
+        in_path: Whether the path names it where the protocol does not.
+        api_key: Sent with every request; empty: none.
+        tls: None where the connection is not secured.
     """
 
     protocol: str
     host: str
     port: int
     model: str
+    in_path: bool = False
+    api_key: str = field(default="", repr=False)
+    tls: Tls | None = None
 
     @classmethod
-    def of(cls, url: str, protocol: str | None, model: str) -> Target:
+    def of(cls, url: str, protocol: str | None, model: str, api_key: str = "", tls: Tls | None = None) -> Target:
         """The target that a command line names.
 
         Args:
-            url: `http://host:port`, `grpc://host:port` or `host:port`.
-            protocol: Of the scenario; None where the URL or else HTTP decides.
+            url: `http://host:port`, `https://`, `grpc://`, `grpcs://` or `host:port`.
+            protocol: None where the URL decides: its plain routes over HTTP, else gRPC.
             model: See `model`.
+            api_key: See `api_key`.
+            tls: Files for a connection that the URL secures; None: what the system trusts.
 
         Raises:
             BenchError: It is no such URL.
         """
+        transport = "grpc" if protocol == "grpc" else "http"
         try:
-            parts = urlsplit(url if "://" in url else f"{protocol or 'http'}://{url}")
+            parts = urlsplit(url if "://" in url else f"{transport}://{url}")
             port = parts.port
         except ValueError as error:
             raise BenchError(f"--target {url}: {error}") from error
-        if parts.scheme in {"https", "grpcs"}:
-            raise BenchError(f"--target {url}: TLS targets are not supported by the load generator")
-        if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/"):
-            raise BenchError(f"--target {url}: must look like http://host:port or grpc://host:port")
-        if protocol == "grpc" and parts.scheme == "http" and "://" in url:
-            raise BenchError(f"--target {url}: gRPC has a port of its own; name it as grpc://host:port")
-        if protocol == "http" and parts.scheme == "grpc":
-            raise BenchError(f"--target {url}: HTTP has a port of its own; name it as http://host:port")
-        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], model)
+        if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/"):
+            raise BenchError(f"--target {url}: must look like http://host:port or grpc://host:port (https, grpcs)")
+        named, secured = _SCHEMES[parts.scheme]
+        end = "s" if secured else ""
+        if protocol == "grpc" and named == "http":
+            raise BenchError(f"--target {url}: gRPC has a port of its own; name it as grpc{end}://host:port")
+        if protocol not in {None, "grpc"} and named == "grpc":
+            raise BenchError(f"--target {url}: HTTP has a port of its own; name it as http{end}://host:port")
+        if tls is not None and not secured:
+            secure = f"{named}s://{parts.netloc}"
+            raise BenchError(f"--target {url}: --ca, --cert and --key are for TLS; name it as {secure}")
+        return cls(
+            protocol or named,
+            parts.hostname,
+            port or _PORTS[named],
+            model,
+            api_key=api_key,
+            tls=(tls or Tls()) if secured else None,
+        )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Target:
+        """The target whose plain values `dataclasses.asdict` gave."""
+        return cls(**{**values, "tls": Tls(**tls) if (tls := values.get("tls")) else None})
+
+    @property
+    def transport(self) -> str:
+        """`http` or `grpc`."""
+        return "grpc" if self.protocol == "grpc" else "http"
+
+    @property
+    def url(self) -> str:
+        """`scheme://host:port`."""
+        return f"{self.transport}{'s' if self.tls else ''}://{self.authority}"
 
     @property
     def authority(self) -> str:
         """`host:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def credentials(self) -> str:
+        """The value of the header, or of gRPC's metadata, `authorization`; empty: none."""
+        return f"Bearer {self.api_key}" if self.api_key else ""
 
     def address(self) -> tuple[str, int]:
         """Where to connect to.
@@ -94,12 +132,44 @@ class Target:
             raise BenchError(f"cannot find {self.host}: {error.strerror}") from error
         return str(found[0]), int(found[1])
 
-    def wire(self) -> Wire:
-        """A new connection's."""
-        return HttpWire() if self.protocol == "http" else GrpcWire(self.authority, METHOD)
+    def path(self, task: str) -> str:
+        """Where a task is asked for.
+
+        Raises:
+            BenchError: The protocol does not have it.
+        """
+        found = route(self.protocol, task).format(model=self.model)
+        return f"/models/{self.model}{found}" if self.in_path and self.protocol in PLAIN else found
+
+    def wire(self, method: str = METHOD) -> Wire:
+        """A new connection's.
+
+        Args:
+            method: Of gRPC.
+
+        Raises:
+            BenchError: A file for TLS cannot be used.
+        """
+        if self.transport == "http":
+            return self.tls.wrap(HttpWire(), self.host, "http/1.1") if self.tls else HttpWire()
+        metadata = [("authorization", self.credentials)] if self.credentials else []
+        wire = GrpcWire(self.authority, method, metadata, "https" if self.tls else "http")
+        return self.tls.wrap(wire, self.host, "h2") if self.tls else wire
 
 
-def messages(target: Target, task: str, texts: Sequence[str], identity: str = "") -> list[bytes]:
+def api_key() -> str:
+    """The key that the environment holds; empty: none.
+
+    Raises:
+        BenchError: It cannot stand in a header.
+    """
+    key = os.environ.get(KEY_VARIABLE, "")
+    if key and not _KEY.fullmatch(key):
+        raise BenchError(f"{KEY_VARIABLE} must be one word of ASCII characters")
+    return key
+
+
+def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "") -> list[bytes]:
     """A request for each text.
 
     Args:
@@ -111,23 +181,46 @@ def messages(target: Target, task: str, texts: Sequence[str], identity: str = ""
     Raises:
         BenchError: The task is not to be had over this protocol.
     """
-    if task == INFER and target.protocol == "http":
-        path, requests = f"/v2/models/{target.model}/infer", map(FORMS["v2"].request, texts)
-        return [post_bytes(target.authority, path, body, identity, headers) for headers, body in requests]
-    if target.protocol == "http":
-        return [post_bytes(target.authority, _PATHS[task], _body(task, text), identity) for text in texts]
-    if task not in GRPC_TASKS:
-        raise BenchError(f"the task {task} has no method of gRPC here; use --protocol http")
-    return [prefixed(request_bytes(target.model, text, identity)) for text in texts]
+    path = target.path(task)
+    items = [fields_of(task, text) for text in texts]
+    if target.protocol == "grpc":
+        return [prefixed(infer_bytes(target.model, _tensors(task, item), identity)) for item in items]
+    authorization = f"Authorization: {target.credentials}\r\n" if target.credentials else ""
+    made = []
+    for item in items:
+        headers, body = _request(target, task, item)
+        made.append(post_bytes(target.authority, path, body, identity, headers + authorization))
+    return made
 
 
-def _body(task: str, text: str) -> object:
-    match task:
-        case "rerank":
-            return {"query": _QUESTION, "texts": [text]}
-        case "answer":
-            return {"inputs": {"question": _QUESTION, "context": text}}
-        case "fill_mask":
-            return {"inputs": f"{text} [MASK]"}
-        case _:
-            return {"inputs": text}
+def _request(target: Target, task: str, item: Mapping[str, Any]) -> tuple[str, object]:
+    """The header lines and the body of a request over HTTP."""
+    match target.protocol:
+        case "v2":
+            return v2_request(_tensors(task, item), OUTPUTS[task])
+        case "openai":
+            return "", {"model": target.model, "input": item["text"]}
+        case "cohere-v1" | "cohere-v2":
+            return "", {"model": target.model, "query": item["query"], "documents": item["texts"]}
+        case protocol:
+            return "", _plain(protocol, task, item)
+
+
+def _plain(protocol: str, task: str, item: Mapping[str, Any]) -> object:
+    if task == "rerank":
+        return {"query": item["query"], "texts": item["texts"]}
+    if task == "answer":
+        return {"inputs": {"question": item["question"], "context": item["context"]}}
+    if "text_pair" in item:
+        pair = [item["text"], item["text_pair"]]
+        return {"inputs": pair if protocol == "tei" else dict(zip(("text", "text_pair"), pair, strict=True))}
+    return {"inputs": item["text"]}
+
+
+def _tensors(task: str, item: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """The Open Inference Protocol's input tensors, each with one text for a row."""
+    if task == "rerank":
+        return {"text": [item["query"]] * len(item["texts"]), "text_pair": item["texts"]}
+    if task == "answer":
+        return {"text": [item["question"]], "text_pair": [item["context"]]}
+    return {name: [item[name]] for name in ("text", "text_pair") if name in item}

@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
+from loadtest.generator.answers import Answers
 from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.messages import Target, messages
 from loadtest.generator.records import PACK, READY, chunk
 from loadtest.generator.scenario import Phase, Scenario
+from loadtest.generator.texts import Text, inputs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 18
 _TELL_S = 0.2
+_HANDSHAKES_S = 10.0
 _LANES = {"http": 32, "grpc": 4}
 """Connections opened before the start."""
 
@@ -60,6 +63,7 @@ class Job:
         of: How many generators there are.
         patience_s: A request without an answer after so long has failed.
         kinds: Task, weight and texts of each kind of request.
+        judges: Whether replies must be answers to what was asked.
     """
 
     target: dict[str, Any]
@@ -69,7 +73,8 @@ class Job:
     index: int
     of: int
     patience_s: float
-    kinds: list[tuple[str, float, list[str]]]
+    kinds: list[tuple[str, float, list[Text]]]
+    judges: bool = True
 
     def load(self) -> Scenario:
         """The scenario."""
@@ -80,12 +85,13 @@ class Job:
 class Request:
     """One request on its way."""
 
-    __slots__ = ("due", "intended", "kind", "sent")
+    __slots__ = ("due", "inputs", "intended", "kind", "sent")
 
     def __init__(self, intended: float, due: float, kind: int) -> None:
         self.intended = intended
         self.due = due  # when the generator got to it
         self.kind = kind
+        self.inputs = 1
         self.sent = 0.0
 
 
@@ -138,12 +144,16 @@ class Generator:
             tell: Takes chunks.
         """
         scenario = job.load()
-        target = Target(**job.target)
+        target = Target.read(job.target)
         times = schedule(scenario, job.rate, job.seed)
         kinds = choices([weight for _, weight, _ in job.kinds], len(times), job.seed)
         self._times = times[job.index :: job.of]
         self._kinds = array("q", kinds[job.index :: job.of].tobytes())
-        self._supplies = [itertools.cycle(messages(target, task, texts)) for task, _, texts in job.kinds]
+        self._supplies = [
+            itertools.cycle(zip(messages(target, task, texts), [inputs_in(task, text) for text in texts], strict=True))
+            for task, _, texts in job.kinds
+        ]
+        self._answers = [Answers(target.protocol, task) for task, _, _ in job.kinds] if job.judges else None
         self._target = target
         self._address = target.address()
         self._start = 0.0
@@ -160,8 +170,15 @@ class Generator:
     def connect(self) -> None:
         """Opens the first connections; one that fails will say so with its first request."""
         with contextlib.suppress(OSError):
-            for _ in range(_LANES[self._target.protocol]):
+            for _ in range(_LANES[self._target.transport]):
                 self._offer(self._open())
+        # No handshake of these falls into the schedule.
+        until = time.perf_counter() + _HANDSHAKES_S
+        while any(not lane.wire.is_open for lane in self._lanes.values()):
+            for ready, events in self._poll.poll(max(0.0, until - time.perf_counter())):
+                self._attend(self._lanes[ready], events)
+            if time.perf_counter() > until:
+                break
 
     def run(self, start: float) -> None:
         """Sends everything and waits for the last answers.
@@ -202,7 +219,7 @@ class Generator:
                 lane.is_free = False
                 if not lane.wire.room():  # the server has changed its mind since
                     return True
-            elif len(self._lanes) < _MOST_LANES[self._target.protocol]:
+            elif len(self._lanes) < _MOST_LANES[self._target.transport]:
                 lane = self._open()
             else:
                 return False
@@ -223,11 +240,14 @@ class Generator:
 
     def _message(self, request: Request) -> bytes:
         """What is sent for a request."""
-        return next(self._supplies[request.kind])
+        message, request.inputs = next(self._supplies[request.kind])
+        return message
 
-    def _judge(self, _: Request, reply: Reply) -> str:
+    def _judge(self, request: Request, reply: Reply) -> str:
         """Why a reply is no answer; empty where it is one."""
-        return reply.fault or ("" if reply.body else "an empty answer")
+        if self._answers is None:
+            return reply.fault
+        return self._answers[request.kind].fault(reply, request.inputs)
 
     def _send(self, lane: _Lane, data: bytes) -> None:
         if not lane.send(data):
@@ -315,7 +335,7 @@ class Generator:
         since = now - self._patience_s
         fault = f"no answer within {self._patience_s:g} s"
         while self._waiting and self._waiting[0].intended < since:
-            most = _MOST_LANES[self._target.protocol]
+            most = _MOST_LANES[self._target.transport]
             self._record(self._waiting.popleft(), f"never sent: {most} connections busy for {self._patience_s:g} s")
         for lane in list(self._lanes.values()):
             late = [request for request in lane.under_way if request.intended < since]

@@ -6,17 +6,21 @@ import random
 from typing import TYPE_CHECKING, Self
 
 from loadtest.errors import BenchError
+from loadtest.generator.answers import Answers
 from loadtest.generator.closed_loop import Lane, connect
 from loadtest.generator.messages import messages
 from loadtest.generator.run import Kind
+from loadtest.generator.texts import inputs_in, read_texts, texts_for
 from loadtest.generator.workload import make_texts, sentence_words
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
     from loadtest.generator.messages import Target
     from loadtest.generator.scenario import Scenario
+    from loadtest.generator.texts import Text
     from loadtest.generator.wire import Reply
 
 TEXTS = 16
@@ -40,6 +44,7 @@ class Probe:
         self._connection = connect(*target.address())
         self._wire = target.wire()
         self._lane = Lane(self._connection, self._wire, self._check)
+        self._answers: dict[str, Answers] = {}
         self._words = sentence_words()
 
     def __enter__(self) -> Self:
@@ -51,33 +56,53 @@ class Probe:
         """Closes the connection."""
         self._connection.close()
 
-    def kinds(self, scenario: Scenario, bundle: Path | None) -> tuple[Kind, ...]:
+    def kinds(self, scenario: Scenario, bundle: Path | None, file: Path | None = None) -> tuple[Kind, ...]:
         """The requests of a scenario: every task with every length.
 
         Args:
             scenario: Its tasks and lengths.
             bundle: Counts the tokens, where there is one; otherwise the server does.
+            file: Holds the texts of all tasks, whatever their lengths.
 
         Raises:
             BenchError: The server does not answer such requests, or texts of a length cannot be made.
         """
-        made = {tokens: self._texts(bundle, tokens, next(iter(scenario.tasks))) for tokens in scenario.lengths}
+        tasks = scenario.tasks or {"embed": 1.0}
+        if file is not None:
+            return self._kinds_of(tasks, file)
+        made = {tokens: self._texts(bundle, tokens, next(iter(tasks))) for tokens in scenario.lengths}
         kinds = []
-        for task, share in scenario.tasks.items():
+        for task, share in tasks.items():
             for tokens, weight in scenario.lengths.items():
                 self.tokens(task, made[tokens][0])
-                name = f"{tokens} tokens" if len(scenario.tasks) == 1 else f"{task}, {tokens} tokens"
+                name = f"{tokens} tokens" if len(tasks) == 1 else f"{task}, {tokens} tokens"
                 kinds.append(Kind(name, task, share * weight, made[tokens]))
         return tuple(kinds)
 
-    def tokens(self, task: str, text: str) -> int:
+    def tokens(self, task: str, text: Text) -> int:
         """Asks once; returns the tokens that the server counted, -1 where it does not say.
 
         Raises:
-            BenchError: It does not answer.
+            BenchError: It does not answer, or not what was asked.
         """
         [message] = messages(self._target, task, [text])
-        return self._wire.served(self._lane.exchange(message).head).tokens
+        reply = self._lane.exchange(message)
+        answers = self._answers.setdefault(task, Answers(self._target.protocol, task))
+        if fault := answers.fault(reply, inputs_in(task, text)):
+            raise BenchError(f"{self._target.authority} gives {fault}: {_shown(reply)}")
+        return self._wire.served(reply.head).tokens
+
+    def _kinds_of(self, tasks: Mapping[str, float], file: Path) -> tuple[Kind, ...]:
+        texts = read_texts(file)
+        kinds = tuple(
+            Kind(
+                f"{file.name}" if len(tasks) == 1 else f"{task}, {file.name}", task, share, texts_for(task, file, texts)
+            )
+            for task, share in tasks.items()
+        )
+        for kind in kinds:
+            self.tokens(kind.task, kind.texts[0])
+        return kinds
 
     def _texts(self, bundle: Path | None, tokens: int, task: str) -> tuple[str, ...]:
         if bundle is not None:
@@ -108,5 +133,8 @@ class Probe:
 
     def _check(self, reply: Reply) -> None:
         if reply.fault:
-            words = reply.body[:300].decode("utf-8", "replace").replace("\n", " ")
-            raise BenchError(f"{self._target.authority} answers {reply.fault}: {words}")
+            raise BenchError(f"{self._target.authority} answers {reply.fault}: {_shown(reply)}")
+
+
+def _shown(reply: Reply) -> str:
+    return reply.body[:300].decode("utf-8", "replace").replace("\n", " ")

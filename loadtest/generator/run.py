@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from loadtest.generator.messages import Target
     from loadtest.generator.scenario import Scenario
+    from loadtest.generator.texts import Text
 
 _PER_PROCESS = 4000.0
 """Requests a second that one generator sends with ease."""
@@ -54,7 +55,7 @@ class Kind:
     name: str
     task: str
     weight: float
-    texts: tuple[str, ...]
+    texts: tuple[Text, ...]
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,6 +68,7 @@ class Load:
         kinds: What is asked.
         seed: Of the schedule.
         patience_s: A request without an answer after so long has failed.
+        judges: Whether replies must be answers to what was asked.
     """
 
     scenario: Scenario
@@ -74,6 +76,7 @@ class Load:
     kinds: tuple[Kind, ...]
     seed: int = 1
     patience_s: float = 10.0
+    judges: bool = True
 
     @property
     def peak_per_s(self) -> float:
@@ -151,8 +154,8 @@ def measure_generator(target: Target, load: Load, result: Result) -> None:
     ) as server:
         try:
             port = int(server.stdout.readline()) if server.stdout else 0
-            empty = dataclasses.replace(target, host="127.0.0.1", port=port)
-            asked = dataclasses.replace(load, scenario=peak, rate=load.peak_per_s)
+            empty = dataclasses.replace(target, host="127.0.0.1", port=port, tls=None)
+            asked = dataclasses.replace(load, scenario=peak, rate=load.peak_per_s, judges=False)
             found = run(empty, asked, Result({}, _NULL_S), lambda *_: None)
         finally:
             server.kill()
@@ -174,6 +177,7 @@ def _job(target: Target, load: Load, index: int) -> dict[str, object]:
         "index": index,
         "of": load.processes,
         "patience_s": load.patience_s,
+        "judges": load.judges,
         "kinds": [(kind.task, kind.weight, kind.texts) for kind in load.kinds],
     }
 

@@ -7,9 +7,9 @@ same scenario fits a laptop and a rack. Six are named here, and a TOML file desc
     rate = 200                      # requests a second where a phase says 1; `--rate` replaces it
     users = 20                      # users where a phase says 1, for a closed loop
     arrivals = "poisson"            # or "constant"
-    protocol = "http"               # or "grpc"
+    protocol = "http"               # or another of `routes.PROTOCOLS`
     lengths = { 8 = 70, 32 = 30 }   # tokens of the texts = weight
-    tasks = { embed = 1 }           # task = weight
+    tasks = { embed = 1 }           # task = weight; left out: what the model does
 
     [[phases]]
     seconds = 60
@@ -33,16 +33,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
+from loadtest.generator.routes import PROTOCOLS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ARRIVALS = ("poisson", "constant")
-PROTOCOLS = ("http", "grpc")
-TASKS = ("embed", "classify", "rerank", "answer", "tag", "fill_mask")
-GRPC_TASKS = ("embed",)
-"""What the Open Inference Protocol's `ModelInfer` is asked for; the other tasks have routes of HTTP."""
-
 _MOST_TOKENS = 100_000
 _PHASE_KEYS = ("seconds", "from", "to")
 
@@ -75,18 +71,18 @@ class Scenario:
         purpose: What it is for, in a sentence.
         phases: One after the other.
         lengths: Weights of the texts' lengths in tokens, special tokens included.
-        tasks: Weights of the tasks.
+        tasks: Weights of the tasks; empty: what the model does.
         rate: Requests a second where a phase's share is 1.
         users: Users where a phase's share is 1.
         arrivals: One of `ARRIVALS`.
-        protocol: One of `PROTOCOLS`.
+        protocol: One of `routes.PROTOCOLS`.
     """
 
     name: str
     purpose: str
     phases: tuple[Phase, ...]
     lengths: Mapping[int, float]
-    tasks: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"embed": 1.0})
+    tasks: Mapping[str, float] = dataclasses.field(default_factory=dict)
     rate: float = 100.0
     users: float = 8.0
     arrivals: str = "poisson"
@@ -218,7 +214,7 @@ def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
     if "tasks" in values:
         read["tasks"] = _weights("tasks", values["tasks"])
         for task in read["tasks"]:
-            _choice("tasks", task, GRPC_TASKS if read.get("protocol") == "grpc" else TASKS)
+            _choice("tasks", task, tuple(ROUTES[read.get("protocol", "http")]))
     if not any(phase.begin or phase.end for phase in read["phases"]):
         raise _WrongValueError("no phase has any load")
     return Scenario(**read)

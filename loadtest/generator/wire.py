@@ -46,7 +46,13 @@ class Reply(NamedTuple):
 
 
 class Wire(Protocol):
-    """One connection of a client, without its socket."""
+    """One connection of a client, without its socket.
+
+    Attributes:
+        is_open: Whether requests are sent at once: not while TLS is being agreed on.
+    """
+
+    is_open: bool
 
     def opening(self) -> bytes:
         """What is sent before everything else."""

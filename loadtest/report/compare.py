@@ -129,7 +129,7 @@ def text(first: Result, second: Result) -> str:
     ]
     changed = [
         f"{name}: {first.facts.get(name)} / {second.facts.get(name)}"
-        for name in ("target", "scenario", "rate", "phases", "requests")
+        for name in ("target", "task", "protocol", "scenario", "rate", "phases", "requests")
         if first.facts.get(name) != second.facts.get(name)
     ]
     note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."

@@ -135,7 +135,9 @@ def test_a_server_that_dies_is_counted_not_fatal(serve: Callable[..., Server]) -
     [
         ([], "--target URL is missing"),
         (["--target", "ftp://host"], "must look like http://host:port or grpc://host:port"),
-        (["--target", "https://host:1"], "TLS targets are not supported"),
+        (["--target", "http://host:1", "--ca", "ca.pem"], "name it as https://host:1"),
+        (["--target", "https://host:1", "--key", "key.pem"], "--cert FILE is missing"),
+        (["--target", "host:1", "--task", "rerank", "--protocol", "openai"], "openai does not have the task rerank"),
         (["--target", "http://host:port"], "--target http://host:port"),
         (["--target", "http://host:1", "--protocol", "grpc"], "gRPC has a port of its own"),
         (["--target", "host:1", "--scenario", "stedy"], "did you mean steady?"),

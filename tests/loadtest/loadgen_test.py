@@ -62,6 +62,13 @@ def test_loadgen_without_a_server_is_one_line(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("loadgen: cannot connect to 127.0.0.1:")
 
 
+def test_loadgen_says_that_it_speaks_no_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    """A secured server is not asked in plain words."""
+    with pytest.raises(SystemExit, match="2"):
+        loadgen.main(["--target", "https://127.0.0.1:1"])
+    assert "LoadGen asks without TLS" in capsys.readouterr().err
+
+
 def test_a_summary_is_read() -> None:
     """Latencies in milliseconds, and LoadGen's own word on whether the run was long enough for it."""
     found = loadgen.summary("server", SUMMARY)

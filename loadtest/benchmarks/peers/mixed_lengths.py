@@ -7,7 +7,6 @@ Short blocks alternate, so that a host which changes its speed meets both alike.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from loadtest.benchmarks.peers.triton import TritonModel, TritonServer
 from loadtest.benchmarks.runner import Benchmark, Page, Part, Picture
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.generator.child import Child
-from loadtest.generator.messages import INFER, Target
+from loadtest.generator.messages import Target
 from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import Table
@@ -68,17 +67,14 @@ class MixedLengthsBenchmark(Benchmark):
 
     @cached_property
     def _workload(self) -> Workload:
-        workload = mixed_texts(self.bundle)
-        return dataclasses.replace(
-            workload, kinds=tuple(dataclasses.replace(kind, task=INFER) for kind in workload.kinds)
-        )
+        return mixed_texts(self.bundle)
 
     @cached_property
     def _targets(self) -> dict[str, Target]:
         bundle, cores = self.bundle, usable_cores()
         self.say("starting the servers")
         ours = self.stack.enter_context(BertServer(self.options.models, self.options.precision, cores))
-        targets = {OURS: Target("http", HOST, ours.http_port, bundle.model)}
+        targets = {OURS: Target("v2", HOST, ours.http_port, bundle.model)}
         if not self.options.alone:
             model = TritonModel(
                 name=bundle.model,
@@ -93,7 +89,7 @@ class MixedLengthsBenchmark(Benchmark):
                 max_tokens=bundle.max_length,
             )
             triton = self.stack.enter_context(TritonServer(self.options.triton, _WORK, [model]))
-            targets[TRITON] = Target("http", HOST, triton.http_port, bundle.model)
+            targets[TRITON] = Target("v2", HOST, triton.http_port, bundle.model)
         return targets
 
     def _throughput(self, subject: str) -> dict[str, float]:

@@ -40,7 +40,7 @@ class AccountingGenerator(Generator):
     def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
         """As `Generator`."""
         super().__init__(job, tell)
-        target = Target(**job.target)
+        target = Target.read(job.target)
         self._protocol, self._index = target.protocol, job.index
         blank = identity(target.protocol, job.index, 0)
         # Before and behind the id, for each text of each kind.

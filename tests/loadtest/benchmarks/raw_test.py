@@ -10,6 +10,7 @@ import serving.engine.cpu.ort as server_engine
 from loadtest.benchmarks.raw_engine import RawEngine, session_options, tensors_of, ways
 from loadtest.errors import BenchError
 from loadtest.generator.workload import find_bundle, make_texts
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def settings_of(options: ort.SessionOptions) -> dict[str, Any]:
 def test_the_served_options_are_the_server_s(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """The baseline runs with the very options of the server's engine, wherever those go."""
     monkeypatch.setattr(server_engine.ort, "InferenceSession", FakeSession)
-    server_engine._session(b"", threads)
+    server_engine._session(model_spec(), b"", threads)
     assert settings_of(session_options("served", threads, 2)) == settings_of(FakeSession.options)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from loadtest.errors import BenchError
 from loadtest.generator.http1 import HttpWire
-from loadtest.generator.http2 import GrpcWire
 from loadtest.generator.messages import Target, messages
+from loadtest.generator.routes import PROTOCOLS, ROUTES, TASKS
+from loadtest.generator.tls import Tls
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,9 @@ from loadtest.generator.messages import Target, messages
         ("http://host", "http", ("http", "host", 8000)),
         ("grpc://host", None, ("grpc", "host", 8001)),
         ("http://[::1]:1234", None, ("http", "::1", 1234)),
+        ("http://host:1", "v2", ("v2", "host", 1)),
+        ("https://host:1", "openai", ("openai", "host", 1)),
+        ("grpcs://host", None, ("grpc", "host", 8001)),
     ],
 )
 def test_a_target_is_read_as_it_is_written(url: str, protocol: str | None, found: tuple[str, str, int]) -> None:
@@ -34,7 +39,7 @@ def test_an_address_of_version_6_stays_in_its_brackets() -> None:
     assert Target.of("http://[::1]:1234", None, "").authority == "[::1]:1234"
 
 
-@pytest.mark.parametrize("url", ["https://host", "http://", "http://host:99999", "http://host/path"])
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:99999", "http://host/path"])
 def test_what_is_no_target_is_named(url: str) -> None:
     """A URL that means nothing here comes back in the message."""
     with pytest.raises(BenchError, match=f"--target {url}"):
@@ -51,9 +56,10 @@ def test_a_name_that_nobody_knows_is_a_sentence() -> None:
     ("task", "path", "body"),
     [
         ("embed", "/embed", {"inputs": "a text"}),
+        ("embed_tokens", "/embed_all", {"inputs": "a text"}),
         ("classify", "/classify", {"inputs": "a text"}),
         ("tag", "/tag", {"inputs": "a text"}),
-        ("fill_mask", "/fill-mask", {"inputs": "a text [MASK]"}),
+        ("fill_mask", "/fill-mask", {"inputs": "[MASK] a text"}),
         ("rerank", "/rerank", {"query": "What is this about?", "texts": ["a text"]}),
         ("answer", "/answer", {"inputs": {"question": "What is this about?", "context": "a text"}}),
     ],
@@ -68,10 +74,72 @@ def test_every_task_has_its_route(task: str, path: str, body: dict[str, Any]) ->
     assert json.loads(data) == body
 
 
-def test_grpc_embeds_alone() -> None:
-    """A task that has no method is refused before anything is sent."""
-    target = Target("grpc", "host", 1, "minilm")
-    assert isinstance(target.wire(), GrpcWire)
-    assert b"minilm" in messages(target, "embed", ["a text"])[0]
-    with pytest.raises(BenchError, match="classify has no method of gRPC"):
-        messages(target, "classify", ["a text"])
+@pytest.mark.parametrize(
+    ("protocol", "task", "path", "body"),
+    [
+        ("tei", "classify", "/predict", {"inputs": "a text"}),
+        ("openai", "embed", "/v1/embeddings", {"model": "mine", "input": "a text"}),
+        (
+            "cohere-v1",
+            "rerank",
+            "/v1/rerank",
+            {"model": "mine", "query": "What is this about?", "documents": ["a text"]},
+        ),
+        (
+            "cohere-v2",
+            "rerank",
+            "/v2/rerank",
+            {"model": "mine", "query": "What is this about?", "documents": ["a text"]},
+        ),
+    ],
+)
+def test_every_protocol_has_its_body(protocol: str, task: str, path: str, body: dict[str, Any]) -> None:
+    """What other APIs are asked is what their own clients send."""
+    [message] = messages(Target(protocol, "host", 1, "mine"), task, ["a text"])
+    head, _, data = message.partition(b"\r\n\r\n")
+    assert head.startswith(f"POST {path} HTTP/1.1\r\n".encode())
+    assert json.loads(data) == body
+
+
+def test_a_chosen_model_stands_in_the_path() -> None:
+    """Where the protocol names no model, the path does; where it names one, the path stays."""
+    plain, named = (Target(protocol, "host", 1, "mine", in_path=True) for protocol in ("http", "openai"))
+    assert plain.path("tag") == "/models/mine/tag"
+    assert named.path("embed") == "/v1/embeddings"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_protocol_refuses_the_tasks_that_it_lacks(protocol: str) -> None:
+    """A request that cannot be made is refused with the protocols that have the task."""
+    for task in set(TASKS) - set(ROUTES[protocol]):
+        with pytest.raises(BenchError, match=f"{protocol} does not have the task {task}; http, .*grpc do"):
+            messages(Target(protocol, "host", 1, "mine"), task, ["a text"])
+
+
+def test_a_key_travels_and_is_not_shown() -> None:
+    """It stands in the header and in gRPC's metadata, and in nothing that is printed."""
+    for protocol in ("http", "grpc"):
+        target = Target(protocol, "host", 1, "mine", api_key="my-secret-key")
+        assert "my-secret-key" not in repr(target)
+        [message] = messages(target, "embed", ["a text"])
+        assert b"Bearer my-secret-key" in target.wire().request(message, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "sentence"),
+    [
+        ("https://host:1", "grpc", "name it as grpcs://host:port"),
+        ("grpcs://host:1", "v2", "name it as https://host:port"),
+        ("http://host:1", "http", "name it as https://host:1"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_told_what_would(url: str, protocol: str, sentence: str) -> None:
+    """A port of the other protocol, or files for TLS without TLS."""
+    with pytest.raises(BenchError, match=sentence):
+        Target.of(url, protocol, "", tls=Tls(ca="ca.pem"))
+
+
+def test_a_target_survives_its_journey_to_a_generator() -> None:
+    """What another process reads from JSON is the same target."""
+    target = Target.of("grpcs://host:1", None, "mine", "key", Tls("ca.pem", "cert.pem"))
+    assert Target.read(json.loads(json.dumps(dataclasses.asdict(target)))) == target

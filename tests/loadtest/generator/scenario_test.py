@@ -80,7 +80,7 @@ def test_a_scenario_keeps_its_shape_in_another_time(tmp_path: Path) -> None:
         ("users = 20", "users = 'many'", "users must be above 0, not 'many'"),
         ('"constant"', '"random"', "arrivals: 'random' is none of poisson, constant"),
         ("embed = 1", "embedd = 1", "tasks: 'embedd' is none of embed"),
-        ("embed = 1", "classify = 1", "tasks: 'classify' is none of embed"),
+        ('"grpc"', '"cohere-v2"', "tasks: 'embed' is none of rerank"),
         ("8 = 70", "eight = 70", "lengths.eight: 'eight' is no number of tokens"),
         ("8 = 70", "8 = -1", "lengths.8 must be above 0, not -1"),
         ("lengths = {", "tasks_ = {", "tasks_ is unknown (did you mean tasks?)"),

@@ -43,7 +43,7 @@ async def http(port: int) -> None:
     router.hot("/", Docs(), summary="nothing")(empty)
     nothing: Any = SimpleNamespace(closing=False)  # all that an empty handler asks
     settings = Settings.load([], {})
-    api = Api(nothing, nothing, nothing, settings, nothing, dict, bytes, "", _ignored)
+    api = Api(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, "", _ignored)
     app = App(api, [router], documented=False)
     await HttpListener(app, _opened(port), settings, budget=BufferBudget.of(settings)).start()
     await asyncio.Event().wait()

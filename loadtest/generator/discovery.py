@@ -1,0 +1,115 @@
+"""What a server serves: its models and their tasks, as far as it tells."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loadtest.errors import BenchError
+from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.grpc_messages import METHOD, fields_in, string_message
+from loadtest.generator.http1 import get_bytes, post_bytes
+from loadtest.generator.http2 import prefixed
+from loadtest.generator.routes import OUTPUTS
+
+if TYPE_CHECKING:
+    from loadtest.generator.messages import Target
+    from loadtest.generator.wire import Reply
+
+_SERVICE = METHOD.rpartition("/")[0]
+_UNKNOWN = ("400 ", "404 ", "405 ", "422 ", "501 ", "UNIMPLEMENTED", "NOT_FOUND")
+"""How faults begin of a server that has no such route or model; whatever else is wrong ends the command."""
+
+_TEI_TASKS = {"embedding": "embed", "classifier": "classify", "reranker": "rerank"}
+_TASKS = {frozenset(outputs): task for task, outputs in OUTPUTS.items()}
+
+
+class Model(NamedTuple):
+    """A model that a server has."""
+
+    name: str
+    task: str
+
+
+def models_of(target: Target, name: str = "") -> list[Model]:
+    """The models that a server tells of, or the one of that name; none where it tells nothing.
+
+    Raises:
+        BenchError: It is not there, or refuses to tell.
+    """
+    asking = _Asking(target)
+    found = [
+        Model(one, task) for one in ([name] if name else asking.names()) if (task := _task_of(*asking.tensors(one)))
+    ]
+    if not found and target.transport == "http" and (info := asking.get(_info(target))) is not None:
+        tasks = [_TEI_TASKS[kind] for kind in info.get("model_type", ()) if kind in _TEI_TASKS]
+        return [Model(name or str(info.get("served_model_name") or info.get("model_id")), task) for task in tasks]
+    return found
+
+
+def _info(target: Target) -> str:
+    return f"/models/{target.model}/info" if target.in_path else "/info"
+
+
+def _task_of(inputs: list[str], outputs: list[str]) -> str | None:
+    """The task of a model that takes texts."""
+    return _TASKS.get(frozenset(outputs)) if "text" in inputs else None
+
+
+class _Asking:
+    """Asks one thing at a time, each on a connection of its own."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._headers = f"Authorization: {target.credentials}\r\n" if target.credentials else ""
+
+    def names(self) -> list[str]:
+        """The names of the models that take requests."""
+        if self._target.transport == "http":
+            body = {"ready": True}
+            message = post_bytes(self._target.authority, "/v2/repository/index", body, headers=self._headers)
+            return [str(one["name"]) for one in self._json(message) or ()]
+        reply = self._exchange(prefixed(b"\x10\x01"), f"{_SERVICE}/RepositoryIndex")  # `ready`, field 2, is true
+        return [_names_in(model)[0] for model in _under(reply, 1)]
+
+    def tensors(self, name: str) -> tuple[list[str], list[str]]:
+        """The names of a model's inputs and outputs; none where there is no such model."""
+        if self._target.transport == "http":
+            found = self.get(f"/v2/models/{name}") or {}
+            inputs, outputs = ([str(one["name"]) for one in found.get(key, ())] for key in ("inputs", "outputs"))
+            return inputs, outputs
+        reply = self._exchange(prefixed(string_message(f1=name)), f"{_SERVICE}/ModelMetadata")
+        inputs, outputs = ([_names_in(one)[0] for one in _under(reply, number)] for number in (4, 5))
+        return inputs, outputs
+
+    def get(self, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
+        """What stands at a path; None for nothing."""
+        return self._json(get_bytes(self._target.authority, path, self._headers))
+
+    def _json(self, message: bytes) -> Any:  # noqa: ANN401  likewise
+        reply = self._exchange(message)
+        try:
+            return json.loads(reply.body) if reply else None
+        except ValueError:
+            return None  # no server of any of our protocols
+
+    def _exchange(self, message: bytes, method: str = METHOD) -> Reply | None:
+        def check(reply: Reply) -> None:
+            if reply.fault and not reply.fault.startswith(_UNKNOWN):
+                words = reply.body[:300].decode("utf-8", "replace").replace("\n", " ")
+                raise BenchError(f"{self._target.authority} answers {reply.fault}: {words}")
+
+        with connect(*self._target.address()) as connection:
+            reply = Lane(connection, self._target.wire(method), check).exchange(message)
+        return None if reply.fault else reply
+
+
+def _under(reply: Reply | None, number: int) -> list[bytes]:
+    """The messages in a field of a reply."""
+    if reply is None:
+        return []
+    return [value for key, value in fields_in(reply.body) if key == number and isinstance(value, bytes)]
+
+
+def _names_in(message: bytes) -> list[str]:
+    return [value.decode() for key, value in fields_in(message) if key == 1 and isinstance(value, bytes)]

@@ -1,0 +1,53 @@
+"""Which task is to be had over which protocol, and where."""
+
+from __future__ import annotations
+
+from loadtest.errors import BenchError
+from loadtest.generator.grpc_messages import METHOD
+
+_V2 = "/v2/models/{model}/infer"
+
+OUTPUTS = {
+    "embed": ("embedding",),
+    "embed_tokens": ("embeddings", "tokens"),
+    "classify": ("scores", "label"),
+    "rerank": ("score",),
+    "answer": ("answer", "score", "start", "end"),
+    "tag": ("entities",),
+    "fill_mask": ("token", "score"),
+}
+"""Every task, and its output tensors in the Open Inference Protocol."""
+
+TASKS = tuple(OUTPUTS)
+ROUTES = {
+    "http": {
+        "embed": "/embed",
+        "embed_tokens": "/embed_all",
+        "classify": "/classify",
+        "rerank": "/rerank",
+        "answer": "/answer",
+        "tag": "/tag",
+        "fill_mask": "/fill-mask",
+    },
+    "tei": {"embed": "/embed", "embed_tokens": "/embed_all", "classify": "/predict", "rerank": "/rerank"},
+    "openai": {"embed": "/v1/embeddings"},
+    "cohere-v1": {"rerank": "/v1/rerank"},
+    "cohere-v2": {"rerank": "/v2/rerank"},
+    "v2": dict.fromkeys(TASKS, _V2),
+    "grpc": dict.fromkeys(TASKS, METHOD),
+}
+PROTOCOLS = tuple(ROUTES)
+PLAIN = ("http", "tei")
+"""Protocols whose requests name no model: the only one of the task answers, or the one that the path names."""
+
+
+def route(protocol: str, task: str) -> str:
+    """The path of HTTP, or gRPC's method, that a task is asked for at; `{model}` stands for the model's name.
+
+    Raises:
+        BenchError: The protocol does not have the task.
+    """
+    if task not in ROUTES[protocol]:
+        others = ", ".join(name for name, routes in ROUTES.items() if task in routes)
+        raise BenchError(f"the protocol {protocol} does not have the task {task}; {others} do")
+    return ROUTES[protocol][task]

@@ -1,0 +1,101 @@
+"""What requests are about: a plain text, or the fields that a task has, from the built-in text or a file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Text = str | dict[str, Any]
+"""A text alone, or a task's fields."""
+
+_QUESTION = "What is this about?"
+_MASKS = ("[MASK]", "<mask>")
+_FIELDS = {"rerank": ("query", "texts"), "answer": ("question", "context")}
+_OF_TEXT = ("text",)
+_OPTIONAL = {"classify": ("text_pair",)}
+
+
+def fields_of(task: str, text: Text) -> Mapping[str, Any]:
+    """A text as the task's fields; what it lacks beside the text is made up."""
+    if isinstance(text, dict):
+        return text
+    match task:
+        case "rerank":
+            return {"query": _QUESTION, "texts": [text]}
+        case "answer":
+            return {"question": _QUESTION, "context": text}
+        case "fill_mask" if not any(mask in text for mask in _MASKS):
+            return {"text": f"[MASK] {text}"}  # in front, where no model cuts
+        case _:
+            return {"text": text}
+
+
+def inputs_in(task: str, text: Text) -> int:
+    """How many inputs a request about it has."""
+    return len(fields_of(task, text)["texts"]) if task == "rerank" else 1
+
+
+def read_texts(path: Path) -> tuple[tuple[int, Text], ...]:
+    """The texts of a file with the numbers of their lines: one a line, or with the suffix `.jsonl` a JSON object.
+
+    Raises:
+        BenchError: It cannot be read, is empty, or a line is no object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BenchError(f"--texts {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BenchError(f"--texts {path}: not UTF-8 at byte {error.start}; a text a line in UTF-8 is taken") from error
+    texts = tuple(
+        (number, _object(path, number, line) if path.suffix == ".jsonl" else line.strip())
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
+    if not texts:
+        raise BenchError(f"--texts {path}: holds no text; one a line is taken")
+    return texts
+
+
+def texts_for(task: str, path: Path, texts: tuple[tuple[int, Text], ...]) -> tuple[Text, ...]:
+    """The texts of a file, once all of them are found to have the task's fields.
+
+    Raises:
+        BenchError: A line has not.
+    """
+    needed = _FIELDS.get(task, _OF_TEXT)
+    known = needed + _OPTIONAL.get(task, ())
+    for number, text in texts:
+        if isinstance(text, dict):
+            where = f"--texts {path}: line {number}"
+            if missing := [name for name in needed if name not in text]:
+                raise BenchError(f"{where} has no {missing[0]!r}; the task {task} takes {' and '.join(needed)}")
+            if other := [name for name in text if name not in known]:
+                raise BenchError(f"{where}: {other[0]!r} is unknown; the task {task} takes {', '.join(known)}")
+            for name, value in text.items():
+                _check_value(where, name, value)
+    return tuple(text for _, text in texts)
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BenchError(f"--texts {path}: line {number} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BenchError(f'--texts {path}: line {number} must be an object, as in {{"text": "..."}}')
+    return found
+
+
+def _check_value(where: str, name: str, value: object) -> None:
+    if name == "texts":
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            raise BenchError(f"{where}: 'texts' must be a list of one or more texts")
+    elif not isinstance(value, str):
+        raise BenchError(f"{where}: {name!r} must be a text, not {value!r}")

@@ -1,0 +1,179 @@
+"""TLS around a client's wire: still no socket, so that open and closed loops use it as any other wire."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from loadtest.generator.wire import Reply, Served, Wire
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass(slots=True, frozen=True)
+class Tls:
+    """Whom a client trusts, and what it shows of itself.
+
+    Attributes:
+        ca: File with the certificates of authorities; empty: those of the system.
+        cert: File with the client's certificate and those between it and its authority; empty: it shows none.
+        key: File with its private key; empty: `cert` holds it.
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    @classmethod
+    def of(cls, ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
+        """What the options of a command line say; None where there are none.
+
+        Raises:
+            BenchError: A key without its certificate.
+        """
+        if key and not cert:
+            raise BenchError(f"--key {key}: --cert FILE is missing, the certificate that the key belongs to")
+        words = [str(path or "") for path in (ca, cert, key)]
+        return cls(*words) if any(words) else None
+
+    def context(self, alpn: str) -> ssl.SSLContext:
+        """What checks the server and offers it a protocol; one for all connections.
+
+        Raises:
+            BenchError: A file cannot be used.
+        """
+        return _context(self, alpn)
+
+    def wrap(self, wire: Wire, host: str, alpn: str) -> Wire:
+        """A wire whose bytes travel in TLS.
+
+        Args:
+            wire: A new one.
+            host: What the server's certificate must be made for.
+            alpn: The protocol that is offered; `h2` must be agreed on.
+
+        Raises:
+            BenchError: A file cannot be used.
+        """
+        return TlsWire(wire, self.context(alpn), host, alpn)
+
+
+@functools.cache
+def _context(tls: Tls, alpn: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise BenchError(f"--ca {tls.ca}: {_reason(error)}; it must be a PEM file of certificates") from error
+    try:
+        if tls.cert:
+            # Without a password of its own OpenSSL would ask the terminal for one.
+            context.load_cert_chain(tls.cert, tls.key or None, password=lambda: b"")
+    except OSError as error:
+        files = f"--cert {tls.cert}" + (f" --key {tls.key}" if tls.key else "")
+        raise BenchError(f"{files}: {_reason(error)}; a certificate and its plain key in PEM are taken") from error
+    context.set_alpn_protocols([alpn])
+    return context
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not PEM").lower().replace("_", " ")
+    return error.strerror or str(error)
+
+
+class TlsWire:
+    """Another wire in TLS; what it sends before the handshake ends is held until then."""
+
+    def __init__(self, wire: Wire, context: ssl.SSLContext, host: str, alpn: str) -> None:
+        """Starts a new connection; see `Tls.wrap`."""
+        self._wire = wire
+        self._alpn = alpn
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._held = wire.opening()
+        self._heard = False
+        self.is_open = False
+
+    def opening(self) -> bytes:
+        """The handshake's first message."""
+        self._shake_hands()
+        return self._outgoing.read()
+
+    def room(self) -> int:
+        """As the wire inside."""
+        return self._wire.room()
+
+    def request(self, message: bytes, tag: object) -> bytes:
+        """The request in TLS; nothing while the handshake lasts."""
+        return self._sealed(self._wire.request(message, tag))
+
+    def feed(self, data: bytes) -> Sequence[Reply]:
+        """Takes what came and returns the replies that are whole now.
+
+        Raises:
+            BenchError: The server is not trusted, or does not speak TLS; or as the wire inside.
+        """
+        if not data:
+            if not self.is_open:
+                raise BenchError("the server closed a connection in the middle of the TLS handshake")
+            if not self._heard:  # TLS 1.3 has the client's side end before the server has looked at a certificate
+                raise BenchError(
+                    "the server closed a connection right after the TLS handshake; it may want the certificate of a"
+                    " client that it trusts (--cert FILE)"
+                )
+            return self._wire.feed(data)
+        self._incoming.write(data)
+        replies: list[Reply] = []
+        try:
+            if not self.is_open:
+                self._shake_hands()
+            while self.is_open and (self._incoming.pending or self._tls.pending()):
+                read = self._tls.read(_READ_BYTES)
+                if not read:
+                    break  # the end of TLS, perhaps right behind a reply: the connection's own follows it
+                replies += self._wire.feed(read)
+                self._heard = True
+        except ssl.SSLWantReadError:
+            pass  # a part of a record
+        except ssl.SSLError as error:
+            raise BenchError(f"the server ended TLS: {_reason(error)}") from error
+        return replies
+
+    def owed(self) -> bytes:
+        """The handshake, what was held during it, and what the wire inside owes."""
+        return self._sealed(self._wire.owed())
+
+    def served(self, head: bytes) -> Served:
+        """As the wire inside."""
+        return self._wire.served(head)
+
+    def _sealed(self, data: bytes) -> bytes:
+        if not self.is_open:
+            self._held += data
+        elif data:
+            self._tls.write(data)
+        return self._outgoing.read() if self._outgoing.pending else b""
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLCertVerificationError as error:
+            raise BenchError(f"the server's certificate is not trusted: {error.verify_message}") from error
+        except ssl.SSLError as error:
+            raise BenchError(f"no TLS with the server: {_reason(error)}") from error
+        if self._alpn == "h2" and self._tls.selected_alpn_protocol() != self._alpn:
+            raise BenchError("the server does not agree on h2 (ALPN), which gRPC needs")
+        self.is_open = True
+        held, self._held = self._held, b""
+        if held:
+            self._tls.write(held)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from loadtest.generator.answers import Answers
+from loadtest.generator.wire import Reply
+
+CLASS = {"label": "glad", "score": 0.5}
+SPAN = {"answer": "glad", "score": 0.5, "start": 3, "end": 7}
+ENTITY = {"entity_group": "place", "score": 0.5, "word": "Paris", "start": 0, "end": 5}
+FILLED = {"score": 0.5, "token": 7, "token_str": "glad", "sequence": "be glad"}
+EMBEDDED = {"index": 0, "embedding": [0.5, -1]}
+RANKED = [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.1}]
+
+
+def reply(body: object, head: bytes = b"") -> Reply:
+    """A whole reply without a fault."""
+    return Reply(None, "", head, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def infer_reply(*tensors: tuple[str, str, list[int], bytes]) -> Reply:
+    """A reply of `ModelInfer` with these outputs."""
+    outputs = [
+        pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+        for name, datatype, shape, _ in tensors
+    ]
+    blobs = [blob for *_, blob in tensors]
+    return reply(pb.ModelInferResponse(model_name="m", outputs=outputs, raw_output_contents=blobs).SerializeToString())
+
+
+def floats(*values: float) -> bytes:
+    """An FP32 tensor's contents."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "task", "inputs", "body"),
+    [
+        ("http", "embed", 1, [[0.5, -1]]),
+        ("http", "embed_tokens", 1, [[[0.5, -1], [0.25, 1]]]),
+        ("http", "classify", 1, [[CLASS]]),
+        ("http", "classify", 1, [[{"label": "LABEL_0", "score": -3.25}]]),
+        ("tei", "classify", 1, [CLASS]),
+        ("http", "rerank", 2, RANKED),
+        ("http", "answer", 1, SPAN),
+        ("http", "answer", 1, {"answer": "", "score": 0.5, "start": 0, "end": 0}),
+        ("http", "tag", 1, [ENTITY]),
+        ("http", "tag", 1, []),
+        ("http", "fill_mask", 1, [FILLED]),
+        ("http", "fill_mask", 1, [[FILLED], [FILLED]]),
+        ("openai", "embed", 1, {"data": [EMBEDDED]}),
+        ("cohere-v2", "rerank", 1, {"results": [{"index": 0, "relevance_score": 0.5}]}),
+    ],
+)
+def test_an_answer_is_taken(protocol: str, task: str, inputs: int, body: Any) -> None:
+    """What a server answers has no fault, the first time and when it comes again."""
+    answers = Answers(protocol, task)
+    assert [answers.fault(reply(body), inputs) for _ in range(2)] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "task", "inputs", "body", "fault"),
+    [
+        ("http", "embed", 1, b"", "not what embed answers"),
+        ("http", "embed", 1, b"[[0.5,NaN]]", "a number that is not finite"),
+        ("http", "embed", 1, [[0.5, None]], "not what embed answers"),
+        ("http", "embed", 1, [["0.5"]], "not what embed answers"),
+        ("http", "embed", 1, [[]], "not what embed answers"),
+        ("http", "embed", 1, [0.5], "not what embed answers"),
+        ("http", "embed", 1, {"embedding": [0.5]}, "not what embed answers"),
+        ("http", "embed", 1, [[0.5], [0.5]], "2 for 1 inputs"),
+        ("http", "embed_tokens", 1, [[0.5, 1]], "not what embed_tokens answers"),
+        ("http", "classify", 1, [[]], "not what classify answers"),
+        ("http", "classify", 1, [[{"label": 1, "score": 0.5}]], "not what classify answers"),
+        ("http", "rerank", 3, RANKED, "2 for 3 inputs"),
+        ("http", "rerank", 2, [RANKED[0], RANKED[0]], "an index that is missing or given twice"),
+        ("http", "answer", 1, [SPAN], "not what answer answers"),
+        ("http", "answer", 1, {**SPAN, "end": 2}, "an end before its start"),
+        ("http", "answer", 1, {**SPAN, "end": 8}, "an answer that is not as long as its place"),
+        ("http", "tag", 1, [{**ENTITY, "score": True}], "not what tag answers"),
+        ("http", "tag", 1, {"entities": []}, "not what tag answers"),
+        ("http", "fill_mask", 1, [], "not what fill_mask answers"),
+        ("openai", "embed", 1, {"data": [{**EMBEDDED, "index": 1}]}, "an index that is missing or given twice"),
+        ("cohere-v1", "rerank", 1, {"results": [{"index": 0, "score": 0.5}]}, "not what rerank answers"),
+        ("v2", "embed", 1, {"outputs": []}, "not what embed answers"),
+        ("grpc", "embed", 1, b"\x32\x80", "not what embed answers"),
+    ],
+)
+def test_what_is_no_answer_is_named(protocol: str, task: str, inputs: int, body: Any, fault: str) -> None:
+    """Status 200 alone is no answer."""
+    assert Answers(protocol, task).fault(reply(body), inputs) == f"a wrong answer: {fault}"
+
+
+def test_answers_of_one_model_are_of_one_width() -> None:
+    """A vector that is suddenly longer is wrong, and stays wrong."""
+    answers = Answers("http", "embed")
+    assert answers.fault(reply([[0.5, 1]]), 1) == ""
+    for _ in range(2):
+        assert answers.fault(reply([[0.5, 1, 2]]), 1) == "a wrong answer: 2 and 3 numbers in answers of one model"
+
+
+def test_tensors_are_read() -> None:
+    """Over gRPC numbers and texts are counted against their shapes."""
+    scored = Answers("grpc", "classify")
+    label = ("label", "BYTES", [1], b"\x04\0\0\0glad")
+    assert scored.fault(infer_reply(("scores", "FP32", [1, 2], floats(0.5, 0.5)), label), 1) == ""
+    short = infer_reply(("scores", "FP32", [1, 2], floats(0.5)), label)
+    assert scored.fault(short, 1) == "a wrong answer: not what classify answers"
+    cut = infer_reply(("scores", "FP32", [1, 2], floats(0.5, 0.5)), ("label", "BYTES", [1], b"\x05\0\0\0glad"))
+    assert scored.fault(cut, 1) == "a wrong answer: not what classify answers"
+    infinite = infer_reply(("score", "FP32", [1], floats(float("inf"))))
+    assert Answers("grpc", "rerank").fault(infinite, 1) == "a wrong answer: a number that is not finite"
+    tokens = infer_reply(
+        ("embeddings", "FP32", [1, 2, 2], floats(1, 2, 0, 0)), ("tokens", "INT64", [1], struct.pack("<q", 3))
+    )
+    assert (
+        Answers("grpc", "embed_tokens").fault(tokens, 1) == "a wrong answer: another number of tokens than of vectors"
+    )
