@@ -49,6 +49,9 @@ DEFAULT_PRIORITY = 2
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "mask_positions"
 """Names of the inputs that a graph may have."""
 
+DATA_SUFFIX = ".data"
+"""What follows a graph's name in that of the file with its weights, where they are too large to lie in it."""
+
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor of a graph; -1 stands for a dimension that varies."""
@@ -80,6 +83,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Artifact file; empty for the fake engine.
+        data_sha256: Of the file beside a graph that holds its weights; empty where they lie in the graph.
         batch_invariant: Whether batches and padding leave answers unchanged.
         vocab_size: Token ids are below this.
         max_length: Longest input in tokens.
@@ -99,6 +103,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     copied: bool = False
     build: EngineBuild | None = None
+    data_sha256: str = ""
 
     @property
     def narrow(self) -> bool:
@@ -127,11 +132,13 @@ class Windows(msgspec.Struct, frozen=True):
         tokens: Of a window, special tokens and what each window repeats included; None for what the model takes.
         overlap_tokens: Tokens that neighbouring windows share; None for 128, or a quarter of a window if that is less.
         scores: Which of the windows' scores is the text's: the highest, or their mean.
+        most: Windows of a text; what goes beyond them is cut off. None for as many as it needs.
     """
 
     tokens: int | None = None
     overlap_tokens: int | None = None
     scores: WindowScores = "max"
+    most: int | None = None
 
 
 class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
@@ -481,6 +488,8 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     Attributes:
         tokens: Tokens computed, special tokens included, padding not.
         truncated_tokens: Tokens cut off, over all inputs.
+        compute_type: What computed it; see `EngineChoice`.
+        cached: Whether nothing was computed for it: all of it had been, or was being, computed for others.
     """
 
     answer: A
@@ -489,6 +498,8 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     timings: Timings
     tokens: int
     truncated_tokens: int
+    compute_type: str = "cpu"
+    cached: bool = False
 
 
 class RequestTrace(msgspec.Struct):
@@ -540,7 +551,9 @@ class RequestTrace(msgspec.Struct):
     def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
         self.queued, self.computed = queued, computed
         self.model, self.version = outcome.model, outcome.version
-        self.texts, self.tokens, self.truncated_tokens = len(outcome.answer), outcome.tokens, outcome.truncated_tokens
+        self.texts += len(outcome.answer)  # a request may bring several that are answered each for itself
+        self.tokens += outcome.tokens
+        self.truncated_tokens += outcome.truncated_tokens
         self.timings = outcome.timings
 
     def failed(self, reason: str, http_status: int, status: int | str) -> None:
@@ -573,8 +586,10 @@ class Totals(msgspec.Struct):
     """What a model has answered since the server started.
 
     Attributes:
-        texts: Inputs of the requests answered.
+        texts: Inputs of the requests answered, and like the next three without those for which nothing was computed.
         total_us: From arrival to answer.
+        cached: Requests for which nothing was computed.
+        cached_us: Their time from arrival to answer.
         last_at: When the last request was answered, in seconds since 1970; 0 before the first.
     """
 
@@ -584,6 +599,8 @@ class Totals(msgspec.Struct):
     queue_us: float = 0.0
     compute_us: float = 0.0
     total_us: float = 0.0
+    cached: int = 0
+    cached_us: float = 0.0
     last_at: float = 0.0
 
 
@@ -612,6 +629,14 @@ ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 """Engines that run models on a GPU, by name."""
 
 
+_COMPUTE_TYPES = {
+    "ort-cpu": "cpu",
+    "openvino": "cpu+openvino",
+    "ort-cuda": "gpu+onnxruntime",
+    "tensorrt": "gpu+tensorrt",
+}
+
+
 class RejectedEngine(msgspec.Struct, frozen=True):
     """An engine that was not taken, and why."""
 
@@ -637,6 +662,11 @@ class EngineChoice(msgspec.Struct, frozen=True):
     rejected: tuple[RejectedEngine, ...] = ()
     left_out: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+
+    @property
+    def compute_type(self) -> str:
+        """TEI's word for what computes: `cpu` or `gpu`, and the engine behind a plus."""
+        return _COMPUTE_TYPES.get(self.engine, "cpu")
 
     def where(self, threads: int) -> str:
         """The hardware that it computes on, for the log."""

@@ -59,6 +59,8 @@ class PendingRequest:
         started: Whether an engine has been given any of it.
     """
 
+    cached = False
+
     def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float) -> None:
         self.model = model
         self.items = [

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from serving.errors import EmptyInput, InvalidRequest
 from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
-from serving.records import Outcome, Timings
+from serving.records import A, Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.records import A, EncodedText, InferRequest, ModelIndex, TextInput, Totals
+    from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
     from serving.settings import Settings
 
 R = TypeVar("R")
@@ -44,6 +45,67 @@ class AnswerCounts(Protocol):
     def batches(self, model: ServedModel) -> int: ...
 
 
+class Rows(Protocol):
+    """The rows of a request's texts, and how they came; see `PendingRequest`.
+
+    Attributes:
+        cached: Whether no engine was asked for any of them.
+    """
+
+    @property
+    def cached(self) -> bool: ...
+
+    @property
+    def queue_us(self) -> float: ...
+
+    @property
+    def compute_us(self) -> float: ...
+
+    @property
+    def submitted(self) -> float: ...
+
+    def result(self) -> Sequence[Row]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[A]):
+    """A request that was understood.
+
+    Attributes:
+        sizes: Of its inputs, in bytes.
+        cut: Whether inputs that are too long are cut.
+    """
+
+    request: InferRequest[A]
+    task: Task[Any, A]
+    model: ServedModel
+    inputs: Sequence[TextInput]
+    sizes: Sequence[int]
+    cut: Truncate
+
+    def encode(self) -> Sequence[EncodedText]:
+        if self.task.encode is None:
+            return self.model.tokenizer.encode(self.inputs, truncate=self.cut)
+        return self.task.encode(self.model.tokenizer, self.inputs, self.request.options, truncate=self.cut)
+
+    def finish(self, texts: Sequence[EncodedText], rows: Rows) -> A:
+        model = self.model
+        return self.task.finish(
+            Work(self.inputs, self.request.options, texts, rows.result(), model.manifest, model.tokenizer)
+        )
+
+
+class _Done(NamedTuple, Generic[A]):
+    """A request that was answered; times in seconds of the clock but for `tokenize_us`."""
+
+    texts: Sequence[EncodedText]
+    tokenize_us: float
+    rows: Rows
+    tokens: int
+    computed_at: float
+    answer: A
+
+
 class Pipeline:
     def __init__(
         self,
@@ -53,12 +115,14 @@ class Pipeline:
         lifecycle: Lifecycle,
         dispatcher: Dispatcher,
         metrics: AnswerCounts,
+        cache: AnswerCache | None = None,
     ) -> None:
         self._settings = settings
         self._repository = repository
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._cache = cache
         self._tokenizer_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
 
@@ -79,52 +143,26 @@ class Pipeline:
             inputs = task.expand(inputs, request.options)
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
         sizes = task.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
-        size = sum(sizes)
-        longest = None if task.windows(request.options) else model.manifest.max_length
+        job = _Job(request, task, model, inputs, sizes, cut)
         self._users[model.index] += 1
         try:
-            with self._dispatcher.admission.admit(
-                *(model.index, sizes),
-                longest=longest,
-                arrival=request.arrival,
-                timeout_ms=request.timeout_ms,
-                priority=request.priority,
-                now=time.perf_counter(),
-            ) as permit:
-                started = time.perf_counter()
-                encode: Callable[[], Sequence[EncodedText]]
-                if task.encode is None:
-                    encode = partial(model.tokenizer.encode, inputs, truncate=cut)
-                else:
-                    encode = partial(task.encode, model.tokenizer, inputs, request.options, truncate=cut)
-                if size <= _INLINE_BYTES:
-                    texts = encode()
-                else:
-                    permit.expect(sizes, longest)
-                    texts = await self._in_turn(encode, permit.deadline)
-                    permit.expect_no_more()
-                tokenize_us = (time.perf_counter() - started) * 1e6
-                pending = await self._dispatcher.run(permit, texts)
-                tokens = permit.tokens
-                computed = 0.0 if trace is None else time.perf_counter()
-                work = Work(inputs, request.options, texts, pending.result(), model.manifest, model.tokenizer)
-                if task.token_outputs and tokens > _INLINE_TOKENS:
-                    answer = await asyncio.to_thread(task.finish, work)
-                else:
-                    answer = task.finish(work)
+            done = await (self._computed(job) if self._cache is None else self._recalled(job, self._cache))
         finally:
             self._users[model.index] -= 1
         total_us = (time.perf_counter() - request.arrival) * 1e6
+        rows = done.rows
         outcome = Outcome(
-            answer=answer,
+            answer=done.answer,
             model=model.name,
             version=model.version,
-            timings=Timings(tokenize_us, pending.queue_us, pending.compute_us, total_us),
-            tokens=tokens,
-            truncated_tokens=sum([text.truncated for text in texts]),
+            timings=Timings(done.tokenize_us, rows.queue_us, rows.compute_us, total_us),
+            tokens=done.tokens,
+            truncated_tokens=sum([text.truncated for text in done.texts]),
+            compute_type=self._repository.compute_type,
+            cached=rows.cached,
         )
         if trace is not None:
-            trace.answered(outcome, pending.submitted, computed)
+            trace.answered(outcome, rows.submitted, done.computed_at)
         # After the reply, not before it: the client waits for one of them only.
         asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
@@ -138,6 +176,55 @@ class Pipeline:
 
     def batches(self, model: ServedModel) -> int:
         return self._metrics.batches(model)
+
+    async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
+        """The answer from the cache, if it holds all of it: nobody is kept from that by the load on the engine."""
+        if sum(job.sizes) > _INLINE_BYTES:
+            return await self._computed(job)
+        started = time.perf_counter()
+        texts = job.encode()
+        tokenize_us = (time.perf_counter() - started) * 1e6
+        rows = cache.find(job.model.index, texts)
+        if rows is None:
+            return await self._computed(job, texts, tokenize_us)
+        return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), job.finish(texts, rows))
+
+    async def _computed(
+        self, job: _Job[A], texts: Sequence[EncodedText] | None = None, tokenize_us: float = 0.0
+    ) -> _Done[A]:
+        """The answer of the engine; `texts` where they are tokenised already, and how long that took."""
+        request, model, sizes = job.request, job.model, job.sizes
+        longest = None if job.task.windows(request.options) else model.manifest.max_length
+        with self._dispatcher.admission.admit(
+            *(model.index, sizes),
+            longest=longest,
+            arrival=request.arrival,
+            timeout_ms=request.timeout_ms,
+            priority=request.priority,
+            now=time.perf_counter(),
+        ) as permit:
+            if texts is None:
+                started = time.perf_counter()
+                if sum(sizes) <= _INLINE_BYTES:
+                    texts = job.encode()
+                else:
+                    permit.expect(sizes, longest)
+                    texts = await self._in_turn(job.encode, permit.deadline)
+                    permit.expect_no_more()
+                tokenize_us = (time.perf_counter() - started) * 1e6
+            rows: Rows
+            if self._cache is None:
+                rows = await self._dispatcher.run(permit, texts)
+                tokens = permit.tokens
+            else:
+                rows = await self._cache.run(self._dispatcher, permit, texts)
+                tokens = _tokens(texts)
+            computed_at = 0.0 if request.trace is None else time.perf_counter()
+            if job.task.token_outputs and tokens > _INLINE_TOKENS:
+                answer = await asyncio.to_thread(job.finish, texts, rows)
+            else:
+                answer = job.finish(texts, rows)
+        return _Done(texts, tokenize_us, rows, tokens, computed_at, answer)
 
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
         """Reads texts with a model's tokenizer: at once if short, else in its turn in a thread.
@@ -160,6 +247,10 @@ class Pipeline:
         running = asyncio.get_running_loop().run_in_executor(None, work)
         running.add_done_callback(lambda _: self._tokenizer_turn.release())
         return await asyncio.shield(running)
+
+
+def _tokens(texts: Sequence[EncodedText]) -> int:
+    return sum([len(text.ids) for text in texts])
 
 
 def _check_count(request: InferRequest[A]) -> None:

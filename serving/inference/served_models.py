@@ -108,7 +108,7 @@ class Repository:
 
     Attributes:
         models: One version of each, in service or not.
-        engine: What runs them now; only the engine slot writes it.
+        compute_type: What computes; see `EngineChoice`.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
@@ -126,6 +126,15 @@ class Repository:
         for task, name in self._defaults.items():
             if name not in self._by_name or self._by_name[name].manifest.task != task:
                 raise StartupError(f"--default {task}={name}: the repository holds no model of that name and task")
+
+    @property
+    def engine(self) -> EngineChoice:
+        """What runs them now; only the engine slot writes it."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, choice: EngineChoice) -> None:
+        self._engine, self.compute_type = choice, choice.compute_type
 
     @property
     def whole(self) -> bool:
@@ -242,9 +251,16 @@ class Repository:
     def named_or_only(self, name: str | None, task: Task) -> str | None:
         """The name to look for where clients must send one and often send another server's.
 
-        None, which means the task's only model, unless several have the task or the name is a model's.
+        None, which means the task's only or default model, unless the name is a model's.
+
+        Raises:
+            ModelNotFound: It is none, and several models have the task.
         """
-        return name if name in self._by_name or len(self.of_task(task)) > 1 else None
+        if name is None or name in self._by_name:
+            return name
+        if len(models := self.of_task(task)) > 1:
+            raise ModelNotFound(f"no model of that name is served; {_choice(models, task)}")
+        return None
 
     def _only(self, task: Task | None) -> ServedModel:
         models = list(self._by_name.values()) if task is None else self.of_task(task)
@@ -253,11 +269,16 @@ class Repository:
             self._alone[task] = (chosen or models)[0]
             return self._alone[task]
         if not models:
-            raise WrongTask(f"no model of the task {task} is served here")
-        names = ", ".join(sorted(model.name for model in models)[:_MOST_NAMES])
-        more = ", ..." if len(models) > _MOST_NAMES else ""
-        default = f", or start the server with --default {task}=NAME" if task else ""
-        raise ModelNotNamed(
-            f"{len(models)} models are served{f' for {task}' if task else ''} ({names}{more}); name one: ask below"
-            f" /models/NAME{default}"
-        )
+            raise WrongTask(f"no model{f' of the task {task}' if task else ''} is served here")
+        raise ModelNotNamed(_choice(models, task))
+
+
+def _choice(models: Sequence[ServedModel], task: Task | None) -> str:
+    """Which models there are and how to say which is meant."""
+    names = ", ".join(sorted(model.name for model in models)[:_MOST_NAMES])
+    more = ", ..." if len(models) > _MOST_NAMES else ""
+    default = f", or start the server with --default {task}=NAME" if task else ""
+    return (
+        f"{len(models)} models are served{f' for {task}' if task else ''} ({names}{more}); name one, in `model` where"
+        f" the body or gRPC's metadata have it, else below /models/NAME{default}"
+    )

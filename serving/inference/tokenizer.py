@@ -153,6 +153,7 @@ class TextTokenizer:
         overlap: int,
         truncate: Truncate,
         whole_words: bool = True,
+        most: int | None = None,
     ) -> list[AlignedText]:
         """Token ids of each text, or pair, in as many windows as it needs; of a pair, its second part is in windows.
 
@@ -163,6 +164,7 @@ class TextTokenizer:
                 of their length.
             truncate: Whether to cut what of a first part goes beyond half of a window and leaves no room for the rest.
             whole_words: Whether `spans` are those of whole words, or of tokens.
+            most: Windows of a text; None for as many as it needs.
 
         Raises:
             InvalidRequest: A first part is too long, or a window too short for any second.
@@ -175,7 +177,7 @@ class TextTokenizer:
                 first, cut = self._first_part(source, value[0], len(text), length, truncate=truncate)
             spans, words = _alignment(text)
             spans = _of_words(spans, words) if whole_words else spans
-            windows += self._windows(source, first, cut, text.ids, spans, words, length, overlap)
+            windows += self._windows(source, first, cut, text.ids, spans, words, length, overlap, most=most)
         return windows
 
     def encode_chunks(
@@ -211,6 +213,15 @@ class TextTokenizer:
                 if len(chunks) > most:
                     raise too_many_chunks(most)
         return chunks
+
+    def shortened(self, text: str, tokens: int, *, left: bool = False) -> tuple[str, int]:
+        """The first so many tokens of a text (the last, with `left`) as a text, and how many were cut off."""
+        encoding, unread, skipped = self._read(text, truncate="left" if left else True)
+        surplus = len(encoding) - tokens
+        if surplus <= 0:
+            return text, 0
+        kept = text[skipped + encoding.offsets[surplus][0] :] if left else text[: encoding.offsets[tokens - 1][1]]
+        return kept, surplus + unread
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
         """The text of token ids; `bare` leaves out special tokens."""
@@ -264,6 +275,8 @@ class TextTokenizer:
         words: NDArray[np.int32],
         length: int,
         overlap: int,
+        *,
+        most: int | None,
     ) -> Iterator[AlignedText]:
         # What stands around the text is the same in every window: it is read off around any text.
         inner = self._tokenizer.encode("a", add_special_tokens=False)
@@ -276,14 +289,16 @@ class TextTokenizer:
                 f"a window of {length} tokens leaves no room for a {'text' if first is None else 'context'}"
             )
         step = max(room - overlap, length // _WINDOW_STEPS, 1)
-        for start in range(0, max(1, len(ids) - room + step), step):
+        starts = range(0, max(1, len(ids) - room + step), step)[:most]
+        unread = max(0, len(ids) - starts[-1] - room)
+        for start in starts:
             own = slice(start, start + room)
             size = len(ids[own])
             types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
             yield AlignedText(
                 ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
                 type_ids=None if first is None else array("i", types),
-                truncated=cut if start == 0 else 0,
+                truncated=cut + unread if start == 0 else 0,
                 source=source,
                 spans=np.pad(spans[own], ((head, tail), (0, 0))),
                 words=np.pad(words[own], (head, tail), constant_values=-1),

@@ -47,6 +47,14 @@ TEXTS = Metric("bertserve_texts_total", "counter", "Texts answered.")
 TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, padding not counted.")
 TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens cut off texts that were too long.")
 
+CACHE_TEXTS = Metric(
+    "bertserve_cache_texts_total",
+    "counter",
+    "Texts of requests beside a cache of answers; equal ones of a request count once.",
+    {"result": "`hit`: answered before; `shared`: computed for another request; `miss`: computed"},
+)
+CACHE_BYTES = Metric("bertserve_cache_bytes", "gauge", "What the cache of answers holds.")
+
 QUEUE_TEXTS = Metric("bertserve_queue_texts", "gauge", "Texts that wait for an engine.")
 QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the texts that wait.")
 QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to compute what waits.")
@@ -172,6 +180,7 @@ SPANS_DROPPED = Metric(
 
 SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
+    *(CACHE_TEXTS, CACHE_BYTES),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),

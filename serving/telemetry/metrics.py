@@ -185,12 +185,16 @@ class Metrics:
         self._truncated += outcome.truncated_tokens
         totals = self.totals[outcome.model, outcome.version]
         totals.requests += 1
-        totals.texts += texts
-        totals.tokenize_us += timings.tokenize_us
-        totals.queue_us += timings.queue_us
-        totals.compute_us += timings.compute_us
         totals.total_us += timings.total_us
         totals.last_at = time.time()
+        if outcome.cached:
+            totals.cached += 1
+            totals.cached_us += timings.total_us
+        else:
+            totals.texts += texts
+            totals.tokenize_us += timings.tokenize_us
+            totals.queue_us += timings.queue_us
+            totals.compute_us += timings.compute_us
 
     def refused(self, reason: str) -> None:
         self._requests[reason] += 1

@@ -39,7 +39,7 @@ def test_the_answer_is_what_plain_numpy_says(pooled: np.ndarray, normalize: bool
     expected = pooled[:, :cut].astype(np.float64)
     if normalize:
         expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    found = embed.finish(rows(pooled), EmbedOptions(normalize, cut))
+    found = embed.finish(rows(pooled), EmbedOptions(normalize, cut), normalize=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
@@ -49,7 +49,7 @@ def test_the_answer_is_what_plain_numpy_says(pooled: np.ndarray, normalize: bool
 @settings(derandomize=True, max_examples=100, deadline=None)
 def test_a_scaled_vector_has_length_one(pooled: np.ndarray) -> None:
     """Unless it is zero, or so short that its direction means nothing."""
-    lengths = np.linalg.norm(embed.finish(rows(pooled), EmbedOptions()).astype(np.float64), axis=1)
+    lengths = np.linalg.norm(embed.finish(rows(pooled), EmbedOptions(), normalize=True).astype(np.float64), axis=1)
     for length, before in zip(lengths, np.linalg.norm(pooled.astype(np.float64), axis=1), strict=True):
         assert abs(length - 1) < 1e-5 or before < 1e-6
 
@@ -59,7 +59,7 @@ def test_a_scaled_vector_has_length_one(pooled: np.ndarray) -> None:
 def test_the_engines_rows_are_not_changed(pooled: np.ndarray) -> None:
     """They may be views of what other requests are answered from."""
     before = pooled.copy()
-    embed.finish(rows(pooled), EmbedOptions(normalize=True, dimensions=1))
+    embed.finish(rows(pooled), EmbedOptions(normalize=True, dimensions=1), normalize=True)
     np.testing.assert_array_equal(pooled, before)
 
 

@@ -99,6 +99,25 @@ def test_truncation_refused(tokenizer: TextTokenizer, models: Path) -> None:
         tokenizer.encode(["short", words(models, MAX_LENGTH + 1)], truncate=False)
 
 
+@pytest.mark.parametrize(("left", "kept"), [(False, "What is a T"), (True, "a T4?")])
+def test_a_text_of_fewer_tokens(tokenizer: TextTokenizer, left: bool, kept: str) -> None:  # noqa: FBT001
+    """It ends, or begins, with the characters of the tokens that are kept; one that is short enough is not touched."""
+    text = "  What is a T4?"  # what is a t ##4 ?
+    tokens = 4
+    assert tokenizer.shortened(text, 6, left=left) == (text, 0)
+    short, surplus = tokenizer.shortened(text, tokens, left=left)
+    assert (short.strip(), surplus) == (kept, 2)
+
+
+def test_a_text_of_fewer_tokens_than_are_read(tokenizer: TextTokenizer) -> None:
+    """Of a long text the count is an estimate, and its end is its own."""
+    text = "the server " * 20_000 + "and a text"
+    for left, kept in ((False, "the server the"), (True, "and a text")):
+        short, surplus = tokenizer.shortened(text, 3, left=left)
+        assert short == kept
+        assert surplus == pytest.approx(40_000, rel=0.01)
+
+
 def test_special_tokens_in_a_text_are_text_of_the_vocabulary(tokenizer: TextTokenizer, models: Path) -> None:
     """What looks like a special token is read as the library reads it."""
     (encoded,) = tokenizer.encode(["[CLS] a [SEP] b"], truncate=True)

@@ -11,10 +11,11 @@ import pytest
 
 from serving import errors
 from serving.errors import BertserveError, InvalidRequest
+from serving.http.exchange import outcome_head
 from serving.http.faults import error_body, status_of
 from serving.inference.tasks import embed, rerank
 from serving.lifecycle import Lifecycle, State
-from serving.records import EmbedOptions, RerankOptions
+from serving.records import EmbedOptions, EngineChoice, Outcome, RerankOptions, Timings
 
 S = State
 ALLOWED = {
@@ -136,24 +137,43 @@ def test_every_error_has_a_body_on_every_path(kind: type[BertserveError], path: 
     assert status_of(path, error) // 100 == kind.http_status // 100
 
 
+@pytest.mark.parametrize(
+    ("engine", "compute_type"),
+    [
+        ("ort-cpu", "cpu"),
+        ("fake", "cpu"),
+        ("openvino", "cpu+openvino"),
+        ("ort-cuda", "gpu+onnxruntime"),
+        ("tensorrt", "gpu+tensorrt"),
+    ],
+)
+def test_replies_say_what_computed(engine: str, compute_type: str) -> None:
+    """In TEI's words, as the header of a reply has it."""
+    timings = Timings(1, 2, 3, 4)
+    outcome = Outcome([1.0], "m", "1", timings, 5, 0, EngineChoice(engine).compute_type)
+    assert b"\r\nx-compute-type: %b\r\n" % compute_type.encode() in outcome_head(outcome)
+
+
 def test_no_dimensions_keeps_all() -> None:
     """Without options the vectors are scaled and nothing else."""
-    found = embed.finish([(np.array([3.0, 4.0], np.float32),)], EmbedOptions())
+    found = embed.finish([(np.array([3.0, 4.0], np.float32),)], EmbedOptions(), normalize=True)
     np.testing.assert_allclose(found, [[0.6, 0.8]])
 
 
 def test_dimensions_are_cut_before_scaling() -> None:
     """What is cut off does not count for the length."""
     pooled = np.array([[3.0, 4.0, 12.0], [1.0, 0.0, 5.0]], np.float32)
-    found = embed.finish([(row,) for row in pooled], EmbedOptions(dimensions=2))
+    found = embed.finish([(row,) for row in pooled], EmbedOptions(dimensions=2), normalize=True)
     np.testing.assert_allclose(found, [[0.6, 0.8], [1.0, 0.0]])
 
 
 def test_unscaled_vectors_are_the_models_own() -> None:
     """`normalize` off leaves the numbers as they are, cut or whole, in rows that encoders can write."""
     pooled = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False)), pooled)
-    cut = embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False, dimensions=2))
+    np.testing.assert_array_equal(
+        embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False), normalize=True), pooled
+    )
+    cut = embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False, dimensions=2), normalize=True)
     np.testing.assert_array_equal(cut, pooled[:, :2])
     assert cut.flags.c_contiguous
 
@@ -169,13 +189,17 @@ def test_what_a_request_leaves_open_the_model_decides() -> None:
 
 def test_a_zero_vector_stays_zero() -> None:
     """A vector without a direction is not divided by zero."""
-    np.testing.assert_array_equal(embed.finish([(np.zeros(3, np.float32),)], EmbedOptions()), np.zeros((1, 3)))
+    np.testing.assert_array_equal(
+        embed.finish([(np.zeros(3, np.float32),)], EmbedOptions(), normalize=True), np.zeros((1, 3))
+    )
 
 
 def test_read_only_vectors_are_taken() -> None:
     """Rows that come straight off the wire are read-only; they are not written to."""
     pooled = np.frombuffer(np.ones((1, 4), np.float32).tobytes(), np.float32).reshape(1, 4)
-    np.testing.assert_allclose(embed.finish([(row,) for row in pooled], EmbedOptions()), np.full((1, 4), 0.5))
+    np.testing.assert_allclose(
+        embed.finish([(row,) for row in pooled], EmbedOptions(), normalize=True), np.full((1, 4), 0.5)
+    )
 
 
 @pytest.mark.parametrize("dimensions", [1, 384])
@@ -191,7 +215,9 @@ def test_dimensions_of_a_matryoshka_model(dimensions: int, taken: bool) -> None:
     if taken:
         embed.check(EmbedOptions(dimensions=dimensions), model)
     else:
-        with pytest.raises(InvalidRequest, match=f"`dimensions` is {dimensions}; this model has one of 64, 256, 384"):
+        with pytest.raises(
+            InvalidRequest, match=f"{dimensions} dimensions are asked for; this model has one of 64, 256, 384"
+        ):
             embed.check(EmbedOptions(dimensions=dimensions), model)
 
 

@@ -30,12 +30,12 @@ def check(options: EmbedOptions, manifest: Manifest) -> None:
         return
     if manifest.matryoshka:
         sizes = ", ".join(map(str, sorted({*manifest.matryoshka, size})))
-        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has one of {sizes}")
+        raise InvalidRequest(f"{options.dimensions} dimensions are asked for; this model has one of {sizes}")
     if not 1 <= options.dimensions <= size:
-        raise InvalidRequest(f"`dimensions` is {options.dimensions}; this model has between 1 and {size}")
+        raise InvalidRequest(f"{options.dimensions} dimensions are asked for; this model has between 1 and {size}")
 
 
-def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool = True) -> NDArray[np.float32]:
+def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
     """The answer from each text's `pooled`, float32 [vector_size].
 
     Args:

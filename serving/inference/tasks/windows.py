@@ -68,7 +68,7 @@ def encode(
     length = windows.tokens or tokenizer.max_length
     overlap = min(USUAL_OVERLAP, length // 4) if windows.overlap_tokens is None else windows.overlap_tokens
     return tokenizer.encode_windows(
-        _texts(inputs), length=length, overlap=overlap, truncate=truncate, whole_words=False
+        _texts(inputs), length=length, overlap=overlap, truncate=truncate, whole_words=False, most=windows.most
     )
 
 
