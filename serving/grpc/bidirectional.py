@@ -10,7 +10,7 @@ import msgspec
 
 from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest, NotReady
 from serving.grpc.boundary import answer
-from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
+from serving.grpc.calls import UNCOUNTED_BYTES, Call, Metadata
 from serving.security.keys import refusal
 
 _MAX_ANSWERS = 64
@@ -26,7 +26,6 @@ class BidirectionalCall(Call, eq=False):
     _in_work: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
     _answers: deque[asyncio.Task[bytes | BertserveError]] = msgspec.field(default_factory=deque)
-    _consumed: int = 0
     _draining: bool = False
     _ended: bool = False
     _over: bool = False
@@ -95,7 +94,7 @@ class BidirectionalCall(Call, eq=False):
             return
         try:
             error = self._send_answers()
-            while error is None and self._may_start() and (message := self._next_message()):
+            while error is None and self._may_start() and (message := self._next_message(self._buffer)):
                 self._start(*message)
             if error is None and (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
                 error = BuffersFull()
@@ -128,26 +127,8 @@ class BidirectionalCall(Call, eq=False):
             self.reply(result)
         return None
 
-    def _next_message(self) -> tuple[bytes, int] | None:
-        """The next message, once it is whole, and whether it is compressed."""
-        prefix = read_prefix(self._buffer, self.head.body_limit)
-        if prefix is None:
-            return None
-        compressed, end = prefix
-        h2 = self.connection.h2
-        if len(self._buffer) < end:
-            h2.expect(self.stream, self._consumed + end)
-            return None
-        data = bytes(self._buffer[PREFIX_BYTES:end])
-        del self._buffer[:end]
-        self._consumed += end
-        self.waited_s = 0.0
-        h2.consume(self.stream, self._consumed)
-        self.connection.flush()
-        return data, compressed
-
     def _start(self, data: bytes, compressed: int) -> None:
-        task = self.connection.loop.create_task(answer(self, data, compressed))
+        task = self.connection.loop.create_task(answer(self, [(data, compressed)]))
         task.add_done_callback(self._answered)
         self._answers.append(task)
         self._sizes[task] = len(data)

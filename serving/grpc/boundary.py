@@ -38,23 +38,27 @@ _MOST_FIELDS = 4096
 log = logging.getLogger("bertserve.grpc")
 
 
-async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveError:
-    """Runs a call's method on a message.
+async def answer(call: Call, messages: list[tuple[bytes, int]]) -> bytes | BertserveError:
+    """Runs a call's method on a message, or on all of a call together; each with whether it is compressed.
 
-    A call of one message is ended here, and the result is empty: its task, which is kept, would hold the reply. Of one
+    A call of one reply is ended here, and the result is empty: its task, which is kept, would hold the reply. Of one
     message of several, the result is the reply, or the error with which the call ends.
     """
     method, observer = call.head.method, call.environment.observer
-    trace = None if observer is None else _begin_trace(call, data)
+    trace = None if observer is None else _begin_trace(call, sum([len(data) for data, _ in messages]))
     request: Message | None = None
     failure: BertserveError | None = None
     reply, request_id = b"", ""
     try:
-        if compressed:
-            data = await _inflate(call, data)
-        request = _parse(call, data, trace)
-        data = b""  # not kept twice while the request waits
-        if method.unary is not None:
+        requests = [
+            _parse(call, await _inflate(call, data) if compressed else data, trace) for data, compressed in messages
+        ]
+        messages.clear()  # not kept twice while the request waits
+        request = requests[0] if requests else None
+        if method.gathered is not None:
+            reply = (await method.gathered(requests, call)).SerializeToString()
+            call.finish(reply)
+        elif method.unary is not None:
             reply = (await method.unary(request, call)).SerializeToString()
             call.finish(reply)
         elif method.duplex is not None:
@@ -80,10 +84,10 @@ async def answer(call: Call, data: bytes, compressed: int) -> bytes | BertserveE
     return failure or (b"" if method.duplex is None else reply)
 
 
-def _begin_trace(call: Call, data: bytes) -> RequestTrace:
+def _begin_trace(call: Call, size: int) -> RequestTrace:
     route = call.head.metadata[b":path"].decode("latin-1")  # a method's own: other paths are refused before
     trace = RequestTrace(
-        *("grpc", "POST", route, call.request_id(), time.perf_counter(), len(data)),
+        *("grpc", "POST", route, call.request_id(), time.perf_counter(), size),
         traceparent=call.metadata(b"traceparent"),
         tracestate=call.metadata(b"tracestate"),
     )

@@ -43,7 +43,8 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         unary: From the message and its call to the reply; or
         streaming: to several, one after another; or
-        duplex: from each message of a stream, the call of all of them and the message's trace, to its reply.
+        duplex: from each message of a stream, the call of all of them and the message's trace, to its reply; or
+        gathered: from all messages of a stream and their call to one reply.
         open: Whether it needs no API key where the server has some.
     """
 
@@ -51,6 +52,7 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
     duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
+    gathered: Callable[[list[Any], Any], Awaitable[Message]] | None = None
     open: bool = False
 
 
@@ -112,12 +114,18 @@ class Call(msgspec.Struct, eq=False):
 
     _trailers: bytes | None = None
     _held: int = 0
+    _consumed: int = 0
 
     # What methods use.
 
     def time_remaining(self) -> float | None:
         """Seconds until the client stops waiting, below zero once it has; None if it waits for ever."""
         return None if self.deadline is None else self.deadline - self.connection.loop.time()
+
+    def timeout_ms(self) -> float | None:
+        """The same in milliseconds, never zero or less."""
+        remaining_s = self.time_remaining()
+        return None if remaining_s is None else max(remaining_s, 1e-6) * 1e3
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
@@ -182,6 +190,24 @@ class Call(msgspec.Struct, eq=False):
     def grow(self, size: int) -> bool:
         """Counts so many bytes more of a message that is worked on; whether there is room for them."""
         return self._hold(self._held + size)
+
+    def _next_message(self, buffer: bytearray) -> tuple[bytes, int] | None:
+        """Takes the next of several messages off a buffer, once it is whole, and whether it is compressed."""
+        prefix = read_prefix(buffer, self.head.body_limit)
+        if prefix is None:
+            return None
+        compressed, end = prefix
+        h2 = self.connection.h2
+        if len(buffer) < end:
+            h2.expect(self.stream, self._consumed + end)
+            return None
+        data = bytes(buffer[PREFIX_BYTES:end])
+        del buffer[:end]
+        self._consumed += end
+        self.waited_s = 0.0
+        h2.consume(self.stream, self._consumed)
+        self.connection.flush()
+        return data, compressed
 
     def _kept(self) -> int:
         """What the call holds now, beside messages that are worked on."""

@@ -11,6 +11,8 @@ from serving.grpc.services.health import SERVICE as HEALTH
 from serving.grpc.services.health import HealthService
 from serving.grpc.services.inference import SERVICE, InferenceService
 from serving.grpc.services.reflection import ReflectionService
+from serving.grpc.services.tei import SERVICES as TEI
+from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State
 from serving.net.acceptor import Acceptor
 from serving.net.ports import keep_alive
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
+    from serving.tei.service import TeiService
 
 _TICK_S = 1.0
 
@@ -37,6 +40,7 @@ class GrpcListener:
         self,
         opened: socket.socket,
         v2_service: V2Service,
+        tei_service: TeiService,
         settings: Settings,
         record_error: RecordError,
         *,
@@ -50,9 +54,9 @@ class GrpcListener:
 
         `budget` is what its connections may hold, together with those of other ports.
         """
-        self.health = HealthService([SERVICE])
-        methods = InferenceService(v2_service).methods()
-        reflection = ReflectionService([SERVICE, HEALTH])
+        self.health = HealthService([SERVICE, *TEI])
+        methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
+        reflection = ReflectionService([SERVICE, *TEI, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods()}
         self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
         self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2", places=places)

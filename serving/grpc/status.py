@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from google.rpc.code_pb2 import Code
@@ -15,6 +15,7 @@ from serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
     from serving.errors import BertserveError
+    from serving.records import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
 """gRPC's status codes."""
@@ -56,3 +57,17 @@ def retry_details(code: int, message: str, retry_after_ms: int) -> str:
     retry.retry_delay.FromMilliseconds(retry_after_ms)
     status.details.add().Pack(retry)
     return b64encode(status.SerializeToString()).rstrip(b"=").decode()
+
+
+def outcome_metadata(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
+    """What is told behind an answer."""
+    times = outcome.timings
+    return (
+        ("bertserve-tokenize-us", str(round(times.tokenize_us))),
+        ("bertserve-queue-us", str(round(times.queue_us))),
+        ("bertserve-compute-us", str(round(times.compute_us))),
+        ("bertserve-total-us", str(round(times.total_us))),
+        ("bertserve-tokens", str(outcome.tokens)),
+        ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
+        *((("bertserve-cache", "hit"),) if outcome.cached else ()),
+    )

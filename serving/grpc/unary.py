@@ -1,10 +1,12 @@
-"""A call that takes one message, and answers with one or several."""
+"""Calls whose messages are all there before they are answered: one message, or those of a stream together."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest
+import msgspec
+
+from serving.errors import BertserveError, BodyTooLarge, BuffersFull, ClientGone, InvalidRequest, MalformedRequest
 from serving.grpc.boundary import answer
 from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, read_prefix
 
@@ -40,7 +42,7 @@ class UnaryCall(Call, eq=False):
             # Without the copy that a slice of a bytearray would be.
             message = data[PREFIX_BYTES:] if self._body is None else bytes(memoryview(body)[PREFIX_BYTES:])
             self._body = None
-            self._task = self.connection.loop.create_task(answer(self, message, prefix[0]))
+            self._task = self.connection.loop.create_task(answer(self, [(message, prefix[0])]))
             return
         if self._body is None:
             self._body = bytearray(data)
@@ -53,3 +55,37 @@ class UnaryCall(Call, eq=False):
         if task is not None and not task.done():
             task.cancel()
             self.record(ClientGone("the client cancelled the call"), trace=self.trace)
+
+
+class GatheredCall(UnaryCall, eq=False):
+    """A call of several messages, which are handed to its method together; they are as large as one may be."""
+
+    _buffer: bytearray = msgspec.field(default_factory=bytearray)
+    _messages: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    _size: int = 0
+
+    def received(self, data: bytes, *, ended: bool) -> None:
+        self._buffer += data
+        try:
+            while (message := self._next_message(self._buffer)) is not None:
+                self._messages.append(message)
+                self._size += len(message[0])
+                self._check()
+            if ended and self._buffer:
+                raise MalformedRequest("the call ends before its message does")
+            if not self._hold(len(self._buffer) + self._size):
+                raise BuffersFull
+        except BertserveError as error:
+            self._messages.clear()
+            self.refuse(error)
+            return
+        if ended:
+            messages, self._messages = self._messages, []
+            self._task = self.connection.loop.create_task(answer(self, messages))
+
+    def _check(self) -> None:
+        limit, most = self.head.body_limit, self.environment.settings.max_openai_batch_size
+        if self._size > limit:
+            raise BodyTooLarge(f"the call's messages have more than {limit} bytes together, which is the most")
+        if len(self._messages) > most:
+            raise InvalidRequest(f"more than {most} messages in one call, which is the most")

@@ -58,14 +58,14 @@ def infer_parameters(values: Mapping[str, Any]) -> InferParameters:
     if not values:
         return _NONE
     return InferParameters(
-        truncate=_typed(values, "truncate", bool, "true or false"),
+        truncate=typed(values, "truncate", bool, "true or false"),
         timeout_ms=_timeout_ms(values),
-        prompt_name=_typed(values, "prompt_name", str, "a text"),
+        prompt_name=typed(values, "prompt_name", str, "a text"),
         input_type=_choice(values, "input_type", get_args(InputType)),
         windows=windows_of(
             _choice(values, "long", get_args(Long)),
-            _typed(values, "window_tokens", int, "a whole number"),
-            _typed(values, "window_overlap", int, "a whole number"),
+            typed(values, "window_tokens", int, "a whole number"),
+            typed(values, "window_overlap", int, "a whole number"),
             _choice(values, "window_scores", get_args(WindowScores)),
         ),
     )
@@ -78,7 +78,8 @@ def _timeout_ms(values: Mapping[str, Any]) -> float | None:
     return value / _US_PER_MS if value else None
 
 
-def _typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
+def typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
+    """A parameter of a type, called so in `words`; None where the request does not have it."""
     value = values.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise InvalidRequest(f"the parameter `{name}` must be {words}")

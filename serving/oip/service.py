@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from importlib.metadata import version
@@ -105,10 +106,17 @@ class V2Service:
         self.lifecycle = lifecycle
         self.max_inputs = settings.max_v2_batch_size
         self.control = settings.model_control
+        self._caches = settings.response_cache_mb > 0
         self._versions = versions
         self._views = views(repository)
         self._failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
         repository.subscribe(self._look_again)
+
+    def over(self, pipeline: Pipeline) -> V2Service:
+        """The same models, answered by another pipeline."""
+        other = copy.copy(self)
+        other._pipeline = pipeline  # noqa: SLF001  its own
+        return other
 
     def _look_again(self) -> None:
         """Other versions may take and give something else."""
@@ -257,11 +265,12 @@ class V2Service:
 
     def _statistics(self, view: View) -> ModelStatistics:
         totals = self._pipeline.totals(view.model)
-        requests = totals.requests
-        output_us = totals.total_us - totals.tokenize_us - totals.queue_us - totals.compute_us
-        success, queue, tokenize, compute, output = (
-            Duration(requests, round(max(0.0, time_us) * _NS_PER_US))
-            for time_us in (totals.total_us, totals.queue_us, totals.tokenize_us, totals.compute_us, output_us)
+        computed = totals.requests - totals.cached
+        computed_us = totals.total_us - totals.cached_us
+        output_us = computed_us - totals.tokenize_us - totals.queue_us - totals.compute_us
+        queue, tokenize, compute, output = (
+            Duration(computed, _ns(time_us))
+            for time_us in (totals.queue_us, totals.tokenize_us, totals.compute_us, output_us)
         )
         return ModelStatistics(
             name=view.name,
@@ -270,16 +279,20 @@ class V2Service:
             inference_count=totals.texts,
             execution_count=self._pipeline.batches(view.model),
             inference_stats=InferStatistics(
-                success=success,
+                success=Duration(totals.requests, _ns(totals.total_us)),
                 fail=self._failures[view.name, view.model.version],
                 queue=queue,
                 compute_input=tokenize,
                 compute_infer=compute,
                 compute_output=output,
-                cache_hit=Duration(),
-                cache_miss=Duration(),
+                cache_hit=Duration(totals.cached, _ns(totals.cached_us)),
+                cache_miss=Duration(computed, 0) if self._caches else Duration(),
             ),
         )
+
+
+def _ns(time_us: float) -> int:
+    return round(max(0.0, time_us) * _NS_PER_US)
 
 
 def _version(wanted: object) -> int | None:

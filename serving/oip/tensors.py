@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from serving.records import TextInput
 
 TEXT, PAIR = "text", "text_pair"
+LITELLM_TEXT = "input_text"
+"""What LiteLLM calls the texts, whatever the model's metadata call them."""
+
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 BYTES, FP32, INT32, INT64 = "BYTES", "FP32", "INT32", "INT64"
@@ -87,7 +90,7 @@ def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
         InvalidRequest: They are none of these, or do not fit one another.
         MalformedRequest: A text is not UTF-8.
     """
-    if len(tensors) == 1 and tensors[0].name == TEXT:
+    if len(tensors) == 1 and tensors[0].name in {TEXT, LITELLM_TEXT}:
         return texts_of(tensors[0])
     named = {tensor.name: tensor for tensor in tensors}
     if len(named) != len(tensors):

@@ -204,6 +204,7 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
         listed = next(stream.replies)
         for name in (
             b"inference.GRPCInferenceService",
+            *(f"tei.v1.{name}".encode() for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")),
             b"grpc.health.v1.Health",
             b"grpc.reflection.v1.ServerReflection",
         ):

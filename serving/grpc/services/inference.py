@@ -11,6 +11,7 @@ from google.protobuf.json_format import ParseDict
 from serving.errors import BertserveError, InvalidRequest, Unsupported
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
+from serving.grpc.status import outcome_metadata
 from serving.net.requests import priority_of
 from serving.oip.parameters import READ, infer_parameters
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Call
     from serving.oip.service import V2Service
-    from serving.records import Outcome, RequestTrace
+    from serving.records import RequestTrace
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -121,10 +122,7 @@ class InferenceService:
             names.append(choice.name)
         view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
         asked = infer_parameters(_read(request))
-        remaining_s = call.time_remaining()
-        limits = [] if remaining_s is None else [max(remaining_s, 1e-6) * 1e3]
-        if asked.timeout_ms is not None:
-            limits.append(asked.timeout_ms)
+        limits = [limit for limit in (call.timeout_ms(), asked.timeout_ms) if limit is not None]
         infer_request = InferRequest(
             inputs=inputs,
             options=asked.options(view.options),
@@ -146,7 +144,7 @@ class InferenceService:
         for output in view.answer(outcome.answer, names, width):
             response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
             response.raw_output_contents.append(output.blob())
-        call.set_trailing_metadata(_trailers(outcome))
+        call.set_trailing_metadata(outcome_metadata(outcome))
         return response
 
     async def stream_infer(
@@ -216,15 +214,3 @@ def _priority(request: pb.ModelInferRequest) -> int:
 def _value(parameter: Message) -> bool | int | float | str | bytes | None:
     """A parameter's value, as the type that it was sent as; None if it has none."""
     return getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
-
-
-def _trailers(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
-    times = outcome.timings
-    return (
-        ("bertserve-tokenize-us", str(round(times.tokenize_us))),
-        ("bertserve-queue-us", str(round(times.queue_us))),
-        ("bertserve-compute-us", str(round(times.compute_us))),
-        ("bertserve-total-us", str(round(times.total_us))),
-        ("bertserve-tokens", str(outcome.tokens)),
-        ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
-    )

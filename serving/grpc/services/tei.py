@@ -1,0 +1,224 @@
+"""`tei.v1`: text-embeddings-inference's services, each message of which is one input."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from serving.errors import EmptyInput, InvalidRequest, Unsupported
+from serving.grpc.calls import Method
+from serving.grpc.services import tei_pb2 as pb
+from serving.grpc.status import outcome_metadata
+from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, InferRequest, RerankOptions
+from serving.tei.service import NO_SPARSE, text_or_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from serving.errors import BertserveError
+    from serving.grpc.calls import Call
+    from serving.records import Outcome, RequestTrace, TextInput, Truncate
+    from serving.tei.service import TeiService
+
+SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
+
+_MODEL = b"model"
+"""Metadata with which a client names the model: its messages have no field for it."""
+
+_DIRECTIONS = tuple(pb.TruncationDirection.values())
+_INLINE_NUMBERS = 32_768
+"""So many are written on the event loop in about a millisecond."""
+
+
+class TeiServices:
+    """The calls of the services, each a plain coroutine from message to message."""
+
+    def __init__(self, service: TeiService) -> None:
+        self._service = service
+
+    def methods(self) -> dict[str, Method | BertserveError]:
+        """Their methods, by path; those of sparse vectors say that there are none."""
+        each: dict[str, tuple[Any, Any]] = {
+            "Embed/Embed": (self.embed, pb.EmbedRequest),
+            "Embed/EmbedAll": (self.embed_all, pb.EmbedAllRequest),
+            "Predict/Predict": (self.predict, pb.PredictRequest),
+            "Predict/PredictPair": (self.predict_pair, pb.PredictPairRequest),
+            "Tokenize/Tokenize": (self.tokenize, pb.EncodeRequest),
+            "Tokenize/Decode": (self.decode, pb.DecodeRequest),
+        }
+        methods: dict[str, Method | BertserveError] = {
+            "Info/Info": Method(pb.InfoRequest, unary=self.info),
+            "Rerank/Rerank": Method(pb.RerankRequest, unary=self.rerank),
+            "Rerank/RerankStream": Method(pb.RerankStreamRequest, gathered=self.rerank_stream),
+            "Embed/EmbedSparse": Unsupported(NO_SPARSE),
+            "Embed/EmbedSparseStream": Unsupported(NO_SPARSE),
+        }
+        for name, (method, kind) in each.items():
+            methods[name] = Method(kind, unary=method)
+            methods[f"{name}Stream"] = Method(kind, duplex=method)
+        return {f"/tei.v1.{name}": method for name, method in methods.items()}
+
+    async def info(self, _: pb.InfoRequest, call: Call) -> pb.InfoResponse:
+        """A model and the server's limits."""
+        told = msgspec.structs.asdict(self._service.info(_model(call)))
+        (kind,) = told.pop("model_type")
+        values = {name: told[name] for name in pb.InfoResponse.DESCRIPTOR.fields_by_name if name in told}
+        return pb.InfoResponse(model_type=f"MODEL_TYPE_{kind.upper()}", **values)
+
+    async def embed(self, request: pb.EmbedRequest, call: Call, trace: RequestTrace | None = None) -> pb.EmbedResponse:
+        """The vector of a text."""
+        normalize = request.normalize if request.HasField("normalize") else None
+        dimensions = request.dimensions if request.HasField("dimensions") else None
+        options = EmbedOptions(normalize, dimensions)
+        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        metadata = _metadata(outcome, request.inputs)
+        return pb.EmbedResponse(embeddings=outcome.answer[0].tolist(), metadata=metadata)
+
+    async def embed_all(
+        self, request: pb.EmbedAllRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.EmbedAllResponse:
+        """The vectors of a text's tokens."""
+        options = EmbedTokensOptions()
+        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        rows = outcome.answer[0]
+        embeddings = await asyncio.to_thread(_rows, rows) if rows.size > _INLINE_NUMBERS else _rows(rows)
+        return pb.EmbedAllResponse(token_embeddings=embeddings, metadata=_metadata(outcome, request.inputs))
+
+    async def predict(
+        self, request: pb.PredictRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.PredictResponse:
+        """The classes of a text, best first."""
+        return await self._predict(request, call, trace, [request.inputs])
+
+    async def predict_pair(
+        self, request: pb.PredictPairRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.PredictResponse:
+        """The classes of a text or of a pair of texts, best first."""
+        return await self._predict(request, call, trace, request.inputs)
+
+    async def rerank(self, request: pb.RerankRequest, call: Call) -> pb.RerankResponse:
+        """Texts in the order in which they answer a query."""
+        pairs = [(request.query, text) for text in request.texts]
+        most = self._service.settings.max_client_batch_size
+        outcome = await self._infer(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
+        texts = request.texts if request.return_text else []
+        return _ranking(outcome, texts, _metadata(outcome, request.query, *request.texts))
+
+    async def rerank_stream(self, requests: list[pb.RerankStreamRequest], call: Call) -> pb.RerankResponse:
+        """The same of pairs, each of which comes in a message of its own."""
+        if not requests:
+            raise EmptyInput("the stream has no message; send at least one")
+        first, (cut, *others) = requests[0], {_cut(request) for request in requests}
+        if others:
+            raise InvalidRequest("`truncate` and `truncation_direction` must be the same in all messages of a stream")
+        pairs = [(request.query, request.text) for request in requests]
+        outcome = await self._infer(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
+        texts = [text for _, text in pairs] if first.return_text else []
+        return _ranking(outcome, texts, _metadata(outcome, *(part for pair in pairs for part in pair)))
+
+    async def tokenize(self, request: pb.EncodeRequest, call: Call, _: RequestTrace | None = None) -> pb.EncodeResponse:
+        """The tokens of a text."""
+        return await self._service.tokenize(
+            _model(call),
+            [request.inputs],
+            lambda texts: pb.EncodeResponse(
+                tokens=[pb.SimpleToken(**msgspec.structs.asdict(token)) for token in texts[0]]
+            ),
+            special=request.add_special_tokens,
+            prompt_name=_prompt(request),
+        )
+
+    async def decode(self, request: pb.DecodeRequest, call: Call, _: RequestTrace | None = None) -> pb.DecodeResponse:
+        """The text of token ids."""
+        return await self._service.decode(
+            _model(call),
+            [request.ids] if request.ids else [],
+            lambda texts: pb.DecodeResponse(text=texts[0]),
+            bare=request.skip_special_tokens,
+        )
+
+    async def _predict(
+        self,
+        request: pb.PredictRequest | pb.PredictPairRequest,
+        call: Call,
+        trace: RequestTrace | None,
+        texts: Sequence[str],
+    ) -> pb.PredictResponse:
+        options = ClassifyOptions("none" if request.raw_scores else None)
+        outcome = await self._infer(call, trace, [text_or_pair(texts)], options, _cut(request))
+        predictions = [pb.Prediction(score=one.score, label=one.label) for one in outcome.answer[0]]
+        return pb.PredictResponse(predictions=predictions, metadata=_metadata(outcome, *texts))
+
+    async def _infer(
+        self,
+        call: Call,
+        trace: RequestTrace | None,
+        inputs: Sequence[TextInput],
+        options: Any,  # noqa: ANN401  of the task that the answer is of
+        truncate: Truncate,
+        prompt_name: str | None = None,
+        most: int = 1,
+    ) -> Outcome[Any]:
+        outcome = await self._service.infer(
+            InferRequest(
+                inputs=inputs,
+                options=options,
+                arrival=time.perf_counter(),
+                request_id="",
+                max_inputs=most,
+                model=_model(call),
+                truncate=truncate,
+                prompt_name=prompt_name,
+                timeout_ms=call.timeout_ms(),
+                trace=trace or call.trace,
+            )
+        )
+        call.set_trailing_metadata(outcome_metadata(outcome))
+        return outcome
+
+
+def _model(call: Call) -> str | None:
+    name = call.metadata(_MODEL)
+    return None if name is None else name.decode("latin-1")
+
+
+def _cut(request: Any) -> Truncate:  # noqa: ANN401  of any kind that has the two fields
+    direction = request.truncation_direction
+    if direction not in _DIRECTIONS:
+        raise InvalidRequest(f"`truncation_direction` is {direction}; 0 cuts the right end, 1 the left one")
+    return "left" if request.truncate and direction == pb.TRUNCATION_DIRECTION_LEFT else request.truncate
+
+
+def _prompt(request: Any) -> str | None:  # noqa: ANN401  likewise
+    return request.prompt_name if request.HasField("prompt_name") else None
+
+
+def _rows(vectors: NDArray[np.float32]) -> list[pb.TokenEmbedding]:
+    return [pb.TokenEmbedding(embeddings=row.tolist()) for row in vectors]
+
+
+def _ranking(outcome: Outcome[list[float]], texts: Sequence[str], metadata: pb.Metadata) -> pb.RerankResponse:
+    """Scores in their order, with the texts if there are some."""
+    ranks = [
+        pb.Rank(index=index, score=score, text=texts[index] if texts else None)
+        for index, score in sorted(enumerate(outcome.answer), key=lambda rank: -rank[1])
+    ]
+    return pb.RerankResponse(ranks=ranks, metadata=metadata)
+
+
+def _metadata(outcome: Outcome[Any], *texts: str) -> pb.Metadata:
+    times = outcome.timings
+    return pb.Metadata(
+        compute_chars=sum(map(len, texts)),
+        compute_tokens=outcome.tokens,
+        total_time_ns=round(times.total_us * 1e3),
+        tokenization_time_ns=round(times.tokenize_us * 1e3),
+        queue_time_ns=round(times.queue_us * 1e3),
+        inference_time_ns=round(times.compute_us * 1e3),
+    )

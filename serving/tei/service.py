@@ -1,0 +1,188 @@
+"""What TEI's API answers, on both wires: HTTP routes and gRPC calls only write it in their own way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from serving.errors import EmptyInput, InvalidRequest
+from serving.oip.service import SERVER_VERSION
+from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.inference.pipeline import Pipeline
+    from serving.inference.served_models import Repository, ServedModel
+    from serving.models.manifest import Task
+    from serving.records import A, InferRequest, InputType, Outcome, TextInput, Token
+    from serving.settings import Settings
+
+R = TypeVar("R")
+
+NO_SPARSE = "no model here makes sparse vectors (TEI's pooling `splade`)"
+
+_MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
+BYTES_PER_ID = 4
+_PAIR = 2
+
+
+class Info(msgspec.Struct):
+    """A model and the limits of its server.
+
+    Attributes:
+        model_id: Name of the checkpoint.
+        model_sha: Digest of the checkpoint.
+        model_dtype: What the artifact computes in.
+        served_model_name: What requests call it.
+        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels; a `classifier` whose
+            `problem_type` is `regression` answers values as they are.
+        max_concurrent_requests: Requests of full length that may be under way.
+        max_input_length: Tokens of the longest input.
+        max_batch_tokens: Tokens of the largest batch.
+        max_batch_requests: Always null: only tokens bound a batch.
+        max_client_batch_size: Inputs of one request.
+        auto_truncate: Whether inputs that are too long are cut where a request does not say.
+        tokenization_workers: Texts that are tokenised at a time.
+        version: Of the server.
+        sha: Always null, as the next.
+        docker_label: Always null.
+        engine: What runs the models, and why it is not what would be faster.
+        prompts: What a request may have put before its texts, by name.
+        default_prompt_name: The one that is put there where a request asks for none.
+    """
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None = None
+    docker_label: str | None = None
+    engine: EngineChoice | None = None
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+
+
+class TeiService:
+    """TEI's API beside the pipeline itself.
+
+    Attributes:
+        settings: Limits and defaults.
+    """
+
+    def __init__(self, pipeline: Pipeline, repository: Repository, settings: Settings) -> None:
+        self._pipeline = pipeline
+        self._repository = repository
+        self.settings = settings
+
+    async def infer(self, request: InferRequest[A]) -> Outcome[A]:
+        return await self._pipeline.infer(request)
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model named; else the only one, else the only or default one of the first task that has such.
+
+        Raises:
+            ModelNotFound: None of that name is served.
+            ModelNotNamed: No name, and several to choose from.
+        """
+        repository = self._repository
+        if name is not None or len(repository.models) == 1:
+            return repository.find(name)
+        for task in _MODEL_TYPES:
+            if repository.of_task(task):
+                return repository.find(None, task=task)
+        return repository.find(None)
+
+    def info(self, name: str | None) -> Info:
+        """A model and the server's limits."""
+        model, settings = self.model(name), self.settings
+        manifest = model.manifest
+        labels = manifest.labels or ("score",)
+        named: dict[str, Any] = {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+        if manifest.regression:
+            named["problem_type"] = "regression"
+        pooling = ("embedding", {"pooling": manifest.pooling})
+        kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
+        kind, details = kinds.get(manifest.task, ("classifier", named))
+        return Info(
+            model_id=manifest.source.name,
+            model_sha=manifest.source.sha256,
+            model_dtype={"fp32": "float32", "fp16": "float16"}.get(model.artifact.precision, model.artifact.precision),
+            served_model_name=model.name,
+            model_type={kind: details},
+            max_concurrent_requests=max(1, settings.max_queue_tokens // manifest.max_length),
+            max_input_length=manifest.max_length,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_requests=None,
+            max_client_batch_size=settings.max_client_batch_size,
+            auto_truncate=settings.auto_truncate,
+            tokenization_workers=1,
+            version=SERVER_VERSION,
+            engine=self._repository.engine,
+            prompts=manifest.prompts,
+            default_prompt_name=manifest.default_prompt,
+        )
+
+    async def tokenize(
+        self,
+        model: str | None,
+        texts: Sequence[str],
+        write: Callable[[list[list[Token]]], R],
+        *,
+        special: bool,
+        prompt_name: str | None,
+        input_type: InputType | None = None,
+    ) -> R:
+        """The tokens of texts, as `write` writes them; `special` adds those that a model sees around them."""
+        found = self.model(model)
+        self.check_count(len(texts), "inputs")
+        inputs = found.prompted(texts, prompt_name, input_type)
+        prompted = [text for text in inputs if isinstance(text, str)]
+        size = sum(found.tokenizer.sizes_bytes(prompted))
+        return await self._pipeline.read(
+            found, size, lambda tokenizer: write([tokenizer.tokens(text, special=special) for text in prompted])
+        )
+
+    async def decode(
+        self, model: str | None, rows: Sequence[Sequence[int]], write: Callable[[list[str]], R], *, bare: bool
+    ) -> R:
+        """The texts of token ids, as `write` writes them; `bare` leaves out special tokens."""
+        found = self.model(model)
+        self.check_count(len(rows), "ids")
+        for row in rows:
+            found.tokenizer.check_readable(row)
+        size = BYTES_PER_ID * sum(map(len, rows))
+        return await self._pipeline.read(
+            found, size, lambda tokenizer: write([tokenizer.decode(row, bare=bare) for row in rows])
+        )
+
+    def check_count(self, count: int, field: str) -> None:
+        most = self.settings.max_client_batch_size
+        if not count:
+            raise EmptyInput(f"`{field}` is empty; send at least one")
+        if count > most:
+            raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken")
+
+
+def text_or_pair(texts: Sequence[str]) -> TextInput:
+    """One input of `/predict`.
+
+    Raises:
+        InvalidRequest: Neither one nor two texts.
+    """
+    if not 1 <= len(texts) <= _PAIR:
+        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
