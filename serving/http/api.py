@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,8 +14,6 @@ from serving.logs import fields
 from serving.records import InferRequest, RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
@@ -25,11 +23,14 @@ if TYPE_CHECKING:
     from serving.records import A, InputType, TaskOptions, TextInput, Truncate
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
+    from serving.tei.service import TeiService
 
 log = logging.getLogger("bertserve.http")
 
 Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpReply]]
 """Answers a request of one route, or raises a `BertserveError`."""
+
+ReadIds: TypeAlias = Callable[[Sequence[str | list[int]]], list[str]]
 
 NO_ROUTE = "?"
 """What traces call the route of a path that is not served."""
@@ -45,12 +46,14 @@ class Api:
         lifecycle: The server's state.
         settings: Limits and defaults.
         v2: What the Open Inference Protocol answers on both wires.
+        tei: The same of text-embeddings-inference's.
         status: Makes the body of `/status`; without the cost tables where `costs` is false.
         render_metrics: Makes the body of `/metrics`.
         metrics_type: Its content type.
         record_error: Called with each error that a client gets.
         keys: API keys; None where none is needed.
         observer: Traces requests; None where nothing reads the traces.
+        read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
         turn: Held by the large body that is decompressed, or looked through: one at a time is.
     """
 
@@ -59,12 +62,14 @@ class Api:
     lifecycle: Lifecycle
     settings: Settings
     v2: V2Service
+    tei: TeiService
     status: Callable[..., dict[str, Any]]
     render_metrics: Callable[[], bytes]
     metrics_type: str
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
+    read_ids: ReadIds | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(

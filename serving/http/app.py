@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 
-from serving.errors import BertserveError
+from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
 from serving.http.api import NO_ROUTE
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.middleware import Authentication, Cors
 from serving.http.openapi import docs_router, document
-from serving.http.routes import Router, no_route
+from serving.http.routes import Router, methods_of
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
@@ -38,15 +40,12 @@ class App(FastAPI):
         origins: Those whose pages may call; empty where CORS is off.
     """
 
-    def __init__(
-        self, api: Api, routers: Sequence[Router] = PROTOCOLS, *, public: Sequence[str] = (), documented: bool = True
-    ) -> None:
+    def __init__(self, api: Api, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
         """Builds the application.
 
         Args:
             api: What endpoints work with.
             routers: The protocols that it answers.
-            public: Further paths that need no API key.
             documented: Whether it has `/docs` and `/openapi.json`.
         """
         super().__init__(
@@ -57,10 +56,11 @@ class App(FastAPI):
             exception_handlers={404: self._refuse_unmatched, 405: self._refuse_unmatched, BertserveError: self._refuse},
         )
         self.api = api
-        documentation = [docs_router(self.openapi)] if documented else []
+        documentation = [docs_router(self.described)] if documented else []
         routes = [route for router in (*routers, *documentation) for route in router.routes]
         self.router.routes.extend(routes)
-        self.public = frozenset([*public, *[route.path for route in routes if route.public]])
+        self._help = "/docs lists them" if documented else f"here are {', '.join(route.path for route in routes)}"
+        self.public = frozenset(route.path for route in routes if route.public)
         origins = api.settings.cors_origins
         self.origins = frozenset(origins.split(",") if origins else ())
         if api.keys is not None:
@@ -68,18 +68,22 @@ class App(FastAPI):
         if self.origins:
             self.add_middleware(Cors, allow_origins=self.origins)
 
-    def openapi(self) -> dict[str, Any]:
+    async def described(self) -> dict[str, Any]:
         """The OpenAPI document, made for the first request."""
         if self.openapi_schema is None:
-            self.openapi_schema = document(self.routes, self.api, self.public)
+            self.openapi_schema = await document(self.routes, self.api, self.public)
         return self.openapi_schema
 
-    async def _refuse_unmatched(self, request: Request, _: Exception) -> Response:
+    async def _refuse_unmatched(self, request: Request, error: Exception) -> Response:
         """Answers a request that has no route, as any other: it is counted and traced."""
         http = await read_request(request, self.api.settings.body_limit_bytes)
 
         async def refuse(_: Api, __: HttpRequest) -> HttpReply:
-            raise no_route(self.routes, request.scope)
+            # The router has looked at every route. Of a 405 it keeps the first one's methods, and a path may have two.
+            if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                methods = ", ".join(methods_of(self.routes, request.scope))
+                raise MethodNotAllowed(f"the path takes {methods}", allowed=methods)
+            raise RouteNotFound(f"no such path; {self._help}")
 
         return response_of(await self.api.answer(refuse, NO_ROUTE, http), http, request.scope)
 

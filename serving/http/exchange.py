@@ -119,6 +119,8 @@ def _kinds_at(message: type, path: str) -> list[Type]:
         for kind in kinds:
             if isinstance(kind, StructType) and field is not None:
                 below += [own.type for own in kind.fields if own.encode_name == field]
+                if field == kind.tag_field:
+                    below.append(LiteralType((kind.tag,)))
             elif isinstance(kind, ListType | VarTupleType) and field is None:
                 below.append(kind.item_type)
         kinds = [member for kind in below for member in _members(kind)]
@@ -301,21 +303,26 @@ def json_reply(message: Any, status: int = 200) -> HttpReply:  # noqa: ANN401  w
 
 _OUTCOME = (
     b"server-timing: tokenize;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
-    b"x-compute-tokens: %d\r\nx-truncated-tokens: %d\r\n"
+    b"x-compute-type: %b\r\nx-compute-tokens: %d\r\nx-truncated-tokens: %d\r\n"
 )
 
 
+_CACHED = b"x-cache: hit\r\n"
+
+
 def outcome_head(outcome: Outcome[Any]) -> bytes:
-    """The stage times (Server-Timing: milliseconds with three decimals) and the token counts."""
+    """The stage times (Server-Timing: milliseconds with three decimals), what computed, and the token counts."""
     times = outcome.timings
-    return _OUTCOME % (
+    head = _OUTCOME % (
         times.tokenize_us / 1e3,
         times.queue_us / 1e3,
         times.compute_us / 1e3,
         times.total_us / 1e3,
+        outcome.compute_type.encode(),
         outcome.tokens,
         outcome.truncated_tokens,
     )
+    return head + _CACHED if outcome.cached else head
 
 
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:

@@ -3,7 +3,7 @@
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
 /v1        {"error": {"message", "type", "param", "code"}}  OpenAI
 TEI's, /   {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
-Cohere's   {"id", "message"}                                /v1/rerank, /v2/rerank
+Cohere's   {"id", "message"}                                /v1/embed, /v1/rerank, and the same of /v2
 all else   {"error": {"reason", "message", "request_id"}}
 
 A route of a named model, `/models/{name}/...`, is of the family of the route behind the name.
@@ -32,10 +32,10 @@ TEI_PATHS = frozenset(
     {
         *("/embed", "/embed_all", "/embed_sparse", "/predict", "/rerank", "/similarity"),
         *("/tokenize", "/decode", "/info", "/health"),
-        "/",
+        *("/", "/ping", "/invocations", "/vertex"),
     }
 )
-COHERE_PATHS = frozenset({"/v1/rerank", "/v2/rerank"})
+COHERE_PATHS = frozenset({"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"})
 
 _NAMED = "/models/"
 _SCHEMA = 422

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from http import HTTPStatus
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,14 @@ import msgspec
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 
+from serving.http.examples import reply_to
 from serving.http.exchange import HttpReply, HttpRequest, json_reply
-from serving.http.faults import TeiError, error_type
+from serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
 from serving.http.routes import ApiRoute, HotRoute, Router
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from starlette.routing import BaseRoute
 
@@ -26,16 +28,13 @@ if TYPE_CHECKING:
 
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
-_ANYWHERE = (400, 404, 405, 408, 413, 415, 431, 500, 503)
-"""The errors of any route: of the connection, of the server."""
-
-_INFERRING = (422, 429, 504)
-"""And of those that take a body."""
-
-_WRONG_TASK = 424
+_ABOUT_EXAMPLES = "In the examples of replies vectors have eight components."
+_BREAKS = "a field is unknown, has another type or breaks a limit, and the message names it"
 _NO_KEY = 401
 _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
+
+_BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="/">Console</a></p>"""
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
@@ -51,7 +50,25 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "1 goes before 2, and 2 before 3; 0 is the default, 2.",
         "schema": {"type": "integer", "enum": [0, 1, 2, 3]},
     },
+    "traceparent": {
+        "description": "The trace that the request belongs to (W3C Trace Context), where the server sends traces.",
+        "schema": {"type": "string"},
+    },
+    "Inference-Header-Content-Length": {
+        "description": "Bytes of the JSON, where tensors stand behind it; without it the whole body is JSON.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "Prefer": {
+        "description": "`return=minimal` leaves out the tables of costs.",
+        "schema": {"type": "string"},
+        "example": "return=minimal",
+    },
+    "If-None-Match": {
+        "description": "The `ETag` of the page that is there already: 304 where it is the same.",
+        "schema": {"type": "string"},
+    },
 }
+_INFERRING = ("X-Request-Timeout-Ms", "X-Request-Priority", "traceparent")
 
 
 def _header(description: str, kind: str = "string") -> dict[str, Any]:
@@ -61,8 +78,24 @@ def _header(description: str, kind: str = "string") -> dict[str, Any]:
 _ID_HEADER = {"X-Request-Id": _header("The request's id.")}
 _OUTCOME_HEADERS = {
     "Server-Timing": _header("Milliseconds of the stages `tokenize`, `queue` and `compute`, and of all, `total`."),
+    "X-Compute-Type": _header("What computed: `cpu`, `cpu+openvino`, `gpu+onnxruntime` or `gpu+tensorrt`."),
     "X-Compute-Tokens": _header("Tokens computed, special tokens included.", "integer"),
     "X-Truncated-Tokens": _header("Tokens cut off.", "integer"),
+    "X-Cache": _header("`hit`, where nothing was computed for this request; else not there."),
+}
+_TEI_HEADERS = {
+    "X-Compute-Characters": _header("Characters of the texts.", "integer"),
+    "X-Total-Time": _header("Whole milliseconds of all, as X-Compute-Time.", "integer"),
+    "X-Compute-Time": _header("Whole milliseconds of all, as X-Total-Time.", "integer"),
+    "X-Tokenization-Time": _header("Whole milliseconds of tokenising.", "integer"),
+    "X-Queue-Time": _header("Whole milliseconds of waiting for an engine.", "integer"),
+    "X-Inference-Time": _header("Whole milliseconds in the engine.", "integer"),
+}
+_MORE_HEADERS = {
+    "Inference-Header-Content-Length": _header("Bytes of the JSON, where tensors stand behind it.", "integer"),
+    "Content-Encoding": _header("`gzip` or `deflate`, where the request accepts that and no other."),
+    "Preference-Applied": _header("`return=minimal`, where that was preferred."),
+    "ETag": _header("The page's, for `If-None-Match`."),
 }
 _RETRY_HEADERS = {
     "Retry-After": _header("Seconds after which to try again.", "integer"),
@@ -77,7 +110,7 @@ _ERROR_HEADERS = {
 }
 
 
-def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> dict[str, Any]:
+async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the routes that a model here answers, and of those that need no model.
 
     Args:
@@ -90,19 +123,25 @@ def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> 
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
-        description="Low-latency BERT inference.",
+        description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
         routes=[_without_head(route) for route, _ in listed],
     )
-    types = [kind for route, docs in listed for kind in (docs.takes, docs.gives, error_type(route.path)) if kind]
+    types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for route, docs in listed:
         keyed = api.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
         entry["parameters"] = _parameters(route, docs, api)
+        example = docs.example(api) if callable(docs.example) else docs.example
         if docs.takes is not None:
-            entry["requestBody"] = _body(docs, schema_of, api)
-        entry["responses"] = _responses(route, docs, schema_of, keyed=keyed)
+            entry["requestBody"] = _body(docs, schema_of, example)
+        errors = _errors(route, docs, api, keyed=keyed)
+        entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(route, docs, schema_of, errors)
+        if docs.gives is not None:
+            reply = await _reply(route, docs, api, example)
+            if reply is not None:
+                entry["responses"]["200"]["content"][_JSON]["example"] = reply
         if keyed:
             entry["security"] = [{_KEY: []}]
     made["components"] = {"schemas": components}
@@ -124,42 +163,113 @@ def _parameters(route: ApiRoute, docs: Docs, api: Api) -> list[dict[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": list(values[name])}}
         for name in (part[1:-1] for part in route.path.split("/") if part.startswith("{"))
     ]
-    headers = _PARAMETERS if isinstance(route, HotRoute) else ["X-Request-Id"]
+    headers = ["X-Request-Id", *(_INFERRING if isinstance(route, HotRoute) else ()), *docs.takes_headers]
     return [*parts, *[{"name": name, "in": "header", **_PARAMETERS[name]} for name in headers]]
 
 
-def _body(docs: Docs, schema_of: dict[str, Any], api: Api) -> dict[str, Any]:
-    example = docs.example(api) if callable(docs.example) else docs.example
-    content: dict[str, Any] = {_JSON: {"schema": schema_of[repr(docs.takes)], "example": example}}
+def _taken(docs: Docs) -> Sequence[Any]:
+    return docs.takes if isinstance(docs.takes, tuple) else (docs.takes,)
+
+
+def _body(docs: Docs, schema_of: dict[str, Any], example: object) -> dict[str, Any]:
+    schemas = [schema_of[repr(kind)] for kind in _taken(docs)]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    content: dict[str, Any] = {_JSON: {"schema": schema, "example": example}}
     if docs.binary:
         content[_OCTETS] = _BYTES
-    return {"required": not docs.body_optional, "content": content}
+    compressed = "As it is, or compressed: `Content-Encoding` is `gzip` or `deflate`."
+    return {"description": compressed, "required": not docs.body_optional, "content": content}
 
 
-def _responses(route: ApiRoute, docs: Docs, schema_of: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
+async def _reply(route: ApiRoute, docs: Docs, api: Api, example: object) -> Any:  # noqa: ANN401  any JSON
+    """An example of what a route answers, to its own example where it takes one."""
+    if docs.reply is not None:
+        return docs.reply
+    names = docs.models(api) if docs.models else [""]
+    parameters = {"model": names[0]} if "{model}" in route.path else {}
+    if "{version}" in route.path:
+        parameters["version"] = api.v2.view(names[0]).model.version
+    body = b"" if docs.takes is None else msgspec.json.encode(example)
+    return await reply_to(route, route.path.format(**parameters), parameters, body, api)
+
+
+def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, Any]:
     more = _OUTCOME_HEADERS if isinstance(route, HotRoute) else {}
-    done: dict[str, Any] = {"description": "Done.", "headers": _ID_HEADER | more}
+    if more and "TEI" in route.tags:
+        more = more | _TEI_HEADERS
+    named = {name: _MORE_HEADERS[name] for name in docs.gives_headers}
+    done: dict[str, Any] = {"description": "Done.", "headers": _ID_HEADER | more | named}
     if docs.gives is not None:
         done["content"] = {_JSON: {"schema": schema_of[repr(docs.gives)]}}
         if docs.binary:
             done["content"][_OCTETS] = _BYTES
+    return done
+
+
+def _malformed(route: ApiRoute, docs: Docs) -> str:
+    """When a route answers 400."""
+    family, hot = error_type(route.path), isinstance(route, HotRoute)
+    causes = {
+        "the body is not JSON in UTF-8": docs.takes is not None,
+        _BREAKS: docs.takes is not None and family is V2Error,
+        "a list of inputs is empty": hot and family is TeiError,
+        "several models could answer and none is named": hot and "{model}" not in route.path,
+        "the model is for another task": hot and family is not TeiError,
+    }
+    return "; or ".join(["The request is not HTTP/1.1", *[cause for cause, may_be in causes.items() if may_be]]) + "."
+
+
+def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, str]:
+    """When each error of a route comes, by status."""
+    settings, family, takes = api.settings, error_type(route.path), docs.takes is not None
+    inferring, named = takes and not docs.body_optional, "{model}" in route.path
+    when = {
+        400: _malformed(route, docs),
+        405: "The path takes other methods, which `Allow` names.",
+        408: "The headers or the body did not arrive in time.",
+        413: f"The body has more than {settings.body_limit_bytes:,} bytes, as it was sent or decompressed.",
+        415: "The `Content-Type` or `Content-Encoding` of the body is none that is read.",
+        431: f"The headers have more than {settings.header_limit_bytes:,} bytes, or are too many.",
+        500: "The server has a fault, or the engine fails at this input; the log has it under the request's id.",
+        503: "The server starts, drains or restarts its engine, or holds as many bytes as it may; try again later.",
+    }
+    if keyed:
+        when[_NO_KEY] = "The request brings no API key, or one that is not valid."
+    if named:
+        when[404] = f"No model of that name{' and version' if '{version}' in route.path else ''} is served."
+    elif takes and family in {OpenAiError, CohereError}:
+        when[404] = "Several models have the task, and none has the name in `model`."
+    if takes and family is not V2Error:
+        when[422] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
+    if takes and family is TeiError:
+        when[424] = "The model is for another task."
+    if inferring:
+        when[429] = "Other requests are in the way, so that the answer would come too late; try again later."
+        when[504] = "The deadline has passed, or would pass before the answer."
+    return when | {status: f"{said} {when.get(status, '')}".strip() for status, said in docs.statuses.items()}
+
+
+def _refusals(route: ApiRoute, docs: Docs, schema_of: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
     family = error_type(route.path)
-    statuses = {*_ANYWHERE, *docs.statuses, *(_INFERRING if docs.takes is not None else ())}
-    statuses |= {status for status, answers in ((_NO_KEY, keyed), (_WRONG_TASK, family is TeiError)) if answers}
     fault = schema_of[repr(family)]
-    responses = {"200": done}
-    for status in sorted(statuses):
+    responses = {}
+    for status in sorted(errors):
         # Probes and readiness answer their own state with an error's status.
         own = status in docs.statuses and docs.gives is not None and family is not TeiError
         responses[str(status)] = {
-            "description": HTTPStatus(status).phrase,
+            "description": errors[status],
             "headers": _ID_HEADER | _ERROR_HEADERS.get(status, {}),
             "content": {_JSON: {"schema": {"anyOf": [fault, schema_of[repr(docs.gives)]]} if own else fault}},
         }
     return responses
 
 
-def docs_router(openapi: Callable[[], dict[str, Any]]) -> Router:
+@cache
+def _asset(name: str) -> bytes:
+    return (files("fastapi_swagger") / "resources" / name).read_bytes()
+
+
+def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
     """`/docs`, `/openapi.json` and the page's assets, all from this server."""
     router = Router("Documentation")
     page = get_swagger_ui_html(
@@ -169,20 +279,22 @@ def docs_router(openapi: Callable[[], dict[str, Any]]) -> Router:
         swagger_css_url="/docs/swagger-ui.css",
         swagger_favicon_url="data:,",
     )
-    folder = files("fastapi_swagger") / "resources"
+
+    body = bytes(page.body).replace(b"<body>", b"<body>\n" + _BACK, 1)
 
     @router.get("/docs")
     async def docs(_: Api, __: HttpRequest) -> HttpReply:
-        return HttpReply(bytes(page.body), content_type=b"text/html; charset=utf-8")
+        return HttpReply(body, content_type=b"text/html; charset=utf-8")
 
     @router.get("/openapi.json")
     async def schema(_: Api, __: HttpRequest) -> HttpReply:
-        return json_reply(openapi())
+        return json_reply(await openapi())
 
     def asset(name: str, kind: bytes) -> None:
         @router.get(f"/docs/{name}")
         async def serve(_: Api, __: HttpRequest) -> HttpReply:
-            return HttpReply((folder / name).read_bytes(), content_type=kind)
+            # The first reading is a megabyte from a disk, and may take long where that is a network's.
+            return HttpReply(await asyncio.to_thread(_asset, name), content_type=kind)
 
     for name, kind in _ASSETS.items():
         asset(name, kind)

@@ -6,15 +6,14 @@ server reaches it through the FastAPI application; our own connection calls thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
 from serving.http.api import Api, Endpoint
 from serving.http.asgi import read_request, response_of
 
@@ -36,11 +35,14 @@ class Docs:
     """What the OpenAPI document says of a route.
 
     Attributes:
-        takes: Type of the JSON body, if there is one.
+        takes: Type of the JSON body, if there is one; a tuple where it may be of several.
         gives: Type of the JSON reply, if it is JSON.
         example: A request that works, or what makes one.
         models: Which models answer; where there is none, the route is not listed. None: it needs no model.
-        statuses: Further ones that it answers.
+        statuses: When it answers errors that are its own.
+        reply: An example of the reply where its endpoint cannot be asked for one.
+        takes_headers: Headers that requests may bring, beside those of every route.
+        gives_headers: Headers that replies have, beside those of every route.
         binary: Whether tensors may stand behind the JSON, both ways.
         body_optional: Whether the body may be left out.
     """
@@ -49,7 +51,10 @@ class Docs:
     gives: Any = None
     example: Any = None
     models: Models | None = None
-    statuses: Sequence[int] = ()
+    statuses: Mapping[int, str] = field(default_factory=dict)
+    reply: Any = None
+    takes_headers: Sequence[str] = ()
+    gives_headers: Sequence[str] = ()
     binary: bool = False
     body_optional: bool = False
 
@@ -172,16 +177,13 @@ def v2_names(api: Api) -> list[str]:
     return api.v2.names
 
 
-def no_route(routes: Iterable[BaseRoute], scope: Scope) -> BertserveError:
-    """Why a request has no route: the path is unknown, or takes other methods."""
+def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """The methods that a path takes of which a request has none."""
     allowed: set[str] = set()
     for route in routes:
         if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.PARTIAL:
             allowed |= route.methods or set()
-    if allowed:
-        methods = ", ".join(sorted(allowed))
-        return MethodNotAllowed(f"the path takes {methods}; /docs lists what each does", allowed=methods)
-    return RouteNotFound("no such path; /docs lists them")
+    return sorted(allowed)
 
 
 def _summary(endpoint: Endpoint) -> str:

@@ -16,7 +16,7 @@ def _api(recorded: list[str]) -> Api:
     nothing: Any = None  # all that these endpoints ask
     settings = Settings.load([], {})
     return Api(
-        *(nothing, nothing, nothing, settings, nothing, dict, bytes, ""),
+        *(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, ""),
         record_error=lambda error, _: recorded.append(error.reason),
     )
 

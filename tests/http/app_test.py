@@ -14,6 +14,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from serving.errors import ModelNotFound
+from serving.http import openapi
 from serving.http.api import Api
 from serving.http.app import App
 from serving.http.faults import TeiError, error_type
@@ -42,6 +43,7 @@ from serving.records import (
 )
 from serving.security.keys import ApiKeys
 from serving.settings import Settings
+from serving.tei.service import TeiService
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
 
@@ -151,6 +153,7 @@ class Everywhere:
                 lifecycle=lifecycle,
                 settings=settings,
                 v2=V2Service(pipeline, repository, lifecycle, settings, Versions()),
+                tei=TeiService(pipeline, repository, settings),
                 status=lambda *, costs=True: {"costs": costs},
                 render_metrics=lambda: b"metric 1\n",
                 metrics_type="text/plain; version=0.0.4",
@@ -286,7 +289,7 @@ def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
     """All of them, whichever the protocol, and no others."""
     hot = {route.path.rpartition("/")[2] for route in plain.routes() if isinstance(route, HotRoute)}
     tasks = {"embed", "embed_all", "similarity", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
-    assert hot == {*tasks, "embeddings", "infer", "", "{model}"}
+    assert hot == {*tasks, "embeddings", "infer", "", "invocations", "{model}"}
 
 
 @pytest.mark.parametrize(
@@ -327,6 +330,37 @@ def test_what_is_out_of_the_ordinary_is_answered_the_same(plain: Everywhere, sta
     assert plain.ask(case) == status
 
 
+def test_an_unknown_path_is_matched_once(plain: Everywhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many routes there are: whoever asks for what is not there costs no more than need be."""
+    matched: list[str] = []
+    match = ApiRoute.matches
+
+    def counted(route: ApiRoute, scope: Any) -> Any:
+        matched.append(route.path)
+        return match(route, scope)
+
+    monkeypatch.setattr(ApiRoute, "matches", counted)
+    reply = TestClient(plain.app).get("/no/such/path")
+    assert reply.json()["error"]["message"] == "no such path; /docs lists them"
+    assert len(matched) == len(plain.routes())
+
+
+def test_the_documentation_is_read_once(plain: Everywhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in a thread: its scripts are larger than what the event loop should wait for."""
+    readers: list[str] = []
+    read = openapi.files
+
+    def watched(package: str) -> Any:
+        readers.append(threading.current_thread().name)
+        return read(package)
+
+    openapi._asset.cache_clear()
+    monkeypatch.setattr(openapi, "files", watched)
+    bodies = {TestClient(plain.app).get("/docs/swagger-ui-bundle.js").content for _ in range(2)}
+    assert [len(body) > 1 << 20 for body in bodies] == [True]
+    assert [name.startswith("asyncio") for name in readers] == [True]
+
+
 def test_a_page_that_has_not_changed_is_not_sent_again(plain: Everywhere) -> None:
     """The console's files have tags."""
     client = TestClient(plain.app)
@@ -365,8 +399,8 @@ def test_the_document_names_the_headers(plain: Everywhere) -> None:
     document = TestClient(plain.app).get("/openapi.json").json()
     embed = document["paths"]["/embed"]["post"]
     parameters = {entry["name"] for entry in embed["parameters"]}
-    assert parameters == {"X-Request-Id", "X-Request-Timeout-Ms", "X-Request-Priority"}
-    assert {"Server-Timing", "X-Compute-Tokens"} <= embed["responses"]["200"]["headers"].keys()
+    assert parameters == {"X-Request-Id", "X-Request-Timeout-Ms", "X-Request-Priority", "traceparent"}
+    assert {"Server-Timing", "X-Compute-Tokens", "X-Queue-Time"} <= embed["responses"]["200"]["headers"].keys()
     assert "Retry-After-Ms" in embed["responses"]["429"]["headers"]
 
 
@@ -374,7 +408,7 @@ def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -
     """And what a client cannot use: pages, and routes that only refuse."""
     alone = Repository([repository.find("embed")])
     with everywhere(alone) as served:
-        paths = served.app.openapi()["paths"].keys()
+        paths = asyncio.run(served.app.described())["paths"].keys()
     assert {"/embed", "/models/{model}/embed", "/v1/embeddings", "/"} <= paths
     left_out = {"/predict", "/rerank", "/v2/rerank", "/docs", "/embed_sparse", "/v2/logging"}
     assert not paths & {*left_out, "/v2/repository/models/{model}/load"}

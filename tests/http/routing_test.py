@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.errors import MethodNotAllowed, RouteNotFound
 from serving.http.connection import HotRoutes
 from serving.http.exchange import HttpReply, HttpRequest
-from serving.http.routes import ApiRoute, Docs, Router, no_route
+from serving.http.routes import ApiRoute, Docs, Router, methods_of
 
 if TYPE_CHECKING:
     from serving.http.api import Api
@@ -68,14 +67,14 @@ def test_all_else_goes_to_the_application(method: str, path: str) -> None:
     assert [hot.find(_request(method, path)) for _ in range(2)] == [None, None]
 
 
-def test_a_path_that_is_not_served_is_told_what_is() -> None:
-    """The methods that a known path takes, or nothing."""
-    scope = {"type": "http", "method": "GET", "path": "/v2/models/m/infer", "headers": []}
-    error = no_route(router.routes, scope)
-    assert isinstance(error, MethodNotAllowed)
-    assert error.allowed == "POST"
-    assert isinstance(no_route(router.routes, {**scope, "path": "/v2/models/m/nothing"}), RouteNotFound)
-    assert isinstance(no_route(router.routes, {**scope, "path": "/v2/models/m/infer\n"}), RouteNotFound)
+def test_the_methods_of_a_path() -> None:
+    """Those of every route that it has; none where there is no such path."""
+    scope = {"type": "http", "method": "PUT", "path": "/v2/models/m/infer", "headers": []}
+    two = [*router.routes, ApiRoute("GET", "/plain", _ready, None, tag="", summary="", public=False)]
+    assert methods_of(two, scope) == ["POST"]
+    assert methods_of(two, {**scope, "path": "/plain"}) == ["GET", "HEAD", "POST"]
+    assert methods_of(two, {**scope, "path": "/v2/models/m/nothing"}) == []
+    assert methods_of(two, {**scope, "path": "/v2/models/m/infer\n"}) == []
 
 
 def test_a_route_below_a_model_has_the_same_endpoint() -> None:

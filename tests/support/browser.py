@@ -68,6 +68,10 @@ class PageError(Exception):
     """A script failed, or a command of the protocol did."""
 
 
+class CommandRefused(PageError):
+    """The browser has not done what a command asks; it refuses a page that goes elsewhere meanwhile."""
+
+
 class Page:
     """A page.
 
@@ -106,13 +110,13 @@ class Page:
         """The result of a command; meanwhile events are taken in.
 
         Raises:
-            PageError: The browser refuses.
+            CommandRefused: The browser refuses.
         """
         serial = self.send(method, **parameters)
         while (message := json.loads(self._socket.recv())).get("id") != serial:
             self._hear(message)
         if "error" in message:
-            raise PageError(f"{method}: {message['error']['message']}")
+            raise CommandRefused(f"{method}: {message['error']['message']}")
         return message["result"]
 
     def open(self, url: str) -> None:
@@ -134,8 +138,15 @@ class Page:
         return found["result"].get("value")
 
     def wait(self, condition: str, what: str = "", seconds: float = _LIMIT_S) -> None:
-        """Waits until an expression is true."""
-        wait_for(lambda: self.run(f"Boolean({condition})"), what or condition, seconds)
+        """Waits until an expression is true; while the page goes elsewhere it is not."""
+
+        def holds() -> bool:
+            try:
+                return bool(self.run(f"Boolean({condition})"))
+            except CommandRefused:
+                return False
+
+        wait_for(holds, what or condition, seconds)
 
     def text(self, selector: str) -> str:
         """The text of an element, as it is shown."""

@@ -2,7 +2,7 @@
 
 - `tei`: text-embeddings-inference (`/embed`, `/rerank`, `/predict`, ...)
 - `openai`: `/v1/embeddings`, `/v1/models`
-- `cohere`: `/v1/rerank`, `/v2/rerank`
+- `cohere`: `/v1/embed`, `/v1/rerank`, and the same of `/v2`; Jina's and vLLM's reranking
 - `huggingface`: the inference API (`/classify`, `/answer`, `/tag`, `/fill-mask`)
 - `oip`: the Open Inference Protocol, `/v2/...`
 - `operations`: probes, `/metrics`, `/status`

@@ -1,89 +1,240 @@
-"""Reranking in Cohere's shape: `/v1/rerank` and `/v2/rerank`."""
+"""Cohere's API: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`; Jina's and vLLM's rerankers speak the last."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from serving.errors import InvalidRequest
+import msgspec
+import orjson
+
+from serving.errors import EmptyInput, InvalidRequest
 from serving.http.apis.cohere_messages import (
     ApiVersion,
-    Document,
+    CohereEmbedReply,
+    CohereEmbedRequest,
+    EmbeddingMeta,
+    ImagePart,
     Ranked,
     RankingMeta,
     RankingReply,
     RankingRequest,
-    RankingRequestV1,
     TokenCount,
 )
+from serving.http.apis.openai_messages import Usage
+from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task
-from serving.records import RerankOptions
+from serving.records import EmbedOptions, RerankOptions, Windows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from serving.http.api import Api
+    from serving.http.apis.vectors import VectorType
     from serving.http.exchange import HttpRequest
+    from serving.inference.served_models import ServedModel
+    from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Task
+    from serving.records import Outcome, Truncate
 
 router = Router("Cohere")
 
-_CURRENT, _FIRST = JsonDecoder(RankingRequest), JsonDecoder(RankingRequestV1)
-_EXAMPLE = {"query": "What is a T4?", "documents": ["A teapot.", "A graphics card."], "top_n": 1}
+_EMBED, _RANK = JsonDecoder(CohereEmbedRequest), JsonDecoder(RankingRequest)
+_TRUNCATE: dict[str, Truncate] = {"NONE": False, "START": "left", "END": True}
+_TEXT = "text"
+
+# Examples for the document.
+_TEXTS = {"texts": ["What is a T4?", "A graphics card."], "input_type": "search_document"}
+_TYPED = {**_TEXTS, "embedding_types": ["float", "int8"]}
+RANKED = {"query": "What is a T4?", "documents": ["A teapot.", "A graphics card."], "top_n": 1}
 
 
-@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, _EXAMPLE, of_task("rerank")))
+class _Documents(msgspec.Struct):
+    documents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_DOCUMENTS = msgspec.json.Decoder(_Documents)
+
+
+@router.hot("/v2/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TYPED, of_task("embed")))
+async def embed(api: Api, http: HttpRequest) -> HttpReply:
+    """Embed texts, in Cohere's shape."""
+    return await _embed(api, http, "2")
+
+
+@router.hot("/v1/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TEXTS, of_task("embed")))
+async def embed_v1(api: Api, http: HttpRequest) -> HttpReply:
+    """Embed texts, in the shape of Cohere's first version."""
+    return await _embed(api, http, "1")
+
+
+@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
-    message = await http.json(_CURRENT, api.turn)
-    return await _rank(api, http, message, message.documents, "2")
+    return await rank(api, http, "2")
 
 
-@router.hot("/v1/rerank", Docs(RankingRequestV1, RankingReply, _EXAMPLE, of_task("rerank")))
+@router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
 async def rerank_v1(api: Api, http: HttpRequest) -> HttpReply:
-    """Order documents, in Cohere's shape."""
-    message = await http.json(_FIRST, api.turn)
-    texts = [value if isinstance(value, str) else value.text for value in message.documents]
-    return await _rank(api, http, message, texts, "1", repeat=message.return_documents)
+    """Order documents, in the shape of Cohere's first version, and Jina's and vLLM's."""
+    return await rank(api, http, "1")
 
 
-async def _rank(
-    api: Api,
-    http: HttpRequest,
-    message: RankingRequest | RankingRequestV1,
-    documents: list[str],
-    version: str,
-    *,
-    repeat: bool = False,
-) -> HttpReply:
+def brings_documents(body: bytes) -> bool:
+    """Whether a body is a `RankingRequest`, not one of TEI's, which brings `texts`."""
+    if b'"documents"' not in body:
+        return False
+    try:
+        return _DOCUMENTS.decode(body).documents is not msgspec.UNSET
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+async def _embed(api: Api, http: HttpRequest, version: str) -> HttpReply:
+    message = await http.json(_EMBED, api.turn)
+    texts = _texts(message)
+    model = _model(api, http, message.model, "embed")
+    truncate = None if message.truncate is None else _TRUNCATE[message.truncate]
+    inputs, cut = texts, 0
+    if message.max_tokens is not None:
+        allowed = api.settings.auto_truncate if truncate is None else truncate
+        inputs, cut = await _shortened(api, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
+    outcome = await api.pipeline.infer(
+        api.request(
+            http,
+            inputs,
+            EmbedOptions(dimensions=message.output_dimension),
+            max_inputs=api.settings.max_openai_batch_size,
+            model=model.name,
+            truncate=truncate,
+            input_type=None if message.input_type == "image" else message.input_type,
+        )
+    )
+    plain = version == "1" and not message.embedding_types
+    types: dict[VectorType, None] = dict.fromkeys(message.embedding_types or ["float"])
+    reply = {
+        "id": http.request_id,
+        "response_type": "embeddings_floats" if plain else "embeddings_by_type",
+        "embeddings": outcome.answer if plain else {kind: in_form(outcome.answer, kind) for kind in types},
+        "texts": texts,
+        "model": outcome.model,
+        "meta": msgspec.to_builtins(EmbeddingMeta(ApiVersion(version), TokenCount(outcome.tokens))),
+    }
+    return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), head=_head(outcome, cut))
+
+
+def _texts(message: CohereEmbedRequest) -> list[str]:
+    if message.images is not None or message.input_type == "image":
+        raise InvalidRequest(
+            "`images` and the `input_type` image are not taken: the models here embed text, in `texts`"
+        )
+    if (message.texts is None) == (message.inputs is None):
+        raise InvalidRequest("send either `texts` or `inputs`")
+    texts = []
+    for index, value in enumerate(message.inputs or ()):
+        parts = [part.text for part in value.content if not isinstance(part, ImagePart)]
+        if len(parts) < len(value.content):
+            raise InvalidRequest(f"input {index} has an `image_url`; the models here embed text")
+        if not parts:
+            raise EmptyInput(f"the `content` of input {index} is empty; send a part of the type text")
+        texts.append("\n".join(parts))
+    return texts if message.texts is None else message.texts
+
+
+async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
     """Orders documents.
 
     Args:
         api: What answers.
         http: The request.
-        message: Its message.
-        documents: The texts in it.
         version: Of Cohere's API.
-        repeat: Whether each document stands beside its score.
+        repeat: Whether each document stands beside its score where the request does not say.
     """
+    message = await http.json(_RANK, api.turn)
     if message.top_n is not None and message.top_n < 1:
         raise InvalidRequest(f"`top_n` is {message.top_n}; at least 1 is given")
-    name = api.repository.named_or_only(message.model, "rerank")
-    longest = api.repository.find(name, task="rerank").manifest.max_length
-    if message.max_tokens_per_doc is not None and message.max_tokens_per_doc < longest:
-        raise InvalidRequest(f"`max_tokens_per_doc` is below the model's own {longest}, at which documents are cut")
+    model = _model(api, http, message.model, "rerank")
+    fields = [_TEXT] if message.rank_fields is None else message.rank_fields
+    documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
+    if (tokens := message.max_tokens_per_doc) is not None:
+        documents, cut = await _shortened(api, model, documents, tokens, "max_tokens_per_doc", truncate=True)
     outcome = await api.pipeline.infer(
         api.request(
             http,
             [(message.query, document) for document in documents],
-            RerankOptions(),
+            RerankOptions(windows=_windows(message.max_chunks_per_doc)),
             max_inputs=api.settings.max_openai_batch_size,
-            model=name,
+            model=model.name,
         )
     )
+    if message.return_documents is not None:
+        repeat = message.return_documents
     ranks = [
-        Ranked(index, score, Document(documents[index]) if repeat else None)
+        Ranked(index, score, _document(message.documents[index]) if repeat else None)
         for index, score in enumerate(outcome.answer)
     ]
-    ranks.sort(key=lambda rank: -rank.relevance_score)
+    ranks.sort(key=lambda ranked: -ranked.relevance_score)
     meta = RankingMeta(ApiVersion(version), TokenCount(outcome.tokens))
-    reply = json_reply(RankingReply(http.request_id, ranks[: message.top_n], outcome.model, meta))
-    reply.head = outcome_head(outcome)
+    usage = Usage(outcome.tokens, outcome.tokens)
+    reply = json_reply(RankingReply(http.request_id, ranks[: message.top_n], outcome.model, meta, usage))
+    reply.head = _head(outcome, cut)
     return reply
+
+
+def _model(api: Api, http: HttpRequest, named: str | None, task: Task) -> ServedModel:
+    """The model that the path names, else the one of the body."""
+    name = http.parameters.get("model") or api.repository.named_or_only(named, task)
+    return api.repository.find(name, task=task)
+
+
+def _read(index: int, document: str | dict[str, str], fields: Sequence[str]) -> str:
+    """What is read of a document."""
+    if isinstance(document, str):
+        return document
+    try:
+        return "\n".join([document[field] for field in fields])
+    except KeyError:
+        why = "has no `text`; name the fields to read in `rank_fields`"
+        raise InvalidRequest(
+            f"document {index} {why if fields == [_TEXT] else 'lacks a field that `rank_fields` names'}"
+        ) from None
+
+
+def _document(document: str | dict[str, str]) -> dict[str, str]:
+    return {_TEXT: document} if isinstance(document, str) else document
+
+
+def _windows(most: int | None) -> Windows | None:
+    if most is not None and most < 1:
+        raise InvalidRequest(f"`max_chunks_per_doc` is {most}; at least 1 is read")
+    return None if most is None or most == 1 else Windows(most=most)
+
+
+async def _shortened(
+    api: Api, model: ServedModel, texts: Sequence[str], tokens: int, field: str, *, truncate: Truncate
+) -> tuple[list[str], int]:
+    """Texts of at most so many tokens, and how many were cut off.
+
+    Raises:
+        InvalidRequest: `tokens` is below 1, or a text has more and may not be cut.
+    """
+    if tokens < 1:
+        raise InvalidRequest(f"`{field}` is {tokens}; at least 1 is taken")
+    if tokens >= model.tokenizer.max_length or len(texts) > api.settings.max_openai_batch_size:
+        return list(texts), 0  # the model takes less, or so many texts are refused
+
+    def shorten(tokenizer: TextTokenizer) -> list[tuple[str, int]]:
+        return [tokenizer.shortened(text, tokens, left=truncate == "left") for text in texts]
+
+    done = await api.pipeline.read(model, sum(model.tokenizer.sizes_bytes(texts, truncate=truncate)), shorten)
+    for index, (_, surplus) in enumerate(done):
+        if surplus and not truncate:
+            raise InvalidRequest(
+                f"input {index} has {tokens + surplus} tokens; `{field}` is {tokens}: shorten it or allow truncation"
+            )
+    return [text for text, _ in done], sum([surplus for _, surplus in done])
+
+
+def _head(outcome: Outcome[Any], cut: int) -> bytes:
+    """What every reply carries, with what was cut off before the pipeline got the texts."""
+    return outcome_head(msgspec.structs.replace(outcome, truncated_tokens=outcome.truncated_tokens + cut))

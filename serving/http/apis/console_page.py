@@ -71,6 +71,11 @@ def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
         return unchanged if entity in (http.header(b"if-none-match") or b"") else reply
 
 
-_add(_PAGE, "/", Docs(), "The console: a page to try the models and to see what the server does.")
+_add(
+    _PAGE,
+    "/",
+    Docs(takes_headers=["If-None-Match"], gives_headers=["ETag"]),
+    "The console: a page to try the models and to see what the server does.",
+)
 for _name in ASSETS:
     _add(_name, f"/console/{_name}", None, "A file of the console.")

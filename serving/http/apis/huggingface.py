@@ -2,26 +2,29 @@
 
 A request is `{"inputs": ..., "parameters": {...}}`. One input is answered by its own result, a list of
 inputs by a list of results. `/` and `/models/{model}` answer as the model's task does, for clients that know a
-server by its address alone.
+server by its address alone; so do SageMaker's `/invocations` and Vertex AI's `/vertex`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import InvalidRequest, ModelNotNamed
+from serving.errors import InvalidRequest
 from serving.http.apis import tei
 from serving.http.apis.huggingface_messages import (
     AnswerRequest,
     ClassifyParameters,
     ClassifyRequest,
-    FeatureParameters,
     FeatureRequest,
     FillMaskRequest,
     TagRequest,
     TextPair,
+    VertexReply,
+    VertexRequest,
 )
 from serving.http.apis.tei_messages import (
     Compared,
@@ -54,7 +57,7 @@ router = Router("Tasks")
 
 _CLASSIFY, _ANSWER = JsonDecoder(ClassifyRequest), JsonDecoder(AnswerRequest)
 _TAG, _FILL_MASK = JsonDecoder(TagRequest), JsonDecoder(FillMaskRequest)
-_FEATURES = JsonDecoder(FeatureRequest)
+_FEATURES, _VERTEX = JsonDecoder(FeatureRequest), JsonDecoder(VertexRequest)
 
 _Filled = FilledMask | list[FilledMask]
 _Tagged = dict[str, Any]
@@ -153,10 +156,9 @@ async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
 async def _features(api: Api, http: HttpRequest) -> HttpReply:
     """Vectors of texts, or cosines of sentences with one."""
     message = await http.json(_FEATURES, api.turn)
-    inputs, given = message.inputs, FeatureParameters()
-    for fields in (message.parameters, message):
-        told = {name: getattr(fields, name) for name in given.__struct_fields__}
-        given = msgspec.structs.replace(given, **{name: value for name, value in told.items() if value is not None})
+    inputs, given = message.inputs, message.parameters
+    beside = {name: getattr(message, name) for name in given.__struct_fields__}
+    given = msgspec.structs.replace(given, **{name: value for name, value in beside.items() if value is not None})
     direction = given.truncation_direction or "Right"
     if isinstance(inputs, Compared):
         parameters = SimilarityParameters(given.truncate, direction, given.prompt_name, given.input_type)
@@ -167,7 +169,7 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
         direction,
         given.prompt_name,
         given.input_type,
-        given.normalize is not False,
+        given.normalize,
         given.dimensions,
     )
     return await tei.embed_texts(api, http, texts)
@@ -184,6 +186,9 @@ _RUN: Mapping[Task, tuple[Endpoint, object]] = {
 }
 """What answers on the routes that name no task, and an example for the document."""
 
+_WITHOUT_PARAMETERS = frozenset({"embed_tokens", "rerank"})
+"""Tasks whose requests have all fields side by side."""
+
 
 def _only_model(api: Api) -> Sequence[str]:
     names = all_models(api)
@@ -194,16 +199,53 @@ def _example(api: Api) -> object:
     return _RUN[api.repository.models[0].manifest.task][1]
 
 
-@router.hot("/", Docs(dict[str, Any], Any, _example, _only_model), summary="Answer as the only model's task does.")
+def _instances(api: Api) -> object:
+    return {"instances": [_example(api)]}
+
+
+_run_docs = Docs(dict[str, Any], Any, _example, _only_model)
+
+
+@router.hot("/", _run_docs, summary="Answer as the only model's task does.")
+@router.hot("/invocations", _run_docs, summary="Answer as the only model's task does, for SageMaker.")
 @router.hot("/models/{model}", Docs(dict[str, Any], Any, _example, all_models))
 async def run(api: Api, http: HttpRequest) -> HttpReply:
     """Answer as a model's task does."""
-    repository, name = api.repository, http.parameters.get("model")
-    if name is None and len(repository.models) > 1:
-        raise ModelNotNamed(f"several models are served ({', '.join(all_models(api))}); ask /models/NAME of one")
-    model = repository.find(name)
+    model = api.repository.find(http.parameters.get("model"))
     http.parameters = {"model": model.name}
     return await _RUN[model.manifest.task][0](api, http)
+
+
+@router.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
+async def vertex(api: Api, http: HttpRequest) -> HttpReply:
+    """Answer several requests as the only model's task does, for Vertex AI."""
+    message = await http.json(_VERTEX, api.turn)
+    model = api.repository.find(None)
+    api.tei.check_count(len(message.instances), "instances")
+    endpoint, _ = _RUN[model.manifest.task]
+
+    async def one(index: int, fields: Mapping[str, object]) -> bytes:
+        body = msgspec.json.encode(fields)
+        try:
+            reply = await endpoint(api, msgspec.structs.replace(http, body=body, parameters={"model": model.name}))
+        except InvalidRequest as error:
+            named = copy.copy(error)
+            named.message = f"instance {index}: {error.message}"
+            raise named from None
+        return reply.body
+
+    shared: dict[str, object] = {}
+    if message.parameters:
+        beside = model.manifest.task in _WITHOUT_PARAMETERS
+        shared = {**message.parameters} if beside else {"parameters": message.parameters}
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(one(index, shared | instance)) for index, instance in enumerate(message.instances)
+            ]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return HttpReply(b'{"predictions":[%b]}' % b",".join([task.result() for task in tasks]))
 
 
 async def _infer(

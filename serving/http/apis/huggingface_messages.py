@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,8 +18,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait_for_model: bool | None = None
 
 
-class FeatureParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to embed; the fields of the same names beside `inputs` go before these."""
+class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to embed.
+
+    Attributes:
+        normalize: Scale vectors to length 1; null means as the model's own folder says.
+        truncate: Cut inputs that are too long; null means the server's default.
+        truncation_direction: Which end is cut; null means the right one.
+        prompt_name: One of the model's prompts, put before each text.
+        input_type: What the texts are for, which chooses a prompt in place of its name.
+        dimensions: Keep only the first so many components.
+    """
 
     normalize: bool | None = None
     truncate: bool | None = None
@@ -29,29 +38,17 @@ class FeatureParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     dimensions: int | None = None
 
 
-class FeatureRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed, or sentences to compare with one.
+class FeatureRequest(FeatureParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Texts to embed, or sentences to compare with one; the fields beside `inputs` go before those in `parameters`.
 
     Attributes:
         inputs: One input or a list of them; or a sentence and those that it is compared with.
-        normalize: Scale vectors to length 1; null means yes.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the right one.
-        prompt_name: One of the model's prompts, put before each text.
-        input_type: What the texts are for, which chooses a prompt in place of its name.
-        dimensions: Keep only the first so many components.
         encoding_format: Vectors are lists of numbers here.
         parameters: The same fields, where clients of other tasks have them.
         options: Not used.
     """
 
     inputs: str | list[str | list[int] | int] | Compared
-    normalize: bool | None = None
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
-    prompt_name: str | None = None
-    input_type: InputType | None = None
-    dimensions: int | None = None
     encoding_format: Literal["float"] | None = None
     parameters: FeatureParameters = FeatureParameters()
     options: Options | None = None
@@ -178,3 +175,22 @@ class FillMaskRequest(msgspec.Struct, forbid_unknown_fields=True):
     inputs: str | list[str]
     parameters: FillMaskParameters = FillMaskParameters()
     options: Options | None = None
+
+
+class VertexRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Requests that are answered together, or not at all.
+
+    Attributes:
+        instances: Each as `/` takes it.
+        parameters: The `parameters` of instances that bring none; for rerankers and vectors of tokens, whose requests
+            have none, fields that go beside their own.
+    """
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
+class VertexReply(msgspec.Struct):
+    """For each instance what `/` answers."""
+
+    predictions: list[Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,7 +24,7 @@ from serving.http.apis.oip_messages import (
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, v2_names
 from serving.net.requests import COMPRESSIONS, priority_of
-from serving.oip.parameters import infer_parameters
+from serving.oip.parameters import infer_parameters, typed
 from serving.oip.service import (
     SETTINGS,
     SHARED_MEMORY,
@@ -73,7 +74,16 @@ def _example(api: Api) -> dict[str, Any]:
     }
 
 
-_infer_docs = Docs(InferMessage, InferReply, _example, v2_names, binary=True)
+_infer_docs = Docs(
+    InferMessage,
+    InferReply,
+    _example,
+    v2_names,
+    statuses={501: "The request asks for shared memory or for `classification` of outputs, which are left out here."},
+    takes_headers=["Inference-Header-Content-Length"],
+    gives_headers=["Inference-Header-Content-Length", "Content-Encoding"],
+    binary=True,
+)
 
 
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
@@ -111,13 +121,17 @@ async def server(api: Api, _: HttpRequest) -> HttpReply:
     return json_reply(api.v2.server_metadata())
 
 
-@router.get("/v2/health/live", Docs(gives=Liveness, statuses=(_BAD_REQUEST,)), public=True)
+@router.get(
+    "/v2/health/live", Docs(gives=Liveness, statuses={_BAD_REQUEST: "The server should be restarted."}), public=True
+)
 async def live(api: Api, _: HttpRequest) -> HttpReply:
     """Whether the server runs."""
     return json_reply(Liveness(api.lifecycle.live), 200 if api.lifecycle.live else _BAD_REQUEST)
 
 
-@router.get("/v2/health/ready", Docs(gives=Readiness, statuses=(_BAD_REQUEST,)), public=True)
+@router.get(
+    "/v2/health/ready", Docs(gives=Readiness, statuses={_BAD_REQUEST: "New requests should go elsewhere."}), public=True
+)
 async def ready(api: Api, _: HttpRequest) -> HttpReply:
     """Whether it is ready."""
     return json_reply(Readiness(api.lifecycle.ready), 200 if api.lifecycle.ready else _BAD_REQUEST)
@@ -129,7 +143,9 @@ async def all_statistics(api: Api, _: HttpRequest) -> HttpReply:
     return json_reply(api.v2.statistics(None))
 
 
-def _of_model(path: str, summary: str, gives: type, statuses: Sequence[int] = ()) -> Callable[[Endpoint], Endpoint]:
+def _of_model(
+    path: str, summary: str, gives: type, statuses: Mapping[int, str] = MappingProxyType({})
+) -> Callable[[Endpoint], Endpoint]:
     """A route of a model, and the same with a version."""
     docs = Docs(gives=gives, models=v2_names, statuses=statuses)
 
@@ -145,7 +161,12 @@ async def metadata(api: Api, http: HttpRequest) -> HttpReply:
     return json_reply(api.v2.view(*_named(http)).metadata())
 
 
-@_of_model("/ready", "Whether a model is ready", ModelReadiness, (_BAD_REQUEST,))
+@_of_model(
+    "/ready",
+    "Whether a model is ready",
+    ModelReadiness,
+    {_BAD_REQUEST: "The model is not ready, or there is none of that name and version."},
+)
 async def model_ready(api: Api, http: HttpRequest) -> HttpReply:
     if api.v2.model_ready(*_named(http)):
         return json_reply(ModelReadiness(http.parameters["model"], ready=True))
@@ -173,7 +194,15 @@ def _controlled(api: Api) -> list[str]:
     return api.v2.names if api.v2.control else []
 
 
-_control_docs = Docs(ControlRequest, dict[str, int], {}, _controlled, statuses=(403,), body_optional=True)
+_control_docs = Docs(
+    ControlRequest,
+    dict[str, int],
+    {},
+    _controlled,
+    statuses={400: "The version must not or cannot be served.", 403: "The setting `model_control` is off."},
+    body_optional=True,
+    reply={},
+)
 
 
 @router.post("/v2/repository/models/{model}/load", _control_docs)
@@ -256,7 +285,7 @@ def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
 
 def _wants_binary(message: InferMessage) -> Binary:
     """Which outputs go behind the JSON."""
-    binary = bool(_flag(message.parameters, "binary_data_output")) if message.parameters else False
+    binary = bool(_flag(message.parameters, "binary_data_output"))
     choices = {}
     for output in message.outputs:
         refuse_unsupported(output.parameters)
@@ -266,10 +295,8 @@ def _wants_binary(message: InferMessage) -> Binary:
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool | None:
-    value = parameters.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"the parameter `{name}` must be true or false")
-    return value
+    flag: bool | None = typed(parameters, name, bool, "true or false")
+    return flag
 
 
 def _priority(parameters: dict[str, Any]) -> int | None:

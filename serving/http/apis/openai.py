@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +10,32 @@ import orjson
 from serving.errors import ForeignTokenIds
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList
 from serving.http.apis.tei import text_inputs
+from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.records import EmbedOptions
+from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from serving.http.api import Api
+    from serving.http.apis.vectors import VectorType
     from serving.http.exchange import HttpRequest
     from serving.inference.served_models import ServedModel
-    from serving.records import Outcome
+    from serving.records import InputType, Outcome
 
 router = Router("OpenAI")
+
+_JINA_TASKS: Mapping[str | None, InputType] = {
+    "retrieval.query": "query",
+    "retrieval.passage": "passage",
+    "classification": "classification",
+    "separation": "clustering",
+}
 
 _EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
 _embed_models = of_task("embed")
@@ -53,23 +64,34 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = await http.json(_EMBEDDINGS, api.turn)
     name = api.repository.named_or_only(message.model, "embed")
-    inputs = [text if isinstance(text, str) else _own_ids(api, name, text) for text in text_inputs(message.input)]
+    inputs = await _inputs(api, api.repository.find(name, task="embed"), message)
     outcome = await api.pipeline.infer(
         api.request(
             http,
             inputs,
-            EmbedOptions(dimensions=message.dimensions),
+            EmbedOptions(message.normalized, message.dimensions),
             max_inputs=api.settings.max_openai_batch_size,
             model=name,
             prompt_name=message.prompt_name,
-            input_type=message.input_type,
+            input_type=message.input_type or _JINA_TASKS.get(message.task),
         )
     )
-    body = orjson.dumps(_reply(outcome, message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY)
+    body = orjson.dumps(
+        _reply(outcome, message.embedding_type or message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY
+    )
     return HttpReply(body, head=outcome_head(outcome))
 
 
-def _own_ids(api: Api, name: str | None, ids: list[int]) -> list[int]:
+async def _inputs(api: Api, model: ServedModel, message: EmbeddingsRequest) -> Sequence[str | list[int]]:
+    """The texts, and token ids where these are the model's own."""
+    inputs, read_ids = text_inputs(message.input), api.read_ids
+    rows = [value for value in inputs if not isinstance(value, str)]
+    if read_ids is None or not rows:
+        return [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]
+    return await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
+
+
+def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
     """Token ids as the model reads them.
 
     Clients of OpenAI's own server send its tokenizer's ids, which would be embedded as other words than were meant.
@@ -77,14 +99,15 @@ def _own_ids(api: Api, name: str | None, ids: list[int]) -> list[int]:
     Raises:
         ForeignTokenIds: They may be such.
     """
-    tokenizer = api.repository.find(name, task="embed").tokenizer
+    tokenizer = model.tokenizer
     if api.settings.accept_bare_ids:
         return tokenizer.framed(ids)
     if ids and not tokenizer.is_framed(ids):
         raise ForeignTokenIds(
             "`input` holds token ids that do not stand between the special tokens of this model; they may be of"
             " another tokenizer. Send strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False));"
-            " the server takes ids without special tokens with --accept-bare-ids"
+            " the server reads OpenAI's ids with --accept-token-ids cl100k_base, and takes the model's own without"
+            " special tokens with --accept-bare-ids"
         )
     return ids
 
@@ -95,8 +118,8 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
-def _reply(outcome: Outcome[NDArray[np.float32]], encoding: str) -> dict[str, Any]:
-    rows = [base64.b64encode(row.tobytes()).decode() if encoding == "base64" else row for row in outcome.answer]
+def _reply(outcome: Outcome[NDArray[np.float32]], form: VectorType) -> dict[str, Any]:
+    rows = in_form(outcome.answer, form)
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],

@@ -6,7 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import InputType  # noqa: TC001  msgspec reads the annotations
+from serving.http.apis.vectors import VectorType  # noqa: TC001  msgspec reads the annotations
+from serving.records import InputType  # noqa: TC001  likewise
+
+JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "separation", "text-matching"]
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -17,6 +20,9 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
             tokens around them.
         model: Name of a model; with one model for this, any name is taken and the true one returned.
         encoding_format: `base64` is little-endian float32.
+        embedding_type: The form of the vectors, as Jina's clients ask for it; it goes before `encoding_format`.
+        normalized: Scale vectors to length 1, in Jina's word; null means as the model's own folder says.
+        task: Jina's word for the `input_type`, which goes before it.
         dimensions: Keep only the first so many components.
         user: Not used.
         prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
@@ -26,6 +32,9 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     input: str | list[str | list[int] | int]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    embedding_type: VectorType | None = None
+    normalized: bool | None = None
+    task: JinaTask | None = None
     dimensions: int | None = None
     user: str | None = None
     prompt_name: str | None = None
@@ -33,7 +42,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct):
-    """One vector, always of length 1."""
+    """One vector, in the form that was asked for."""
 
     object: Literal["embedding"]
     index: int

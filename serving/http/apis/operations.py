@@ -27,13 +27,13 @@ class StateReply(msgspec.Struct):
     state: str
 
 
-@router.get("/livez", Docs(gives=StateReply, statuses=(503,)), public=True)
+@router.get("/livez", Docs(gives=StateReply, statuses={503: "The server should be restarted."}), public=True)
 async def livez(api: Api, _: HttpRequest) -> HttpReply:
     """200 unless the server should be restarted."""
     return _state(api, good=api.lifecycle.live)
 
 
-@router.get("/readyz", Docs(gives=StateReply, statuses=(503,)), public=True)
+@router.get("/readyz", Docs(gives=StateReply, statuses={503: "New requests should go elsewhere."}), public=True)
 async def readyz(api: Api, _: HttpRequest) -> HttpReply:
     """200 while new requests should come here."""
     return _state(api, good=api.lifecycle.ready)
@@ -45,7 +45,7 @@ async def metrics(api: Api, _: HttpRequest) -> HttpReply:
     return HttpReply(api.render_metrics(), content_type=api.metrics_type.encode())
 
 
-@router.get("/status", Docs(gives=dict[str, Any]))
+@router.get("/status", Docs(gives=dict[str, Any], takes_headers=["Prefer"], gives_headers=["Preference-Applied"]))
 async def status(api: Api, http: HttpRequest) -> HttpReply:
     """State, the last minute, queue, admission, costs and the models."""
     if http.header(b"prefer") == _MINIMAL:

@@ -10,13 +10,14 @@ import numpy as np
 import orjson
 
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
+from serving.http.apis import cohere
+from serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from serving.http.apis.tei_messages import (
     DecodeRequest,
     Direction,
     EmbedAllRequest,
     EmbeddedChunk,
     EmbedRequest,
-    Info,
     PredictRequest,
     Rank,
     RerankRequest,
@@ -28,7 +29,6 @@ from serving.http.apis.tei_messages import (
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, Router, all_models
-from serving.oip.service import SERVER_VERSION
 from serving.records import (
     ChunkOptions,
     ClassifyOptions,
@@ -38,6 +38,7 @@ from serving.records import (
     LateChunkOptions,
     RerankOptions,
 )
+from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,27 +47,20 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.inference.served_models import ServedModel
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Task
     from serving.records import A, Outcome, TaskOptions, TextInput, Truncate
 
 router = Router("TEI")
 
-_COMPUTE_TYPE = "cpu"
 _TIMES = (
-    f"x-compute-type: {_COMPUTE_TYPE}\r\nx-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
-    "x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
-).encode()
+    b"x-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
+    b"x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
+)
 
 _NUMBERS_AT_ONCE = 8192
 _INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
 """What is written on the event loop takes well below a millisecond."""
 
 _LEFT = ("Left", "left")
-_PAIR = 2
-_MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
-_BYTES_PER_ID = 4
 
 _EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRequest), JsonDecoder(PredictRequest)
 _RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
@@ -168,7 +162,7 @@ async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
     """No model here gives sparse vectors."""
     await http.json(_EMBED_ALL, api.turn)
     api.repository.find(http.parameters.get("model"), task="embed")
-    raise WrongTask("no model here makes sparse vectors (TEI's pooling `splade`)")
+    raise WrongTask(NO_SPARSE)
 
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
@@ -186,9 +180,11 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(body, head=_times_head(outcome, texts))
 
 
-@router.infer("/rerank", "rerank", RerankRequest, list[Rank], _RANKED)
+@router.infer("/rerank", "rerank", (RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED)
 async def rerank(api: Api, http: HttpRequest) -> HttpReply:
-    """Order texts by how well they answer a query."""
+    """Order texts by how well they answer a query; `documents` as Jina's and vLLM's rerankers do."""
+    if cohere.brings_documents(http.body):
+        return await cohere.rank(api, http, "1", repeat=True)
     message = await http.json(_RERANK, api.turn)
     pairs = [(message.query, text) for text in message.texts]
     outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
@@ -197,7 +193,9 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
         for index, score in enumerate(outcome.answer)
     ]
     ranks.sort(key=lambda rank: -rank.score)
-    return HttpReply(msgspec.json.encode(ranks), head=_times_head(outcome, [message.query, *message.texts]))
+    return HttpReply(
+        msgspec.json.encode(ranks[: message.top_n]), head=_times_head(outcome, [message.query, *message.texts])
+    )
 
 
 @router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
@@ -222,72 +220,37 @@ async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> Ht
 async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
     """The tokens of texts."""
     message = await http.json(_TOKENIZE, api.turn)
-    texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
-    model = _model(api, http)
-    _check_count(api, len(texts), "inputs")
-    inputs = model.prompted(texts, message.prompt_name, message.input_type)
-    prompted = [text for text in inputs if isinstance(text, str)]
-
-    def read(tokenizer: TextTokenizer) -> bytes:
-        return msgspec.json.encode([tokenizer.tokens(text, special=message.add_special_tokens) for text in prompted])
-
-    return HttpReply(await api.pipeline.read(model, sum(model.tokenizer.sizes_bytes(prompted)), read))
+    return HttpReply(
+        await api.tei.tokenize(
+            http.parameters.get("model"),
+            [message.inputs] if isinstance(message.inputs, str) else message.inputs,
+            msgspec.json.encode,
+            special=message.add_special_tokens,
+            prompt_name=message.prompt_name,
+            input_type=message.input_type,
+        )
+    )
 
 
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
 async def decode(api: Api, http: HttpRequest) -> HttpReply:
     """The texts of token ids."""
     message = await http.json(_DECODE, api.turn)
-    rows = _rows(message.ids)
-    model = _model(api, http)
-    _check_count(api, len(rows), "ids")
-    for row in rows:
-        model.tokenizer.check_readable(row)
-
-    def read(tokenizer: TextTokenizer) -> bytes:
-        return msgspec.json.encode([tokenizer.decode(row, bare=message.skip_special_tokens) for row in rows])
-
-    return HttpReply(await api.pipeline.read(model, _BYTES_PER_ID * sum(map(len, rows)), read))
+    rows, bare = _rows(message.ids), message.skip_special_tokens
+    return HttpReply(await api.tei.decode(http.parameters.get("model"), rows, msgspec.json.encode, bare=bare))
 
 
 @router.named("GET", "/info", Docs(gives=Info, models=all_models))
 async def info(api: Api, http: HttpRequest) -> HttpReply:
     """A model and the server's limits."""
-    model, settings = _model(api, http), api.settings
-    manifest = model.manifest
-    labels = manifest.labels or ("score",)
-    named: dict[str, Any] = {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
-    if manifest.regression:
-        named["problem_type"] = "regression"
-    pooling = ("embedding", {"pooling": manifest.pooling})
-    kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
-    kind, details = kinds.get(manifest.task, ("classifier", named))
-    return json_reply(
-        Info(
-            model_id=manifest.source.name,
-            model_sha=manifest.source.sha256,
-            model_dtype={"fp32": "float32", "fp16": "float16"}.get(model.artifact.precision, model.artifact.precision),
-            served_model_name=model.name,
-            model_type={kind: details},
-            max_concurrent_requests=max(1, settings.max_queue_tokens // manifest.max_length),
-            max_input_length=manifest.max_length,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_batch_requests=None,
-            max_client_batch_size=settings.max_client_batch_size,
-            auto_truncate=settings.auto_truncate,
-            tokenization_workers=1,
-            version=SERVER_VERSION,
-            engine=api.repository.engine,
-            prompts=manifest.prompts,
-            default_prompt_name=manifest.default_prompt,
-        )
-    )
+    return json_reply(api.tei.info(http.parameters.get("model")))
 
 
-@router.get("/health", Docs(statuses=(503,)), public=True)
+_UNHEALTHY = {503: "The server is not ready for requests."}
+
+
+@router.get("/ping", Docs(statuses=_UNHEALTHY), public=True)
+@router.get("/health", Docs(statuses=_UNHEALTHY), public=True)
 async def health(api: Api, _: HttpRequest) -> HttpReply:
     """200 while new requests should come here."""
     if api.lifecycle.ready:
@@ -328,16 +291,10 @@ def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
         return [inputs]
     texts = [value for value in inputs if isinstance(value, str)]
     if not texts:
-        return [_sequence(value) for value in inputs if not isinstance(value, str)]
+        return [text_or_pair(value) for value in inputs if not isinstance(value, str)]
     if len(texts) != len(inputs):
         raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
-    return [_sequence(texts)]
-
-
-def _sequence(texts: list[str]) -> TextInput:
-    if not 1 <= len(texts) <= _PAIR:
-        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    return [text_or_pair(texts)]
 
 
 def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
@@ -364,29 +321,9 @@ def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
     return b"[[" + b"],[".join(texts) + b"]]"
 
 
-def _model(api: Api, http: HttpRequest) -> ServedModel:
-    """The model named; else the only one, else the only or default one of the first task that has such."""
-    repository = api.repository
-    name = http.parameters.get("model")
-    if name is not None or len(repository.models) == 1:
-        return repository.find(name)
-    for task in _MODEL_TYPES:
-        if repository.of_task(task):
-            return repository.find(None, task=task)
-    return repository.find(None)
-
-
 def _rows(ids: list[int | list[int]]) -> list[list[int]]:
     """The ids of each text; those of a single text may come without a list around them."""
     kinds = set(map(type, ids))
     if len(kinds) > 1:
         raise InvalidRequest("`ids` mixes numbers and lists")
     return [cast("list[int]", ids)] if kinds == {int} else cast("list[list[int]]", ids)
-
-
-def _check_count(api: Api, count: int, field: str) -> None:
-    most = api.settings.max_client_batch_size
-    if not count:
-        raise EmptyInput(f"`{field}` is empty; send at least one")
-    if count > most:
-        raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from serving.inference.long_texts import windows_of
-from serving.records import EngineChoice, InputType, Long, Token, Windows, WindowScores
+from serving.records import InputType, Long, Token, Windows, WindowScores
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""
@@ -117,6 +117,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         truncation_direction: Which end is cut.
         raw_scores: Answer the logits themselves, or else their sigmoids; null means as the model's own folder says.
         return_text: Repeat each text beside its score.
+        top_n: Answer the best so many, as LiteLLM asks; null means all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
@@ -126,6 +127,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     truncation_direction: Direction = "Right"
     raw_scores: bool | None = None
     return_text: bool = False
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
@@ -177,51 +179,3 @@ class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 TokenizeReply = list[list[Token]]
 """The tokens of each text."""
-
-
-class Info(msgspec.Struct):
-    """A model and the limits of its server.
-
-    Attributes:
-        model_id: Name of the checkpoint.
-        model_sha: Digest of the checkpoint.
-        model_dtype: What the artifact computes in.
-        served_model_name: What requests call it.
-        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels; a `classifier` whose
-            `problem_type` is `regression` answers values as they are.
-        max_concurrent_requests: Requests of full length that may be under way.
-        max_input_length: Tokens of the longest input.
-        max_batch_tokens: Tokens of the largest batch.
-        max_batch_requests: Always null: only tokens bound a batch.
-        max_client_batch_size: Inputs of one request.
-        auto_truncate: Whether inputs that are too long are cut where a request does not say.
-        tokenization_workers: Texts that are tokenised at a time.
-        version: Of the server.
-        sha: Always null, as the next.
-        docker_label: Always null.
-        engine: What runs the models, and why it is not what would be faster.
-        prompts: What a request may have put before its texts, by name.
-        default_prompt_name: The one that is put there where a request asks for none.
-    """
-
-    model_id: str
-    model_sha: str | None
-    model_dtype: str
-    served_model_name: str
-    model_type: dict[str, dict[str, Any]]
-    max_concurrent_requests: int
-    max_input_length: int
-    max_batch_tokens: int
-    max_batch_requests: int | None
-    max_client_batch_size: int
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: str | None = None
-    docker_label: str | None = None
-    engine: EngineChoice | None = None
-    prompts: dict[str, str] = {}
-    default_prompt_name: str | None = None
-
-
-Score = Annotated[float, msgspec.Meta(description="Between -1 and 1.")]

@@ -1,0 +1,116 @@
+"""The OpenAPI document says what the server does: its examples are asked and compared, its sentences are there."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.support.clients import get, http_call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.browser import Page
+    from tests.support.server import Server
+
+JSON = "application/json"
+COUNTED = "errors"
+"""An object whose names come with what has happened."""
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Method, path and description of each."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def example_of(operation: dict[str, Any], path: str) -> tuple[str, dict[str, str], bytes | None]:
+    """Path, headers and body of the request that the document shows."""
+    headers = {}
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "path":
+            path = path.replace(f"{{{parameter['name']}}}", parameter["schema"]["enum"][0])
+        elif "example" in parameter:
+            headers[parameter["name"]] = parameter["example"]
+    if "requestBody" not in operation:
+        return path, headers, None
+    return (
+        path,
+        {**headers, "Content-Type": JSON},
+        json.dumps(operation["requestBody"]["content"][JSON]["example"]).encode(),
+    )
+
+
+def alike(example: Any, reply: Any, at: str = "") -> list[str]:
+    """Where two replies are of different shapes: other names, other types, or lists of other things."""
+    if example is None or reply is None:
+        return []
+    if isinstance(example, dict) and isinstance(reply, dict):
+        if at.endswith(COUNTED):
+            return []
+        differing = [f"{at}.{name}" for name in example.keys() ^ reply.keys()]
+        return differing + [
+            found
+            for name in example.keys() & reply.keys()
+            for found in alike(example[name], reply[name], f"{at}.{name}")
+        ]
+    if isinstance(example, list) and isinstance(reply, list):
+        return alike(example[0], reply[0], f"{at}[]") if example and reply else []
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (example, reply))
+    return [] if numbers or type(example) is type(reply) else [f"{at}: {example!r} and {reply!r}"]
+
+
+@pytest.fixture(scope="module")
+def document(tasks_server: Server) -> Any:
+    """That of a server with a model of every task."""
+    return get(tasks_server.http, "/openapi.json").json()
+
+
+def test_every_example_is_what_the_server_does(tasks_server: Server, document: dict[str, Any]) -> None:
+    """Its request gets 200 and a reply of the example's shape, and both satisfy their schemas."""
+    compared = []
+    for method, path, operation in operations(document):
+        target, headers, body = example_of(operation, path)
+        reply = http_call(tasks_server.http, method, target, body, headers)
+        assert reply.status == 200, (path, reply.body)
+        for name in operation["responses"]["200"]["headers"].keys() - {
+            "Inference-Header-Content-Length",
+            "Content-Encoding",
+            "X-Cache",
+        }:
+            assert name.lower() in reply.headers, (path, name)
+        content = operation["responses"]["200"].get("content", {}).get(JSON)
+        if content is None:
+            continue
+        schema = {**content["schema"], "components": document["components"]}
+        for value in (content["example"], reply.json()):
+            Draft202012Validator(schema).validate(value)
+        assert alike(content["example"], reply.json()) == [], path
+        compared.append(path)
+    assert len(compared) > 40
+
+
+def test_every_error_says_when_it_comes(document: dict[str, Any]) -> None:
+    """In a sentence for each status, which names what the route has and nothing else."""
+    for _, path, operation in operations(document):
+        for status, response in operation["responses"].items():
+            assert response["description"].endswith("."), (path, status)
+            assert len(response["description"].split()) > 3 or status == "200", (path, status)
+        answered = operation["responses"].keys()
+        assert ("404" in answered) >= ("{model}" in path), path
+        assert not {"422", "429", "504"} & answered or "requestBody" in operation, path
+    embed = document["paths"]["/embed"]["post"]["responses"]
+    assert "4,194,304 bytes" in embed["413"]["description"]
+    assert embed["424"]["description"] == "The model is for another task."
+
+
+def test_the_way_back_to_the_console(tasks_server: Server, page: Page) -> None:
+    """From the documentation's page, above all that Swagger draws."""
+    page.open(f"http://{tasks_server.http}/docs")
+    page.wait("document.querySelectorAll('.opblock').length > 40", "the routes")
+    page.click("body > p a")
+    page.wait("location.pathname === '/' && !document.getElementById('main')?.hidden", "the console")
