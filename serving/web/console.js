@@ -76,18 +76,23 @@ function wanted(error) {
   byId("nothing").hidden = true;
   byId("main").hidden = true;
   state("warn", refused ? "key refused" : "key wanted");
-  byId("key-message").textContent = `The server says: ${error.message}`;
+  say(`The server says: ${error.message}`, refused ? "bad" : "");
   if (byId("key-form").hidden) {
     byId("key-form").hidden = false;
     byId("key").focus();
   }
 }
 
+function say(text, kind) {
+  byId("key-message").textContent = text;
+  byId("key-message").dataset.kind = kind;
+}
+
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = byId("key").value.trim();
   if (!key.usable(given)) {
-    byId("key-message").textContent = "A key has visible ASCII characters only, without spaces.";
+    say("A key has visible ASCII characters only, without spaces.", "bad");
     return;
   }
   key.set(given);

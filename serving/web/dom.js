@@ -28,6 +28,13 @@ export function styled(element, properties) {
   return element;
 }
 
+/** A share of one as a bar; the number beside it says the same in words. */
+export function measured(share) {
+  const length = `${Math.min(1, Math.max(0, share)) * 100}%`;
+  const bar = node("span", { class: "bar", "aria-hidden": "true" }, styled(node("span"), { width: length }));
+  return node("span", { class: "measured" }, bar, node("span", { class: "value" }, percent(share)));
+}
+
 /** A table: `heads` are [text, class] or text, `rows` lists of text or nodes. The first column names its row. */
 export function table(caption, heads, rows, kind = "") {
   const columns = heads.map((head) => (Array.isArray(head) ? head : [head, ""]));
@@ -40,6 +47,21 @@ export function table(caption, heads, rows, kind = "") {
     node("thead", {}, node("tr", {}, ...columns.map(([text, style]) => node("th", { scope: "col", class: style || null }, text)))),
     node("tbody", {}, ...rows.map((row) => node("tr", {}, ...row.map(cell)))),
   );
+}
+
+const CLIPPED = 160;
+
+/** The beginning of a text that is long. */
+export function brief(text) {
+  return text.length <= CLIPPED ? text : `${Array.from(text.slice(0, 2 * CLIPPED)).slice(0, CLIPPED).join("").trimEnd()} …`;
+}
+
+/** A text of any length: of a long one the beginning, and the whole where it is asked for. */
+export function clipped(text) {
+  if (text.length <= CLIPPED) return text;
+  const start = node("span", { class: "start" }, `${brief(text)} `);
+  const all = node("span", { class: "all" }, `all ${count(Array.from(text).length)} characters`);
+  return node("details", { class: "clipped" }, node("summary", {}, start, all), text);
 }
 
 /** What may be wider or higher than its place; the keyboard scrolls it too. */
@@ -59,9 +81,9 @@ export function counted(value, noun) {
   return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
-/** A duration given in microseconds. */
-export function micros(value) {
-  return `${count(Math.round(value))} µs`;
+/** A duration given in microseconds; in milliseconds where the whole that it is a part of takes one or more. */
+export function spent(value, whole = value) {
+  return whole < 1000 ? `${Math.round(value)} µs` : `${(value / 1000).toFixed(2)} ms`;
 }
 
 /** A duration given in milliseconds, to three digits or the hundredth; in seconds from one on. */

@@ -1,19 +1,13 @@
 // Answers, each drawn for what it is. Every drawing returns { summary, nodes }: a sentence and what shows it.
 
-import { counted, node, percent, styled, table } from "./dom.js";
-
-/** A share of one as a bar; the number beside it says the same in words. */
-function bar(share) {
-  const length = `${Math.min(1, Math.max(0, share)) * 100}%`;
-  return node("span", { class: "bar", "aria-hidden": "true" }, styled(node("span"), { width: length }));
-}
+import { clipped, counted, measured, node, percent, table } from "./dom.js";
 
 /** A table of bars: rows are { name, share, cells }, `cells` further columns. */
 function bars(caption, heads, rows) {
   return table(
     caption,
     [...heads.slice(0, 1), ["Score", "measure"], ...heads.slice(1)],
-    rows.map(({ name, share, cells = [] }) => [name, node("span", { class: "measured" }, bar(share), node("span", { class: "value" }, percent(share))), ...cells]),
+    rows.map(({ name, share, cells = [] }) => [typeof name === "string" ? clipped(name) : name, measured(share), ...cells]),
     "bars",
   );
 }

@@ -1,7 +1,7 @@
 // The form: a model, what its task asks for, and the answer below.
 
 import { ask, Refusal } from "./api.js";
-import { bytes, counted, millis, micros, node } from "./dom.js";
+import { brief, bytes, clipped, counted, millis, node, spent } from "./dom.js";
 import { documentation, entered, missing, route, TASKS } from "./tasks.js";
 import { timing } from "./timing.js";
 
@@ -57,7 +57,7 @@ export class RequestForm {
     const lacking = missing(task, input);
     if (lacking) {
       byId(lacking.id).focus();
-      this.#say(`${lacking.label}: nothing is entered.`);
+      this.#say(`${lacking.label}: nothing is entered.`, "bad");
       return;
     }
     this.#running?.abort();
@@ -128,8 +128,9 @@ export class RequestForm {
     return Object.fromEntries(Object.entries(given).filter(([, value]) => value));
   }
 
-  #say(text) {
+  #say(text, kind = "") {
     byId("outcome").textContent = text;
+    byId("outcome").dataset.kind = kind;
   }
 
   /** Quick answers replace one another without a flicker; only a slow one is announced as under way. */
@@ -142,7 +143,7 @@ export class RequestForm {
   }
 
   #show({ summary, nodes }, reply, sent) {
-    this.#say(reply.stages ? `${summary}. ${micros(reply.stages.total)} in the server.` : `${summary}.`);
+    this.#say(reply.stages ? `${summary}. ${spent(reply.stages.total)} in the server.` : `${summary}.`);
     byId("drawing").replaceChildren(node("p", { class: "summary" }, summary), ...nodes.filter(Boolean));
     byId("timing").replaceChildren(node("h3", {}, "Where the time went"), ...timing(reply));
     this.#trace(sent, reply);
@@ -154,7 +155,7 @@ export class RequestForm {
       return;
     }
     if (!(error instanceof Refusal)) {
-      this.#say("The page could not read the reply.");
+      this.#say("The page could not read the reply.", "bad");
       throw error;
     }
     if (error.status === 401) this.#onKeyWanted(error);
@@ -164,9 +165,9 @@ export class RequestForm {
       error.retryMs === null ? null : `try again in ${millis(error.retryMs)}`,
       error.requestId ? `request ${error.requestId}` : null,
     ];
-    this.#say(`${title}: ${error.message}`);
+    this.#say(`${title}: ${brief(error.message)}`, "bad");
     byId("drawing").replaceChildren(
-      node("div", { class: "refusal" }, node("strong", {}, title), node("p", {}, error.message), node("p", { class: "faint" }, facts.filter(Boolean).join(" · "))),
+      node("div", { class: "refusal" }, node("strong", { "data-kind": "bad" }, title), node("p", {}, clipped(error.message)), node("p", { class: "faint" }, facts.filter(Boolean).join(" · "))),
     );
     byId("timing").replaceChildren();
     this.#trace(sent, null);

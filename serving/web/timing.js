@@ -1,6 +1,6 @@
-// Where a request's time went: the stages of its reply's Server-Timing, in microseconds.
+// Where a request's time went: the stages of its reply's Server-Timing.
 
-import { counted, micros, millis, node, percent, styled, table } from "./dom.js";
+import { counted, measured, millis, node, spent, table } from "./dom.js";
 
 const STAGES = [
   ["tokenize", "Tokenise", "text to token ids"],
@@ -8,7 +8,7 @@ const STAGES = [
   ["compute", "Compute", "in the engine"],
 ];
 
-/** The bar, its table, and what else is known of the reply. */
+/** A bar for each stage, and what else is known of the reply. */
 export function timing({ stages, tripMs, tokens, truncated, requestId }) {
   const facts = [
     `${millis(tripMs)} in this browser, network included`,
@@ -19,24 +19,17 @@ export function timing({ stages, tripMs, tokens, truncated, requestId }) {
   const below = node("p", { class: "faint" }, facts.filter(Boolean).join(" · "));
   if (!stages) return [below];
   const rows = parts(stages);
-  const whole = rows.reduce((sum, row) => sum + row.us, 0) || 1;
+  const whole = rows.reduce((sum, row) => sum + row.us, 0);
   // Of several texts, queue and compute are each the longest of any: one waits while another is computed.
   const overlapping = whole > stages.total * 1.01;
-  const segments = rows.map(({ name, us }) => styled(node("span", { class: `stage ${name}` }), { "flex-grow": us / whole }));
-  const spoken = rows.map(({ title, us }) => `${title} ${micros(us)}`).join(", ");
+  const share = (us) => us / (stages.total || 1);
   return [
-    node("div", { class: "stages", role: "img", "aria-label": `Stages of the request: ${spoken}` }, ...segments),
     table(
       "Time in the server",
-      ["Stage", ["Time", "number"], ["Share", "number"], ["What it is", "what"]],
+      ["Stage", ["Time", "number"], ["Share", "measure"], ["What it is", "what"]],
       [
-        ...rows.map(({ name, title, what, us }) => [
-          node("span", {}, node("span", { class: `key ${name}`, "aria-hidden": "true" }), title),
-          micros(us),
-          percent(us / (stages.total || 1)),
-          what,
-        ]),
-        [node("strong", {}, "Total"), node("strong", {}, micros(stages.total)), "", "from the request’s arrival to its answer"],
+        ...rows.map(({ title, what, us }) => [title, spent(us, stages.total), measured(share(us)), what]),
+        [node("strong", {}, "Total"), node("strong", {}, spent(stages.total)), "", "from the request’s arrival to its answer"],
       ],
       "timing",
     ),
@@ -49,7 +42,7 @@ export function timing({ stages, tripMs, tokens, truncated, requestId }) {
 
 /** The stages and what is left of the total: HTTP, JSON, admission, and making the answer of the outputs. */
 function parts(stages) {
-  const known = STAGES.map(([name, title, what]) => ({ name, title, what, us: stages[name] ?? 0 }));
+  const known = STAGES.map(([name, title, what]) => ({ title, what, us: stages[name] ?? 0 }));
   const rest = Math.max(0, stages.total - known.reduce((sum, row) => sum + row.us, 0));
-  return [...known, { name: "rest", title: "Rest", what: "HTTP, JSON, admission, the way to the engine and back", us: rest }];
+  return [...known, { title: "Rest", what: "HTTP, JSON, admission, the way to the engine and back", us: rest }];
 }

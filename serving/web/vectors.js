@@ -1,6 +1,6 @@
 // Embeddings: one vector as a profile, several as a heat map of their cosines; so are those of a text's tokens.
 
-import { counted, drawn, node, scrolling, signed, styled, table } from "./dom.js";
+import { clipped, counted, drawn, node, scrolling, signed, styled, table } from "./dom.js";
 
 const SHOWN = 8;
 const MOST_TOKENS = 24;
@@ -53,7 +53,7 @@ function heatMap(found, texts) {
   const pairs = cosines.flatMap((row, a) => row.slice(a + 1).map((value, offset) => ({ value, a, b: a + 1 + offset })));
   const closest = pairs.reduce((best, pair) => (pair.value > best.value ? pair : best));
   const rows = cosines.map((row, a) => [
-    node("span", { class: "named" }, node("span", { class: "index" }, String(a + 1)), node("span", {}, texts[a])),
+    node("span", { class: "named" }, node("span", { class: "index" }, String(a + 1)), node("span", {}, clipped(texts[a]))),
     ...row.map((value, b) => heat(value, a === b)),
   ]);
   const map = table(

@@ -115,6 +115,20 @@ def test_a_phone_shows_all_of_it(tasks_server: Server, page: Page, task: str) ->
     assert small == []
 
 
+def test_a_phone_shows_where_the_time_went(tasks_server: Server, page: Page) -> None:
+    """Each stage with its time, and bars that are long enough to be compared, side by side with neither."""
+    page.look(width=PHONE, height=740)
+    ask(visit(page, tasks_server), "tag", text=TEXT)
+    boxes = page.run(
+        "[...document.querySelectorAll('.timing tbody tr')].map((row) => [...row.querySelectorAll('th, td:nth-child(2),"
+        " .bar')].map((one) => one.getBoundingClientRect()).map(({ left, right }) => [left, right]))"
+    )
+    assert len(boxes) == 5
+    for name, spent, *bar in boxes:
+        assert 0 <= name[0] < name[1] <= spent[0] < spent[1] <= PHONE
+        assert all(spent[1] <= left and right - left > 100 and right <= PHONE for left, right in bar)
+
+
 def test_nothing_moves_where_that_is_not_wanted(tasks_server: Server, page: Page) -> None:
     """Bars grow for those who do not mind, and are there at once for those who do."""
     moving = (
