@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +36,7 @@ run: models/minilm ## export the demo model once, then serve it
 
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
-  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib
+  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed
 
 # Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
@@ -109,6 +109,17 @@ build/grpc-js/node_modules:
 build/grpclib: $(call STAMP,dev)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $@ grpclib==0.4.9 || \
 	  echo "pip cannot load grpclib: its tests will be skipped"
+
+# The clients that people have, each as `pip install` gives it, in an environment of their own: the server's has other
+# versions of the same packages. 700 MB on disk, in half a minute; pip alone takes minutes to begin.
+build/clients/.installed: tests/contract/clients/requirements.txt | $(BIN)/python
+	@echo "installing the clients of docs/clients.md for their tests ..."
+	@rm -rf build/clients && $(BIN)/python -m venv build/clients
+	@{ build/clients/bin/python -m pip install -qq --disable-pip-version-check uv==0.13.9 && \
+	  build/clients/bin/uv pip install --quiet --python build/clients/bin/python --no-deps -r $< && touch $@; } || \
+	  echo "the clients cannot be installed: their tests will be skipped"
+
+clients: build/clients/.installed ## the clients of docs/clients.md for their tests
 
 foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## other people's clients of gRPC
 
@@ -201,6 +212,7 @@ protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.operations.generated_pages docs
+	@$(BIN)/python -m tests.contract.clients.page docs/clients.md
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
 clean: ## everything that was made here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from numpy.typing import NDArray
+
+    from tests.support.clients import HttpReply
 
 TEXTS = ["What is a T4?", "Eine Grafikkarte für Rechenzentren.", ""]
 
@@ -98,6 +101,52 @@ def test_openai_token_ids_without_special_tokens(models: Path) -> None:
         assert post_json(server.http, "/v1/embeddings", b'{"input": [[]]}').status == 422
     for row in rows:
         np.testing.assert_allclose(row["embedding"], fake_answers(models, TEXTS[:1])[0], atol=1e-6)
+
+
+def test_openai_token_ids_of_its_own_tokenizer(models: Path, tmp_path: Path) -> None:
+    """Where the server has their table they are texts again, whatever is split between ids; others are refused."""
+    pieces = [bytes([value]) for value in range(256)] + [b"What", b" is", b" a", "日".encode()[:2]]
+    file = tmp_path / "ranks"
+    lines = [base64.b64encode(piece) + b" %d\n" % rank for rank, piece in enumerate(pieces)]
+    file.write_bytes(b"".join(lines))
+    ids = [256, 257, 258, *b" T4?"]
+    split = [*b"a ", 259, "日".encode()[2], *"é".encode()]
+    with Server(models, *FAKE, "--accept-token-ids", f"cl100k_base={file}") as server:
+
+        def ask(value: object) -> HttpReply:
+            return post_json(server.http, "/v1/embeddings", json.dumps({"input": value}).encode())
+
+        for sent, texts in ((ids, TEXTS[:1]), ([ids, "a 日é", split], [TEXTS[0], "a 日é", "a 日é"])):
+            rows = [row["embedding"] for row in ask(sent).json()["data"]]
+            np.testing.assert_allclose(rows, fake_answers(models, texts), atol=1e-6)
+        assert ask([[], list(b"a")]).status == 200  # the empty text
+        for sent, status, code, said in (
+            (["a", [1, 260]], 400, "foreign_token_ids", "input 1 holds a token id that cl100k_base does not have"),
+            ([-1], 400, "foreign_token_ids", "input 0"),
+            ([[1] * 8193], 422, "invalid_request", "8193 token ids; at most 8192"),
+        ):
+            reply = ask(sent)
+            assert (reply.status, reply.json()["error"]["code"]) == (status, code)
+            assert said in reply.json()["error"]["message"]
+
+
+def test_jina_types_of_vectors(fake_server: Server, expected: NDArray[np.floating]) -> None:
+    """`embedding_type` names the form, also where OpenAI's client asks for base64 by itself."""
+
+    def ask(**options: object) -> list[object]:
+        body = json.dumps({"model": "jina-embeddings-v3", "input": TEXTS, **options}).encode()
+        reply = post_json(fake_server.http, "/v1/embeddings", body)
+        assert reply.status == 200, reply.body
+        return [row["embedding"] for row in reply.json()["data"]]
+
+    np.testing.assert_array_equal(ask(embedding_type="int8"), np.rint(np.array(ask(), np.float32) * 127))
+    bits = np.array(ask(embedding_type="ubinary", encoding_format="base64"), np.uint8)
+    np.testing.assert_array_equal(np.unpackbits(bits, axis=1), expected > 0)
+    np.testing.assert_array_equal(np.array(ask(embedding_type="binary")) + 128, bits)
+    assert ask(embedding_type="base64") == ask(encoding_format="base64")
+    refused = post_json(fake_server.http, "/v1/embeddings", b'{"input": "a", "embedding_type": "int4"}')
+    assert refused.status == 422
+    assert "ubinary" in refused.json()["error"]["message"]
 
 
 def test_openai_errors(openai_client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import TokenClassificationPipeline, ZeroShotClassificationPipeline
 
-from tests.support.clients import get, post_json
+from tests.support.clients import get, metric, post_json
 from tests.support.server import Server
 from tests.support.tasks import TinyModel, tiny_model, write_bundle
 
@@ -160,10 +160,69 @@ def test_a_model_named_answers_as_its_task_does(tasks_server: Server, tiny_model
     assert ranks == ask(tasks_server, "/rerank", {"query": "it", "texts": texts})
 
 
+@pytest.fixture(scope="module")
+def reranker(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a reranker alone."""
+    repository = tmp_path_factory.mktemp("reranker")
+    write_bundle(repository, tiny_models["rerank"])
+    with Server(repository) as running:
+        yield running
+
+
+def test_sagemaker(server: Server, tasks_server: Server) -> None:
+    """`/ping` is 200 without a body where the server is ready, `/invocations` answers as `/` does."""
+    assert (get(server.http, "/ping").status, get(server.http, "/ping").body) == (200, b"")
+    for message in ({"inputs": TEXT}, {"inputs": [TEXT], "parameters": {"candidate_labels": LABELS}}):
+        assert ask(server, "/invocations", message) == ask(server, "/", message)
+    refused = ask(server, "/invocations", {"inputs": []}, 400)
+    assert (refused["error_type"], "empty" in refused["error"]) == ("Empty", True)
+    for path in ("/invocations", "/vertex"):
+        message = {"inputs": TEXT} if path == "/invocations" else {"instances": [{"inputs": TEXT}]}
+        assert "7 models are served" in ask(tasks_server, path, message, 400)["error"]
+
+
+def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
+    """For each instance what `/` answers it; the parameters are those of instances without."""
+    instances = [{"inputs": TEXT}, {"inputs": ["it", TEXT]}, {"inputs": "it", "parameters": {"top_k": 2}}]
+    shared = {"top_k": 1}
+    before = metric(server, "bertserve_texts_total")
+    found = ask(server, "/vertex", {"instances": instances, "parameters": shared})
+    assert metric(server, "bertserve_texts_total") == before + 4
+    assert found == {"predictions": [ask(server, "/", {"parameters": shared, **instance}) for instance in instances]}
+    assert [len(prediction[0]) for prediction in found["predictions"]] == [1, 1, 2]
+    text = {"inputs": "What is a T4?"}
+    reply = ask(fake_server, "/vertex", {"instances": [text] * 3, "parameters": {"dimensions": 8}})
+    assert reply == {"predictions": [ask(fake_server, "/embed", {**text, "dimensions": 8})] * 3}
+    query = {"query": "it", "texts": ["the server", "it is"]}
+    reply = ask(reranker, "/vertex", {"instances": [query], "parameters": {"raw_scores": True}})
+    assert reply == {"predictions": [ask(reranker, "/rerank", {**query, "raw_scores": True})]}
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "kind", "said"),
+    [
+        ({"instances": []}, 400, "Empty", "`instances` is empty"),
+        ({"instances": [{"inputs": TEXT}] * 33}, 422, "Validation", "33 inputs in one request; at most 32"),
+        ({"instances": ["a"]}, 422, "Validation", "expected `object`, got `str`"),
+        ({"instances": [{"inputs": TEXT}, {"text": TEXT}]}, 422, "Validation", "instance 1: "),
+        ({"instances": [{"inputs": TEXT}, {"inputs": []}]}, 400, "Empty", "instance 1: the list of inputs is empty"),
+        ({"instances": [{"inputs": TEXT}], "parameters": {"top": 1}}, 422, "Validation", "instance 0: unknown field"),
+        ({"inputs": TEXT}, 422, "Validation", "unknown field"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_instances_that_are_refused(server: Server, message: dict[str, Any], status: int, kind: str, said: str) -> None:
+    """All are answered or none, and the one that is wrong is named; nothing of the others stays under way."""
+    refused = ask(server, "/vertex", message, status)
+    assert refused["error_type"] == kind
+    assert said in refused["error"]
+    assert metric(server, "bertserve_admitted_tokens") == 0
+
+
 def test_several_models_and_no_name(tasks_server: Server) -> None:
     """The client shows which there are and how one is asked."""
     client = InferenceClient(base_url=f"http://{tasks_server.http}")
-    with pytest.raises(HfHubHTTPError, match=r"several models are served \(.*fill_mask.*\); ask /models/NAME"):
+    with pytest.raises(HfHubHTTPError, match=r"7 models are served \(.*fill_mask.*\); name one.* below /models/NAME"):
         client.feature_extraction("a")
     with pytest.raises(HfHubHTTPError, match="no model of that name"):
         InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")

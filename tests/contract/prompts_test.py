@@ -55,7 +55,7 @@ def tei(server: Server, model: str, text: str = TEXT, **choice: str) -> NDArray[
     return np.array(reply.json()[0], np.float32)
 
 
-def from_openai(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
+def from_openai(server: Server, model: str, **choice: Any) -> NDArray[np.float32]:
     """The same from the `openai` package's client, which hands on fields that it does not know."""
     with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
         reply = client.embeddings.create(model=model, input=TEXT, extra_body=choice)
@@ -79,7 +79,28 @@ def v2_grpc(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
     return np.array(vectors[0], np.float32)
 
 
-@pytest.mark.parametrize("ask", [tei, from_openai, v2_json, v2_grpc])
+def cohere(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
+    """The same from Cohere's `/v2/embed`, which has types of input and no names of prompts."""
+    if "prompt_name" in choice:
+        pytest.skip("the protocol has no prompt_name")
+    reply = post(server, "/v2/embed", model=model, texts=[TEXT], **choice)
+    assert reply.status == 200, reply.body
+    return np.array(reply.json()["embeddings"]["float"][0], np.float32)
+
+
+JINA = {"query": "retrieval.query", "document": "retrieval.passage", "clustering": "separation"}
+
+
+@pytest.mark.parametrize("input_type", JINA)
+def test_jinas_tasks_are_types_of_input(server: Server, input_type: str) -> None:
+    """And a task without a side gets no prompt."""
+    found = from_openai(server, "searching", task=JINA[input_type])
+    np.testing.assert_array_equal(found, from_openai(server, "searching", input_type=input_type))
+    plain = from_openai(server, "searching", task="text-matching", normalized=False)
+    np.testing.assert_allclose(plain / np.linalg.norm(plain), tei(server, "plain"), atol=1e-6)
+
+
+@pytest.mark.parametrize("ask", [tei, from_openai, cohere, v2_json, v2_grpc])
 @pytest.mark.parametrize(
     ("model", "choice", "prompt"),
     [

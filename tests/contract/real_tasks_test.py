@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import InferenceClient
 from transformers import (
     AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    TextClassificationPipeline,
     TokenClassificationPipeline,
 )
 
@@ -168,6 +170,29 @@ def test_questions(server: Server) -> None:
             expected[key] for key in ("start", "end", "answer")
         ]
         assert found["score"] == pytest.approx(expected["score"], abs=1e-3)
+
+
+def test_hugging_faces_client(server: Server) -> None:
+    """With an address alone it gives the labels, entities and answers of transformers' pipelines."""
+
+    def client(name: str) -> InferenceClient:
+        return InferenceClient(base_url=f"http://{server.http}/models/{name}")
+
+    def same(found: Any, expected: Any, close: float, *keys: str) -> None:
+        assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
+        assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=close)
+
+    for text in ("Angela Merkel flew to Toronto and loved it.", "The film drags, and nobody at Netflix cared."):
+        tokenizer, model = loaded(AutoModelForSequenceClassification, NAMES[0])
+        classes = TextClassificationPipeline(model=model, tokenizer=tokenizer)(text, top_k=None)
+        same(client(NAMES[0]).text_classification(text), classes, SAME_SCORE, "label")
+        tokenizer, model = loaded(AutoModelForTokenClassification, NAMES[2])
+        entities = TokenClassificationPipeline(model=model, tokenizer=tokenizer)(text, aggregation_strategy="simple")
+        same(client(NAMES[2]).token_classification(text), entities, SAME_SCORE, "entity_group", "start", "end")
+    tokenizer, model = loaded(AutoModelForQuestionAnswering, NAMES[1])
+    asked = {"question": "Who flew to the Moon?", "context": "Armstrong and Aldrin flew to the Moon in July 1969."}
+    answers = pipeline_answers(TinyModel("answer", model, tokenizer), **asked)
+    same([client(NAMES[1]).question_answering(**asked)], answers, 1e-3, "answer", "start", "end")
 
 
 @pytest.mark.parametrize("overlap", [None, 0, 100])

@@ -75,6 +75,7 @@ def test_token_counts(fake_server: Server, transport: type[Transport], models: P
         headers = client.embed(TEXTS).headers
     assert int(headers["x-compute-tokens"]) == sum(len(token_ids(models, text)) for text in TEXTS)
     assert headers["x-truncated-tokens"] == "0"
+    assert headers["x-compute-type"] == "cpu"
 
 
 def test_openai_usage_is_the_token_count(fake_server: Server, models: Path) -> None:

@@ -35,11 +35,12 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models of every task, called `{task}-0` and `{task}-1`."""
+    """Two models of every task, called `{task}-0` and `{task}-1`; the folder of `embed-1` does not scale vectors."""
     root = tmp_path_factory.mktemp("several")
     for task in TASKS:
         for seed in (0, 1):
-            write_bundle(root, tiny_model(task, seed), f"{task}-{seed}")
+            fields = {"normalize": False} if (task, seed) == ("embed", 1) else {}
+            write_bundle(root, tiny_model(task, seed), f"{task}-{seed}", **fields)
     return root
 
 
@@ -93,6 +94,21 @@ def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server,
     assert (error if isinstance(error, str) else error["message"]).startswith("2 models are served")
 
 
+def test_vectors_are_scaled_as_the_folder_says(several: Server) -> None:
+    """Where the request does not say, on every route."""
+    for seed in (0, 1):
+        name = f"embed-{seed}"
+        (vector,) = ask(several, f"/models/{name}/embed", {"inputs": TEXTS[0]}).json()
+        assert (abs(np.linalg.norm(vector) - 1) < 1e-5) == (seed == 0)
+        assert ask(several, f"/models/{name}", {"inputs": TEXTS[0]}).json() == [vector]
+        by_openai = ask(several, "/v1/embeddings", {"model": name, "input": TEXTS[0]}).json()
+        assert by_openai["data"][0]["embedding"] == vector
+        by_cohere = ask(several, "/v1/embed", {"model": name, "texts": TEXTS[:1]}).json()
+        assert by_cohere["embeddings"] == [vector]
+        (scaled,) = ask(several, f"/models/{name}", {"inputs": TEXTS[0], "parameters": {"normalize": True}}).json()
+        np.testing.assert_allclose(scaled, vector / np.linalg.norm(vector), atol=1e-6)
+
+
 def test_names_that_lead_nowhere(several: Server) -> None:
     """An unknown name is 404, a model of another task 424 on TEI's routes and 400 on ours."""
     assert ask(several, "/models/nobody/embed", {"inputs": "a"}).status == 404
@@ -120,10 +136,14 @@ def test_openai_names_select(several: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.embeddings.create(model="text-embedding-3-small", input=TEXTS[0])
     assert unknown.value.code == "model_not_found"
+    assert "(embed-0, embed-1); name one, in `model`" in unknown.value.message
     with pytest.raises(openai.BadRequestError) as other:
         client.embeddings.create(model="tag-0", input=TEXTS[0])
     assert other.value.code == "wrong_task"
-    assert ask(several, "/v1/embeddings", {"input": "a"}).status == 400
+    for path, message in (("/v1/embeddings", {"input": "a"}), ("/v2/embed", {"texts": ["a"]})):
+        assert ask(several, path, message).status == 400
+        assert ask(several, path, {**message, "model": "embed-english-v3.0"}).status == 404
+        assert ask(several, path, {**message, "model": "embed-1"}).json()["model"] == "embed-1"
 
 
 def test_openai_lists_the_models(client: openai.OpenAI, fake_server: Server) -> None:
@@ -152,24 +172,20 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     unknown = ask(several, path, {**message, "model": "rerank-v3.5"})
     assert unknown.status == 404
     assert unknown.json().keys() == {"id", "message"}
+    assert re.search(
+        r"2 models are served for rerank \(rerank-0, rerank-1\).*`model`.*--default", unknown.json()["message"]
+    )
     assert ask(tasks_server, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (
         ({"top_n": 0}, 422),
         ({"documents": []}, 422),
-        ({"max_tokens_per_doc": 10}, 422),
+        ({"max_tokens_per_doc": 0}, 422),
+        ({"max_chunks_per_doc": 0}, 422),
         ({"max_tokens_per_doc": 4096}, 200),
         ({"surprise": 1}, 422),
         ({"model": None}, 400),
     ):
         assert ask(several, path, {**message, **change}).status == status, change
-
-
-def test_coheres_first_version_takes_and_returns_documents(tasks_server: Server) -> None:
-    """Documents may be objects, and come back where asked."""
-    documents = [{"text": "it is"}, "a text"]
-    message = {"query": "is it", "documents": documents, "return_documents": True}
-    results = ask(tasks_server, "/v1/rerank", message).json()["results"]
-    assert {entry["index"]: entry["document"]["text"] for entry in results} == {0: "it is", 1: "a text"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,649 @@
+"""What the clients that people have are asked, as their users write it; nothing here knows the server.
+
+`python cases.py FAMILY URL ALONE GRPC` does all that is to be asked of the clients of a family and prints what came, as
+JSON by the case's name. It runs where the clients are installed; where they are not, this module still tells its cases.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Nothing here is to ask anybody but the server.
+QUIET = {
+    "ANONYMIZED_TELEMETRY": "False",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+TEXTS = ["A T4 is a graphics card for servers.", "The cat sleeps on the sofa.", "What is a T4?"]
+QUERY = "Which card computes?"
+DOCUMENTS = ["the server is on", "It is a text, and not on the server.", "a text of it", "not the server"]
+SENTENCE = "the server is not on it"
+CONTEXT = "It is a text. The server is in the text, and that is not on it for a server with text."
+QUESTION = "what is in the text"
+MASKED = "the [MASK] is on"
+LABELS = ["text", "server", "it is"]
+KEY = "unused"
+TOKENIZERS = "litellm_core_utils/tokenizers"
+CL100K_BASE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+"""What tiktoken calls its copy of the vocabulary of that name."""
+
+MANY = 33
+"""One more than `--max-client-batch-size` takes."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to ask.
+
+    Attributes:
+        url: Of a server of a model of every task.
+        alone: Of one of a model for embeddings and nothing else, which reads OpenAI's token ids.
+        grpc: `host:port` of the first.
+    """
+
+    url: str
+    alone: str
+    grpc: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+        client: The package, as it is installed.
+        call: What its user writes; URL and GRPC stand for the server's addresses.
+        gives: What must come, one of the right answers of the test; empty where the client cannot.
+        words: What it shows then.
+        cure: What to do instead.
+    """
+
+    client: str
+    call: str
+    gives: str
+    words: str
+    cure: str
+    run: Callable[[Server], Any]
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def family(self) -> str:
+        """Packages of one family import much of the same, and are asked by one process."""
+        return self.client.partition("-")[0]
+
+
+CASES: list[Case] = []
+
+
+def case(client: str, call: str, gives: str = "", *, words: str = "", cure: str = "") -> Any:
+    """Lists a function as a case."""
+
+    def add(run: Callable[[Server], Any]) -> Callable[[Server], Any]:
+        CASES.append(Case(client, call, gives, words, cure, run))
+        return run
+
+    return add
+
+
+# OpenAI's client.
+
+
+@case("openai", '`OpenAI(base_url="URL/v1", ...).embeddings.create(model=..., input=[...])`', "vectors")
+def openai_embeddings(server: Server) -> Any:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    return [one.embedding for one in client.embeddings.create(model="text-embedding-3-small", input=TEXTS).data]
+
+
+@case("openai", "the same with `AsyncOpenAI`", "vectors")
+def openai_async(server: Server) -> Any:
+    import asyncio
+
+    from openai import AsyncOpenAI
+
+    async def ask() -> Any:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
+            return await client.embeddings.create(model="minilm", input=TEXTS, encoding_format="float")
+
+    return [one.embedding for one in asyncio.run(ask()).data]
+
+
+@case("openai", "`OpenAI(...).models.list()`", "models")
+def openai_models(server: Server) -> Any:
+    from openai import OpenAI
+
+    return [one.id for one in OpenAI(base_url=f"{server.url}/v1", api_key=KEY).models.list()]
+
+
+# LangChain.
+
+
+@case(
+    "langchain-openai",
+    '`OpenAIEmbeddings(base_url="URL/v1", check_embedding_ctx_length=False, ...).embed_documents([...])`',
+    "vectors",
+)
+def langchain_openai(server: Server) -> Any:
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(base_url=f"{server.url}/v1", api_key=KEY, check_embedding_ctx_length=False)
+    return embeddings.embed_documents(TEXTS)
+
+
+@case(
+    "langchain-openai",
+    '`OpenAIEmbeddings(base_url="URL/v1", ...).embed_documents([...])`',
+    words="`input` holds token ids that do not stand between the special tokens of this model",
+    cure="`check_embedding_ctx_length=False`",
+)
+def langchain_openai_tokens(server: Server) -> Any:
+    return _langchain_by_tokens(server.url)
+
+
+@case("langchain-openai", "the same, the server with `--accept-token-ids cl100k_base=PATH`", "vectors")
+def langchain_openai_tokens_read(server: Server) -> Any:
+    return _langchain_by_tokens(server.alone)
+
+
+def _langchain_by_tokens(url: str) -> Any:
+    from langchain_openai import OpenAIEmbeddings
+
+    # The vocabulary, which it would load from elsewhere, lies in another client.
+    package = importlib.util.find_spec("litellm")
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(package.origin).parent / TOKENIZERS)
+    return OpenAIEmbeddings(base_url=f"{url}/v1", api_key=KEY).embed_documents(TEXTS)
+
+
+def _endpoint(server: Server) -> Any:
+    from huggingface_hub import InferenceClient
+    from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+    embeddings = HuggingFaceEndpointEmbeddings(model="minilm")
+    embeddings.client = InferenceClient(base_url=f"{server.url}/models/minilm")
+    return embeddings
+
+
+@case(
+    "langchain-huggingface",
+    '`embeddings = HuggingFaceEndpointEmbeddings(model="minilm"); embeddings.client = '
+    'InferenceClient(base_url="URL/models/minilm"); embeddings.embed_documents([...])`',
+    "vectors",
+)
+def langchain_huggingface(server: Server) -> Any:
+    return _endpoint(server).embed_documents(TEXTS)
+
+
+@case(
+    "langchain-huggingface",
+    "the same with 33 texts",
+    words="33 inputs in one request; at most 32 are taken",
+    cure="start the server with `--max-client-batch-size`",
+)
+def langchain_huggingface_many(server: Server) -> Any:
+    return _endpoint(server).embed_documents(TEXTS[:1] * MANY)
+
+
+@case(
+    "langchain-huggingface",
+    '`HuggingFaceEndpointEmbeddings(model="URL")`',
+    words="`model` must be a HuggingFace repo ID, not a URL.",
+    cure="set `client`, as above",
+)
+def langchain_huggingface_url(server: Server) -> Any:
+    from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+    return HuggingFaceEndpointEmbeddings(model=server.url).embed_documents(TEXTS)
+
+
+# LlamaIndex.
+
+
+@case(
+    "llama-index-embeddings-openai",
+    '`OpenAIEmbedding(api_base="URL/v1", ...).get_text_embedding_batch([...])`',
+    "vectors",
+)
+def llama_openai(server: Server) -> Any:
+    from llama_index.embeddings.openai import OpenAIEmbedding
+
+    return OpenAIEmbedding(api_base=f"{server.url}/v1", api_key=KEY).get_text_embedding_batch(TEXTS)
+
+
+@case(
+    "llama-index-embeddings-openai",
+    '`OpenAIEmbedding(model="minilm", ...)`',
+    words="'minilm' is not a valid OpenAIEmbeddingModelType",
+    cure='`model_name="minilm"`, or leave it out',
+)
+def llama_openai_model(server: Server) -> Any:
+    from llama_index.embeddings.openai import OpenAIEmbedding
+
+    embedding = OpenAIEmbedding(model="minilm", api_base=f"{server.url}/v1", api_key=KEY)
+    return embedding.get_text_embedding_batch(TEXTS)
+
+
+@case(
+    "llama-index-embeddings-openai-like",
+    '`OpenAILikeEmbedding(model_name="minilm", api_base="URL/v1").get_query_embedding(...)`',
+    "vector",
+)
+def llama_openai_like(server: Server) -> Any:
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+
+    return OpenAILikeEmbedding(model_name="minilm", api_base=f"{server.url}/v1").get_query_embedding(TEXTS[0])
+
+
+@case(
+    "llama-index-embeddings-text-embeddings-inference",
+    '`TextEmbeddingsInference(model_name=..., base_url="URL").get_text_embedding_batch([...])`',
+    "vectors",
+)
+def llama_tei(server: Server) -> Any:
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    return TextEmbeddingsInference(model_name="minilm", base_url=server.url).get_text_embedding_batch(TEXTS)
+
+
+@case(
+    "llama-index-embeddings-huggingface-api",
+    '`HuggingFaceInferenceAPIEmbedding(model_name="URL/models/minilm").get_text_embedding(...)`',
+    "vector",
+)
+def llama_huggingface(server: Server) -> Any:
+    from llama_index.embeddings.huggingface_api import HuggingFaceInferenceAPIEmbedding
+
+    embedding = HuggingFaceInferenceAPIEmbedding(model_name=f"{server.url}/models/minilm")
+    return embedding.get_text_embedding(TEXTS[0])
+
+
+# Haystack.
+
+
+def _embedded(embedder: Any) -> Any:
+    from haystack import Document
+
+    embedder.warm_up()
+    return [one.embedding for one in embedder.run([Document(content=text) for text in TEXTS])["documents"]]
+
+
+@case("haystack-ai", '`OpenAIDocumentEmbedder(api_base_url="URL/v1", ...).run([...])`', "vectors")
+def haystack_openai(server: Server) -> Any:
+    from haystack.components.embedders import OpenAIDocumentEmbedder
+    from haystack.utils import Secret
+
+    key = Secret.from_token(KEY)
+    return _embedded(OpenAIDocumentEmbedder(api_key=key, api_base_url=f"{server.url}/v1", progress_bar=False))
+
+
+@case("haystack-ai", '`OpenAITextEmbedder(api_base_url="URL/v1", ...).run(...)`', "vector")
+def haystack_openai_text(server: Server) -> Any:
+    from haystack.components.embedders import OpenAITextEmbedder
+    from haystack.utils import Secret
+
+    embedder = OpenAITextEmbedder(api_key=Secret.from_token(KEY), api_base_url=f"{server.url}/v1")
+    return embedder.run(TEXTS[0])["embedding"]
+
+
+@case(
+    "huggingface-api-haystack",
+    '`HuggingFaceAPIDocumentEmbedder(api_type="text_embeddings_inference", '
+    'api_params={"url": "URL/models/minilm"}).run([...])`',
+    "vectors",
+)
+def haystack_tei(server: Server) -> Any:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
+
+    return _embedded(
+        HuggingFaceAPIDocumentEmbedder(
+            api_type="text_embeddings_inference", api_params={"url": f"{server.url}/models/minilm"}, progress_bar=False
+        )
+    )
+
+
+@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise", "vector")
+def haystack_tei_text(server: Server) -> Any:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+
+    embedder = HuggingFaceAPITextEmbedder(
+        api_type="text_embeddings_inference", api_params={"url": f"{server.url}/models/minilm"}
+    )
+    return embedder.run(TEXTS[0])["embedding"]
+
+
+def _ranked(ranker: Any) -> Any:
+    from haystack import Document
+
+    ranker.warm_up()
+    found = ranker.run(query=QUESTION, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
+    return [[DOCUMENTS.index(one.content), one.score] for one in found]
+
+
+@case("huggingface-api-haystack", '`HuggingFaceTEIRanker(url="URL").run(query=..., documents=[...])`', "ranks")
+def haystack_ranker(server: Server) -> Any:
+    from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+
+    return _ranked(HuggingFaceTEIRanker(url=server.url))
+
+
+@case(
+    "huggingface-api-haystack",
+    '`HuggingFaceAPIDocumentEmbedder(api_params={"url": "GRPC"}, use_grpc=True, ...).run([...])`',
+    "vectors",
+)
+def haystack_grpc(server: Server) -> Any:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
+
+    return _embedded(
+        HuggingFaceAPIDocumentEmbedder(
+            api_type="text_embeddings_inference",
+            api_params={"url": server.grpc},
+            use_grpc=True,
+            progress_bar=False,
+        )
+    )
+
+
+@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise over gRPC", "vector")
+def haystack_grpc_text(server: Server) -> Any:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+
+    embedder = HuggingFaceAPITextEmbedder(
+        api_type="text_embeddings_inference", api_params={"url": server.grpc}, use_grpc=True
+    )
+    return embedder.run(TEXTS[0])["embedding"]
+
+
+@case("huggingface-api-haystack", '`HuggingFaceTEIRanker(url="GRPC", use_grpc=True).run(...)`', "ranks")
+def haystack_grpc_ranker(server: Server) -> Any:
+    from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+
+    return _ranked(HuggingFaceTEIRanker(url=server.grpc, use_grpc=True))
+
+
+# Hugging Face's own client.
+
+
+def _inference(url: str) -> Any:
+    from huggingface_hub import InferenceClient
+
+    return InferenceClient(base_url=url)
+
+
+def _spans(found: Any, *keys: str) -> Any:
+    return [{key: one[key] for key in keys} for one in found]
+
+
+@case("huggingface-hub", '`InferenceClient(base_url="URL").feature_extraction([...])`, of an only model', "vectors")
+def hub_features(server: Server) -> Any:
+    return _inference(server.alone).feature_extraction(TEXTS).tolist()
+
+
+@case("huggingface-hub", "`sentence_similarity(sentence, [...])`, likewise", "cosines")
+def hub_similarity(server: Server) -> Any:
+    return _inference(server.alone).sentence_similarity(TEXTS[0], TEXTS[1:])
+
+
+@case(
+    "huggingface-hub",
+    '`InferenceClient(base_url="URL").feature_extraction([...])`, of one of several models',
+    words="models are served",
+    cure='`base_url="URL/models/NAME"`',
+)
+def hub_several(server: Server) -> Any:
+    return _inference(server.url).feature_extraction(TEXTS).tolist()
+
+
+@case("huggingface-hub", '`InferenceClient(base_url="URL/models/NAME").text_classification(...)`', "classes")
+def hub_classes(server: Server) -> Any:
+    return _spans(_inference(f"{server.url}/models/classify").text_classification(SENTENCE), "label", "score")
+
+
+@case("huggingface-hub", "`token_classification(...)`, likewise", "entities")
+def hub_entities(server: Server) -> Any:
+    found = _inference(f"{server.url}/models/tag").token_classification(SENTENCE)
+    return _spans(found, "entity_group", "start", "end", "score")
+
+
+@case("huggingface-hub", "`question_answering(question=..., context=...)`, likewise", "answers")
+def hub_answer(server: Server) -> Any:
+    found = _inference(f"{server.url}/models/answer").question_answering(question=QUESTION, context=CONTEXT)
+    return _spans([found], "answer", "start", "end", "score")
+
+
+@case("huggingface-hub", "`fill_mask(...)`, likewise", "masked words")
+def hub_masked(server: Server) -> Any:
+    return _spans(_inference(f"{server.url}/models/fill_mask").fill_mask(MASKED), "token", "token_str", "score")
+
+
+@case("huggingface-hub", "`zero_shot_classification(text, [...])`, likewise", "labels")
+def hub_labels(server: Server) -> Any:
+    return _spans(_inference(f"{server.url}/models/nli").zero_shot_classification(SENTENCE, LABELS), "label", "score")
+
+
+# LiteLLM, by the providers whose servers it takes this one for.
+
+
+def _litellm_embedding(**options: Any) -> Any:
+    import litellm
+
+    return [one["embedding"] for one in litellm.embedding(input=TEXTS, **options).data]
+
+
+def _litellm_rerank(**options: Any) -> Any:
+    import litellm
+
+    found = litellm.rerank(query=QUESTION, documents=DOCUMENTS, **options).results
+    return [[one["index"], one["relevance_score"]] for one in found]
+
+
+@case("litellm", '`embedding(model="openai/minilm", api_base="URL/v1", ...)`', "vectors")
+def litellm_openai(server: Server) -> Any:
+    return _litellm_embedding(model="openai/minilm", api_base=f"{server.url}/v1", api_key=KEY)
+
+
+@case("litellm", '`embedding(model="hosted_vllm/minilm", api_base="URL/v1")`', "vectors")
+def litellm_vllm(server: Server) -> Any:
+    return _litellm_embedding(model="hosted_vllm/minilm", api_base=f"{server.url}/v1")
+
+
+@case("litellm", '`rerank(model="hosted_vllm/rerank", api_base="URL", ...)`, or `"URL/v1"`', "ranks")
+def litellm_vllm_rerank(server: Server) -> Any:
+    return _litellm_rerank(model="hosted_vllm/rerank", api_base=server.url)
+
+
+@case("litellm", '`embedding(model="infinity/minilm", api_base="URL/v1", ...)`', "vectors")
+def litellm_infinity(server: Server) -> Any:
+    return _litellm_embedding(model="infinity/minilm", api_base=f"{server.url}/v1", api_key=KEY)
+
+
+@case("litellm", '`rerank(model="infinity/rerank", api_base="URL/v1", return_documents=False, ...)`', "ranks")
+def litellm_infinity_rerank(server: Server) -> Any:
+    return _litellm_rerank(model="infinity/rerank", api_base=f"{server.url}/v1", api_key=KEY, return_documents=False)
+
+
+@case(
+    "litellm",
+    '`rerank(model="infinity/rerank", ...)`, which asks for the documents back',
+    words="results.0.document.text",
+    cure="`return_documents=False`: infinity repeats a document as a string, Cohere, Jina and vLLM as an object",
+)
+def litellm_infinity_documents(server: Server) -> Any:
+    return _litellm_rerank(model="infinity/rerank", api_base=f"{server.url}/v1", api_key=KEY)
+
+
+@case("litellm", '`embedding(model="jina_ai/minilm", api_base="URL/v1", ...)`', "vectors")
+def litellm_jina(server: Server) -> Any:
+    return _litellm_embedding(model="jina_ai/minilm", api_base=f"{server.url}/v1", api_key=KEY)
+
+
+@case("litellm", '`rerank(model="jina_ai/rerank", api_base="URL", ...)`', "ranks")
+def litellm_jina_rerank(server: Server) -> Any:
+    return _litellm_rerank(model="jina_ai/rerank", api_base=server.url, api_key=KEY)
+
+
+@case("litellm", '`embedding(model="huggingface/minilm", api_base="URL/embed", input_type="embed")`', "vectors")
+def litellm_huggingface(server: Server) -> Any:
+    return _litellm_embedding(model="huggingface/minilm", api_base=f"{server.url}/embed", input_type="embed")
+
+
+@case("litellm", '`rerank(model="huggingface/rerank", api_base="URL", ...)`', "ranks")
+def litellm_huggingface_rerank(server: Server) -> Any:
+    return _litellm_rerank(model="huggingface/rerank", api_base=server.url)
+
+
+@case("litellm", '`rerank(model="huggingface/rerank", api_base="URL", top_n=2, ...)`', "best two")
+def litellm_huggingface_best(server: Server) -> Any:
+    return _litellm_rerank(model="huggingface/rerank", api_base=server.url, top_n=2)
+
+
+@case("litellm", '`embedding(model="triton/minilm", api_base="URL/v2/models/minilm/infer")`', "vectors")
+def litellm_triton(server: Server) -> Any:
+    return _litellm_embedding(model="triton/minilm", api_base=f"{server.url}/v2/models/minilm/infer")
+
+
+# Cohere's clients of both versions of its API.
+
+
+def _cohere_ranks(found: Any) -> Any:
+    return [[one.index, one.relevance_score] for one in found.results]
+
+
+@case("cohere", '`Client(base_url="URL", ...).rerank(query=..., documents=[...])`', "ranks")
+def cohere_v1_rerank(server: Server) -> Any:
+    import cohere
+
+    client = cohere.Client(KEY, base_url=server.url)
+    return _cohere_ranks(client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS))
+
+
+@case("cohere", '`ClientV2(base_url="URL", ...).rerank(model=..., query=..., documents=[...])`', "ranks")
+def cohere_v2_rerank(server: Server) -> Any:
+    import cohere
+
+    client = cohere.ClientV2(KEY, base_url=server.url)
+    return _cohere_ranks(client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS))
+
+
+@case("cohere", '`Client(base_url="URL", ...).embed(texts=[...], input_type="search_document")`', "vectors")
+def cohere_v1_embed(server: Server) -> Any:
+    import cohere
+
+    client = cohere.Client(KEY, base_url=server.url)
+    return client.embed(texts=TEXTS, model="embed-english-v3.0", input_type="search_document").embeddings
+
+
+def _cohere_types(client: Any) -> Any:
+    kinds = ["float", "ubinary"]
+    found = client.embed(texts=TEXTS, model="embed-v4.0", input_type="search_document", embedding_types=kinds)
+    return {"vectors": found.embeddings.float_, "bits": found.embeddings.ubinary}
+
+
+@case("cohere", '`Client(...).embed(..., embedding_types=["float", "ubinary"])`', "vectors and bits")
+def cohere_v1_types(server: Server) -> Any:
+    import cohere
+
+    return _cohere_types(cohere.Client(KEY, base_url=server.url))
+
+
+@case("cohere", '`ClientV2(base_url="URL", ...).embed(..., embedding_types=["float", "ubinary"])`', "vectors and bits")
+def cohere_v2_embed(server: Server) -> Any:
+    import cohere
+
+    return _cohere_types(cohere.ClientV2(KEY, base_url=server.url))
+
+
+# Stores of vectors.
+
+
+def _chroma(function: Any, count: int = 1) -> Any:
+    import chromadb
+
+    collection = chromadb.EphemeralClient().create_collection(f"{function.name()}-{count}", embedding_function=function)
+    texts = TEXTS * count
+    collection.add(ids=[str(index) for index in range(len(texts))], documents=texts)
+    return [int(one) for one in collection.query(query_texts=[QUERY], n_results=len(TEXTS))["ids"][0]]
+
+
+@case("chromadb", '`OpenAIEmbeddingFunction(api_base="URL/v1", ...)`, `add` and `query` of a collection', "nearest")
+def chroma_openai(server: Server) -> Any:
+    from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
+
+    return _chroma(OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{server.url}/v1"))
+
+
+@case("chromadb", '`HuggingFaceEmbeddingServer(url="URL/embed")`, likewise', "nearest")
+def chroma_tei(server: Server) -> Any:
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    return _chroma(HuggingFaceEmbeddingServer(url=f"{server.url}/embed"))
+
+
+@case("chromadb", "`CohereEmbeddingFunction(...)`, likewise, with the variable `CO_API_URL=URL`", "nearest")
+def chroma_cohere(server: Server) -> Any:
+    os.environ["CO_API_URL"] = server.url  # which Cohere's client reads when it is imported
+    from chromadb.utils.embedding_functions import CohereEmbeddingFunction
+
+    return _chroma(CohereEmbeddingFunction(api_key=KEY))
+
+
+@case(
+    "chromadb",
+    '`HuggingFaceEmbeddingServer(url="URL/embed")`, `add` of 33 documents',
+    words="could not convert string to float: 'error'",
+    cure="add fewer at a time, or start the server with `--max-client-batch-size`",
+)
+def chroma_tei_many(server: Server) -> Any:
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    return _chroma(HuggingFaceEmbeddingServer(url=f"{server.url}/embed"), MANY // len(TEXTS))
+
+
+@case("qdrant-client", "`upsert` and `query_points` of vectors that OpenAI's client gets", "nearest")
+def qdrant(server: Server) -> Any:
+    from openai import OpenAI
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import Distance, PointStruct, VectorParams
+
+    client = OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    *vectors, asked = [one.embedding for one in client.embeddings.create(model="minilm", input=[*TEXTS, QUERY]).data]
+    store = QdrantClient(":memory:")
+    store.create_collection("texts", VectorParams(size=len(asked), distance=Distance.COSINE))
+    store.upsert("texts", [PointStruct(id=index, vector=vector) for index, vector in enumerate(vectors)])
+    return [point.id for point in store.query_points("texts", query=asked).points]
+
+
+def main() -> None:
+    family, *addresses = sys.argv[1:]
+    os.environ.update(QUIET)
+    warnings.simplefilter("ignore")
+    logging.disable()
+    server = Server(*addresses)
+    told = {}
+    for one in CASES:
+        if one.family == family:
+            try:
+                told[one.name] = {"gives": one.run(server)}
+            except Exception as error:  # noqa: BLE001  whatever the client raises is what its user sees
+                told[one.name] = {"words": f"{type(error).__name__}: {error}"}
+    print(f"\n{json.dumps(told)}")
+
+
+if __name__ == "__main__":
+    main()

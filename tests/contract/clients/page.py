@@ -1,0 +1,42 @@
+"""Makes `docs/clients.md` of the cases and the pinned versions."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.contract.clients.cases import CASES, Case
+
+_HEAD = """# Existing clients
+
+Made by `make docs` from the cases of `tests/contract/existing_clients_test.py`, which drives every line: the client as
+its package has it, configured as the line shows and no further, against a running server. What comes is compared with
+what the model's own library gives of the same checkpoint: vectors have a cosine of at least 0.9999 with those of
+Sentence Transformers; labels, spans, words and orders are those of Transformers, scores within 0.0001 (answers' 0.001).
+
+`URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`, and `...` stands for a key (any, unless the server has
+some), a query, texts, or the name of a model (any, where one model has the task). Where a client cannot, its line has
+the words that it shows, and what to write instead. TEI's gRPC stubs are driven by `tests/contract/tei_grpc_test.py`,
+Triton's clients by `tests/contract/triton_clients_test.py`.
+
+| client | version | what its user writes | what comes |
+|---|---|---|---|
+"""
+
+_REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+
+def page() -> str:
+    versions = dict(re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE))
+    return _HEAD + "".join(
+        f"| {case.client} | {versions[case.client]} | {case.call} | {_outcome(case)} |\n" for case in CASES
+    )
+
+
+def _outcome(case: Case) -> str:
+    return case.gives or f'shows "{case.words}"; instead: {case.cure}'
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
