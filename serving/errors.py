@@ -68,7 +68,7 @@ class EmptyInput(InvalidRequest, reason="empty_input"):
     """A list of inputs without an element."""
 
 
-class WrongTask(InvalidRequest, reason="wrong_task", http=400):
+class WrongTask(InvalidRequest, reason="wrong_task", http=400, grpc="FAILED_PRECONDITION"):
     """The model exists and does something else."""
 
 

@@ -16,8 +16,10 @@ from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
 from serving.http.api import Api
 from serving.http.apis import operations
+from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.app import App
 from serving.http.listener import HttpListener
+from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
@@ -42,6 +44,7 @@ from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
 from serving.security.tls import LEAST_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
+from serving.tei.service import TeiService
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
@@ -114,9 +117,19 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         metrics,
         scheduler=FifoScheduler if settings.scheduling == "fifo" else Scheduler,
     )
+    cache = AnswerCache(settings.response_cache_mb << 20) if settings.response_cache_mb else None
     pipeline = Pipeline(
-        settings=settings, repository=repository, lifecycle=lifecycle, dispatcher=dispatcher, metrics=metrics
+        settings=settings,
+        repository=repository,
+        lifecycle=lifecycle,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        cache=cache,
     )
+    if cache is not None:
+        repository.subscribe(cache.clear)
+    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
+    metrics.read(catalogue.CACHE_BYTES, lambda: cache.used_bytes if cache else 0)
 
     # The engine, and what takes its place.
     loads = LoadBuilder(settings, chooser, metrics.registry)
@@ -148,8 +161,9 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     budget = BufferBudget.of(settings)
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
+    tei_service = TeiService(pipeline, repository, settings)
     grpc = GrpcListener(
-        *(ports.grpc, v2_service, settings, record_error),
+        *(ports.grpc, v2_service, tei_service, settings, record_error),
         keys=keys,
         tls=tls,
         places=places,
@@ -162,16 +176,18 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         lifecycle=lifecycle,
         settings=settings,
         v2=v2_service,
+        tei=tei_service,
         status=status.report,
         render_metrics=metrics.render,
         metrics_type=CONTENT_TYPE,
         record_error=record_error,
         keys=keys,
         observer=observer,
+        read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
     http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
     probes = ProbeListener(
-        App(replace(api, observer=None), [operations.router], public=["/metrics"], documented=False),
+        App(replace(api, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,

@@ -41,12 +41,17 @@ _SYNTAX = {
     ),
     "fake_faults": (f"{_FAULT}(,{_FAULT})*", "must look like 2053:nan,7592:exit"),
     "default": (f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner"),
+    "accept_token_ids": (r"cl100k_base=.+", "must look like cl100k_base=PATH or cl100k_base"),
     "otlp_endpoint": (
         r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?",
         "must look like http://host:4318",
     ),
 }
 """Of settings with a syntax of their own: the pattern, and the message where a value does not match."""
+
+_CL100K = "cl100k_base"
+_CL100K_CACHED = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+"""What tiktoken calls its copy of the file: the SHA-1 of the address that it comes from."""
 
 _METAVARS = {"boolean": "true|false", "integer": "N", "number": "NUMBER", "path": "PATH"}
 """What stands for a value in `--help`, by its format or type in JSON Schema."""
@@ -186,11 +191,19 @@ class Settings(BaseModel):
         "it starts whenever a lane is free, which is best for latency.",
     )
     max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
-    max_openai_batch_size: int = Field(2048, ge=1, le=65_536, description="Inputs of one request on `/v1`.")
+    max_openai_batch_size: int = Field(
+        2048, ge=1, le=65_536, description="Inputs of one request on `/v1`, in Cohere's and in Jina's shape."
+    )
     accept_bare_ids: bool = Field(
         False,
         description="Let `/v1/embeddings` take token ids without the model's special tokens, which are added. They "
         "must be the model's own.",
+    )
+    accept_token_ids: str = Field(
+        "",
+        description="Take the token ids that OpenAI's clients may send to `/v1/embeddings` and read them back to text: "
+        "`cl100k_base=PATH`, the file of that encoding as tiktoken keeps it, or `cl100k_base`, where "
+        "`TIKTOKEN_CACHE_DIR` holds it. Nothing is downloaded.",
     )
     max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
     default: str = Field(
@@ -221,6 +234,13 @@ class Settings(BaseModel):
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."
     )
 
+    response_cache_mb: int = Field(
+        0,
+        ge=0,
+        le=1_048_576,
+        description="MiB of answers to keep, by token ids and the model's version, until another version or engine"
+        " takes over. Requests for what is being computed wait for it. 0: every text is computed.",
+    )
     default_timeout_ms: int = Field(
         2000, ge=1, le=3_600_000, description="Deadline of a request that brings none, unless it costs more."
     )
@@ -340,6 +360,13 @@ class Settings(BaseModel):
             raise ValueError(message)
         return value
 
+    @field_validator("accept_token_ids")
+    @classmethod
+    def _of_one_tokenizer(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("accept_bare_ids"):
+            raise ValueError("ids are of one tokenizer: leave out --accept-bare-ids")
+        return value
+
     @field_validator("cache_dir")
     @classmethod
     def _cache_for_builds(cls, value: Path | None, info: ValidationInfo) -> Path | None:
@@ -390,6 +417,7 @@ class Settings(BaseModel):
         values |= {name: value for name, value in _environment(environment).items() if name in cls.model_fields}
         values |= flags
         problems += _model_problems(values, environment)
+        problems += _token_id_problems(values, environment)
         try:
             settings = cls.model_validate(values)
         except pydantic.ValidationError as invalid:
@@ -419,6 +447,17 @@ def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> l
             problems.append("--model-id: there is no home directory to export to; give --cache-dir DIR")
         values["cache_dir"] = f"{caches}/bertserve"
     return problems
+
+
+def _token_id_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """What goes against `accept_token_ids`; where it names an encoding alone, gives it tiktoken's file."""
+    if values.get("accept_token_ids") != _CL100K:
+        return []
+    folder = environment.get("TIKTOKEN_CACHE_DIR")
+    values["accept_token_ids"] = f"{_CL100K}={folder}/{_CL100K_CACHED}"
+    if not folder:
+        return [f"--accept-token-ids {_CL100K}: set TIKTOKEN_CACHE_DIR, or give {_CL100K}=PATH"]
+    return []
 
 
 def flag_of(name: str) -> str:
@@ -520,7 +559,12 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
+_MUST_BE = {"bool_parsing": "true or false", "int_parsing": "a whole number", "float_parsing": "a number"}
+
+
 def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     name = str(error["loc"][0]) if error["loc"] else "settings"
+    if error["type"] in _MUST_BE:
+        return f"{flag_of(name)}: must be {_MUST_BE[error['type']]}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{flag_of(name)}: {message if message != error['msg'] else message[0].lower() + message[1:]}"

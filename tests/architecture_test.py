@@ -34,15 +34,16 @@ ARROWS = {
     "inference": "errors records settings lifecycle scheduling models engine",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle models inference",
+    "tei": "errors records settings models inference oip",
     "net": "errors records settings security",
-    "http": "errors records settings lifecycle logs security models inference oip net",
-    "grpc": "errors records settings lifecycle logs security inference oip net",
+    "http": "errors records settings lifecycle logs security models inference oip tei net",
+    "grpc": "errors records settings lifecycle logs security inference oip tei net",
     # Not on a request's way.
     "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
     "operations": "errors host settings lifecycle logs scheduling models engine inference telemetry"
     " net http grpc rollout",
     "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
-    " net http grpc rollout operations",
+    " tei net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
@@ -187,7 +188,7 @@ def test_http_2_stands_alone() -> None:
 
 def test_transport_sees_the_pipeline_alone() -> None:
     """How work is queued and done is not a protocol's business."""
-    for module in _below("serving.http", "serving.grpc", "serving.oip", "serving.net"):
+    for module in _below("serving.http", "serving.grpc", "serving.oip", "serving.tei", "serving.net"):
         assert not module.reaches("serving.inference.dispatcher", "serving.inference.tasks"), module.name
 
 

@@ -103,7 +103,7 @@ def page(browser: Browser) -> Iterator[Page]:
         yield opened
     # What the browser says of replies with an error's status is no fault of the page.
     assert [problem for problem in opened.problems if "Failed to load resource" not in problem] == []
-    assert [url for url in opened.requests if not url.startswith("http://127.0.0.1:")] == []
+    assert [url for url in opened.requests if not url.startswith(("http://127.0.0.1:", "data:"))] == []
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
 def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> Iterator[Finding]:
     for model in models:
         artifact = model.artifact
-        size, proven = f"{artifact.size_bytes / _MIB:.0f} MiB", "proven" if artifact.proven else "not proven"
+        size, proven = f"{artifact.total_bytes / _MIB:.0f} MiB", "proven" if artifact.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
         yield _finding(topic, "model", value, "" if artifact.proven else advice)
@@ -252,7 +252,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 def _wanted_mib(model: ServedModel, threads: int) -> float:
     """About what a model takes in memory: narrow ones are held once for each core and once for all."""
     copies = 1 + threads if model.spec().narrow and threads > 1 else 1
-    return _WORKING_FACTOR * copies * model.artifact.size_bytes / _MIB
+    return _WORKING_FACTOR * copies * model.artifact.total_bytes / _MIB
 
 
 def _cache(topic: str, root: Path | None) -> Finding:

@@ -1,4 +1,7 @@
-"""The metrics port: HTTP/1.1 and gRPC's health service on one port, without TLS, told apart by their first bytes."""
+"""The metrics port: HTTP/1.1 and gRPC's health service on one port, told apart by their first bytes.
+
+It has neither keys nor TLS: kubelets and scrapes bring none.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class ProbeListener(HttpListener):
         self._undecided: set[_Undecided] = set()
         budget = BufferBudget.of(settings)
         super().__init__(app, opened, settings, budget=budget, places=self.places)
-        self._calls = CallDispatch(methods, settings, app.api.record_error, budget, app.api.keys)
+        self._calls = CallDispatch(methods, settings, app.api.record_error, budget)
         keep_alive(opened)
 
     def close(self) -> None:

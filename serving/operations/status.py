@@ -111,7 +111,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "max_length": manifest.max_length,
         "precision": artifact.precision,
         "target": artifact.target,
-        "size_bytes": artifact.size_bytes,
+        "size_bytes": artifact.total_bytes,
         "batch_invariant": artifact.batch_invariant,
         "parity": _parity(artifact),
         "accuracy": msgspec.to_builtins(artifact.accuracy),

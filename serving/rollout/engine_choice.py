@@ -199,7 +199,7 @@ class Chooser:
         if gpus:
             for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
-        size = sum(model.artifact.size_bytes for model in repository.models)
+        size = sum(model.artifact.total_bytes for model in repository.models)
         free_bytes = self._machine.free_bytes
         full = {gpu.ordinal: problem for gpu in gpus if (problem := too_full(gpu, free_bytes[gpu.ordinal], size))}
         if full and len(full) == len(gpus):

@@ -48,12 +48,11 @@ if TYPE_CHECKING:
 
 WEB = Path(serving.__file__).parent / "web"
 CONSOLE = {f"/console/{entry.name}" for entry in WEB.iterdir() if entry.suffix != ".html"}
-OPEN_PATHS = {"/", *CONSOLE, "/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"}
+OPEN_PATHS = {"/", *CONSOLE, "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"}
 OPEN_CALLS = {
     *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 }
-METRICS_PATHS = {"/livez", "/readyz", "/metrics"}
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 SMALL = b'{"inputs": "small"}'
@@ -104,14 +103,10 @@ def _code(number: int) -> tuple[int, str]:
 
 def sweep(server: Server, tables: Tables, good: tuple[str, ...], bad: tuple[str | None, ...]) -> None:
     """Asks every route and call with each key, and checks which were refused."""
-    for address, routes, opened in (
-        (server.http, tables.http, OPEN_PATHS),
-        (server.metrics, tables.probes, METRICS_PATHS),
-    ):
-        for key in (*good, *bad):
-            refused = {(method, path) for method, path in routes if http_status(address, method, path, key) == 401}
-            reading = {("GET", path) for path in opened}
-            assert refused == (set() if key in good else {*map(tuple, routes)} - reading), (address, key)
+    for key in (*good, *bad):
+        refused = {(method, path) for method, path in tables.http if http_status(server.http, method, path, key) == 401}
+        reading = {("GET", path) for path in OPEN_PATHS}
+        assert refused == (set() if key in good else {*map(tuple, tables.http)} - reading), key
     for key in (*good, *bad):
         refused = {call for call in tables.grpc if grpc_code(server.grpc, call, key) == "UNAUTHENTICATED"}
         assert refused == (set() if key in good else set(tables.grpc) - OPEN_CALLS), key
@@ -124,13 +119,18 @@ def test_row_34_every_route_and_call_of_the_tables(server: Server, tables: Table
     sweep(server, tables, good=(FIRST, SECOND), bad=(None, WRONG))
 
 
-def test_row_34_the_metrics_port_asks_for_nothing(server: Server) -> None:
-    """A kubelet has no key: probes, metrics and gRPC's health service are open there, what tells more is not."""
-    assert {
-        path for path in ("/livez", "/readyz", "/metrics", "/status") if get(server.metrics, path).status == 401
-    } == {"/status"}
-    assert grpc_code(server.metrics, "/grpc.health.v1.Health/Check", None) == "OK"
-    assert grpc_code(server.metrics, MODEL_INFER, None) == "UNAUTHENTICATED"
+@pytest.mark.parametrize("key", [None, WRONG, FIRST])
+def test_row_34_the_metrics_port_asks_for_nothing(server: Server, tables: Tables, key: str | None) -> None:
+    """Kubelets and scrapes have no key: all that it has is open, and the rest is not there, whoever asks."""
+    assert {path for _, path in tables.probes} == {"/livez", "/readyz", "/metrics", "/status"}
+    assert {http_status(server.metrics, method, path, key) for method, path in tables.probes} == {200}
+    unknown = http_call(server.metrics, "GET", "/info", headers=bearer(key))
+    assert (unknown.status, unknown.json()["error"]) == (
+        404,
+        "no such path; here are /livez, /readyz, /metrics, /status",
+    )
+    assert grpc_code(server.metrics, "/grpc.health.v1.Health/Check", key) == "OK"
+    assert grpc_code(server.metrics, MODEL_INFER, key) == "UNIMPLEMENTED"
 
 
 def test_row_34_every_route_that_the_documentation_lists(server: Server) -> None:

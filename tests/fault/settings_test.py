@@ -132,6 +132,15 @@ def test_a_checkpoint_is_no_repository(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("below", "what"), [("minilm", "one model"), ("minilm/1", "one version of a model")])
+def test_a_part_of_a_repository_is_none(models: Path, below: str, what: str) -> None:
+    """One line says which part it is, and what to type in its place."""
+    done = refused_start("--models", str(models / below))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"{models / below}: is {what}, not a repository; give --models {models}")
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "empty", "only-other-names"])
 def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
     """A model repository that is missing, or holds no model, ends the start with one line and exit code 1."""
@@ -146,8 +155,8 @@ def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
     done = refused_start("--models", str(root))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert str(root) in line
-    assert "bertserve export" in line
+    said = {"missing": "no such directory", "file": "a file, not a directory"}.get(kind, "holds no model")
+    assert f"model repository {root}: {said}; make one with `bertserve export`" in line
 
 
 def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:

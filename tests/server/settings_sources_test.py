@@ -45,7 +45,18 @@ def test_a_switch_needs_no_word() -> None:
     """What follows it is the next option's."""
     settings = Settings.load(["--access-log", "--model-control", "--http-port", "1"], {})
     assert (settings.access_log, settings.model_control, settings.http_port) == (True, True, 1)
-    assert "--access-log: input should be a valid boolean" in problems(["--access-log", "models"])
+    assert "--access-log: must be true or false" in problems(["--access-log", "models"])
+
+
+def test_the_file_of_another_tokenizer(tmp_path: Path) -> None:
+    """Named by its path, or found where tiktoken keeps it; without either, or beside bare ids, it is refused."""
+    path, here = f"cl100k_base={tmp_path}/x", {"TIKTOKEN_CACHE_DIR": "/cache"}
+    assert Settings.load(["--accept-token-ids", path], here).accept_token_ids == path
+    cached = "cl100k_base=/cache/9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+    assert Settings.load(["--accept-token-ids", "cl100k_base"], here).accept_token_ids == cached
+    assert "set TIKTOKEN_CACHE_DIR" in problems(["--accept-token-ids", "cl100k_base"])
+    assert "must look like" in problems(["--accept-token-ids", "o200k_base=x"])
+    assert "leave out --accept-bare-ids" in problems(["--accept-token-ids", path, "--accept-bare-ids"])
 
 
 def test_the_environment_of_others() -> None:

@@ -54,8 +54,8 @@ def test_everything_wrong_in_every_source_is_told_at_once(file: Path) -> None:
         "unknown setting BERTSERVE_HOTS (did you mean BERTSERVE_HOST?)",
         "unknown setting htp_port (did you mean http_port?)",
         "--threads: input should be greater than or equal to 1",
-        "--drain-s: input should be a valid number",
-        "--http-port: input should be a valid integer",
+        "--drain-s: must be a number",
+        "--http-port: must be a whole number",
     ):
         assert any(part in problem for problem in found), part
 

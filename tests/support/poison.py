@@ -45,7 +45,8 @@ def sign(bundle: Path) -> None:
     """Writes the files' true digests and sizes into the manifest."""
 
     def change(manifest: dict[str, Any]) -> None:
-        for entry in [*manifest["files"], *manifest["artifacts"]]:
+        data = [artifact["data"] for artifact in manifest["artifacts"] if artifact.get("data")]
+        for entry in [*manifest["files"], *manifest["artifacts"], *data]:
             file = bundle / entry["file"]
             if file.is_file():
                 entry |= {"sha256": digest(file), "size_bytes": file.stat().st_size}

@@ -202,7 +202,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     told: list[tuple[BertserveError, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
     nothing: Any = None
-    api = Api(*[nothing] * 8, record_error=lambda *words: told.append(words))
+    api = Api(*[nothing] * 9, record_error=lambda *words: told.append(words))
     reply = asyncio.run(api.answer(_fails, "/embed", request))
     assert reply.status == 500
     assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
