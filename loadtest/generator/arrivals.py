@@ -46,10 +46,16 @@ def schedule(scenario: Scenario, rate: float, seed: int = 1) -> NDArray[np.float
     return np.concatenate(parts)
 
 
-def choices(weights: Sequence[float], count: int, seed: int = 1) -> NDArray[np.int64]:
+def choices(weights: Sequence[float] | NDArray[np.float64], count: int, seed: int = 1) -> NDArray[np.int64]:
     """Which of several kinds each of `count` requests is, drawn by weight; equal for equal arguments."""
     shares = np.asarray(weights, np.float64)
     return np.random.default_rng([seed, len(shares)]).choice(len(shares), count, p=shares / shares.sum())
+
+
+def zipf_weights(count: int, exponent: float = 1.0) -> NDArray[np.float64]:
+    """How often each of `count` texts is asked for: the k-th in proportion to `1 / k ** exponent` (Zipf's law)."""
+    weights: NDArray[np.float64] = np.arange(1.0, count + 1) ** -exponent
+    return weights
 
 
 def _area(phase: Phase) -> float:

@@ -144,6 +144,24 @@ def spoken_text(tokens: int, dice: random.Random) -> str:
     return " ".join(itertools.islice(itertools.cycle(words), start, start + count))
 
 
+def different_texts(least: int, most: int, count: int, seed: int = 1) -> list[str]:
+    """Consecutive words of real English, from `least` to `most` of them at random; no text comes twice.
+
+    Raises:
+        BenchError: There are not so many.
+    """
+    words, lengths = sentence_words(), range(least, most + 1)
+    twice = [*words, *words]
+    choices = len(words) * len(lengths)
+    texts: dict[str, None] = {}
+    for choice in random.Random(seed).sample(range(choices), choices):
+        start, place = divmod(choice, len(lengths))
+        texts[" ".join(twice[start : start + lengths[place]])] = None
+        if len(texts) == count:
+            return list(texts)
+    raise BenchError(f"there are only {len(texts)} different texts of {least} to {most} words, not {count}")
+
+
 @functools.cache
 def sentence_words() -> list[str]:
     """Real English, word by word."""

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from loadtest.errors import BenchError
-from loadtest.generator.workload import find_bundle, make_texts
+from loadtest.generator.workload import different_texts, find_bundle, make_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +106,13 @@ def test_an_empty_repository_says_how_to_fill_it(tmp_path: Path) -> None:
     for repository in (tmp_path, tmp_path / "absent"):
         with pytest.raises(BenchError, match="bertserve export"):
             find_bundle(repository)
+
+
+def test_different_texts_are_different() -> None:
+    """Of lengths at random, equal for equal arguments; more than there are is an error."""
+    texts = different_texts(4, 24, 5000)
+    assert len(set(texts)) == 5000
+    assert {len(text.split()) for text in texts} == set(range(4, 25))
+    assert texts == different_texts(4, 24, 5000)
+    with pytest.raises(BenchError, match="different texts of 4 to 5 words"):
+        different_texts(4, 5, 50_000)
