@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
     gc.set_threshold(*_GC_THRESHOLDS)
     # Until the server listens to signals itself. A container's first process has no default: it would never hear it.
     signal.signal(signal.SIGTERM, _leave)
+    # A shell has the commands of a script's background ignore it, and the server will listen to it in any case.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started: list[LogWriter] = []
     try:
         return _serve(argv, started)
