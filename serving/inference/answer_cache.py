@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from moka_py import Moka
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from serving.inference.dispatcher import Dispatcher
-    from serving.records import EncodedText, ModelIndex, Row
+    from serving.records import EncodedText, ModelIndex, Row, TensorSpec
     from serving.scheduling.admission import Permit
 
     Key = tuple[int, bytes, bytes]
@@ -27,6 +28,9 @@ _ENTRY_BYTES = 600
 
 _ARRAY_BYTES = 130
 """Likewise each array of its row."""
+
+
+_ID_BYTES = array("i").itemsize
 
 
 class CachedRows(NamedTuple):
@@ -42,6 +46,13 @@ class CachedRows(NamedTuple):
         return self.rows
 
 
+class _Claim(NamedTuple):
+    """A text that is being computed; its row is None where the request that computes it got none."""
+
+    row: asyncio.Future[Row | None]
+    priority: int
+
+
 class AnswerCache:
     """Rows by model and token ids; the least wanted go first (W-TinyLFU, arXiv 1512.00727).
 
@@ -53,7 +64,7 @@ class AnswerCache:
     def __init__(self, most_bytes: int) -> None:
         self.texts = {"hit": 0, "shared": 0, "miss": 0}
         self._rows: Moka[Key, Row] = Moka(most_bytes, weigher=_weight)
-        self._computing: dict[Key, asyncio.Future[Row | None]] = {}
+        self._computing: dict[Key, _Claim] = {}
         self._generation = 0
 
     @property
@@ -78,11 +89,13 @@ class AnswerCache:
         self.texts["hit"] += len(rows)
         return CachedRows(rows)
 
-    async def run(self, dispatcher: Dispatcher, permit: Permit, texts: Sequence[EncodedText]) -> CachedRows:
-        """As `Dispatcher.run`, which is given only what is neither here nor being computed.
+    async def run(
+        self, dispatcher: Dispatcher, permit: Permit, texts: Sequence[EncodedText], outputs: Sequence[TensorSpec]
+    ) -> CachedRows:
+        """As `Dispatcher.run`, which is given only what is neither here nor being computed; `outputs` are the model's.
 
         A request that waits for another's computation keeps its own deadline. Where the other one fails, is late or
-        loses its client, the texts are computed for those that wait.
+        loses its client, the texts are computed for those that wait. A request does not wait for a later class.
         """
         keys = [_key(permit.model, text) for text in texts]
         by_key = dict(zip(keys, texts, strict=True))
@@ -96,12 +109,12 @@ class AnswerCache:
                 if (row := self._rows.get(key)) is not None:
                     rows[key] = row
                     self.texts["hit"] += 1
-                elif (computing := self._computing.get(key)) is not None:
-                    others[key] = computing
+                elif (claim := self._computing.get(key)) is not None and claim.priority <= permit.priority:
+                    others[key] = claim.row
                 else:
                     mine.append(key)
             if mine:
-                with self._claimed(mine) as keep:
+                with self._claimed(mine, permit.priority, outputs) as keep:
                     pending = await dispatcher.run(permit, [by_key[key] for key in mine])
                     keep(pending.result())
                 rows |= zip(mine, pending.result(), strict=True)
@@ -115,18 +128,21 @@ class AnswerCache:
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
 
     @contextlib.contextmanager
-    def _claimed(self, keys: Sequence[Key]) -> Iterator[Callable[[Sequence[Row]], None]]:
+    def _claimed(
+        self, keys: Sequence[Key], priority: int, outputs: Sequence[TensorSpec]
+    ) -> Iterator[Callable[[Sequence[Row]], None]]:
         """Lets other requests wait for these rows, which are handed to what this yields; if not, they are told so."""
-        claims = {key: asyncio.get_running_loop().create_future() for key in keys}
+        loop = asyncio.get_running_loop()
+        claims = {key: _Claim(loop.create_future(), priority) for key in keys}
         generation = self._generation
         self._computing |= claims
 
         def keep(rows: Sequence[Row]) -> None:
             for (key, claim), row in zip(claims.items(), rows, strict=True):
-                own = _own(row)
+                own = _own(row, len(key[1]) // _ID_BYTES, outputs)
                 if generation == self._generation:
                     self._rows.set(key, own)
-                claim.set_result(own)
+                claim.row.set_result(own)
 
         try:
             yield keep
@@ -134,8 +150,8 @@ class AnswerCache:
             for key, claim in claims.items():
                 if self._computing.get(key) is claim:
                     del self._computing[key]
-                if not claim.done():
-                    claim.set_result(None)
+                if not claim.row.done():
+                    claim.row.set_result(None)
 
 
 async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, deadline: float) -> Row | None:
@@ -151,9 +167,13 @@ def _key(model: ModelIndex, text: EncodedText) -> Key:
     return model, text.ids.tobytes(), b"" if text.type_ids is None else text.type_ids.tobytes()
 
 
-def _own(row: Row) -> Row:
-    """A copy that no one can change: a row is a view of its whole batch, which would stay in memory with it."""
-    copies = [part.copy() for part in row]
+def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
+    """A copy that no one can change, without what padding added.
+
+    A row is a view of its whole batch, which would stay in memory with it. Where it varies in length it has a line for
+    each token, or fewer (`graph_outputs`).
+    """
+    copies = [(part[:tokens] if spec.shape[1] < 0 else part).copy() for part, spec in zip(row, outputs, strict=True)]
     for copy in copies:
         copy.setflags(write=False)
     return tuple(copies)

@@ -217,7 +217,7 @@ class Pipeline:
                 rows = await self._dispatcher.run(permit, texts)
                 tokens = permit.tokens
             else:
-                rows = await self._cache.run(self._dispatcher, permit, texts)
+                rows = await self._cache.run(self._dispatcher, permit, texts, model.manifest.outputs)
                 tokens = _tokens(texts)
             computed_at = 0.0 if request.trace is None else time.perf_counter()
             if job.task.token_outputs and tokens > _INLINE_TOKENS:

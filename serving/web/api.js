@@ -63,6 +63,7 @@ function numbers(reply) {
     requestId: reply.headers.get("X-Request-Id") ?? "",
     tokens: Number(reply.headers.get("X-Compute-Tokens")),
     truncated: Number(reply.headers.get("X-Truncated-Tokens")),
+    cached: reply.headers.get("X-Cache") === "hit",
   };
 }
 

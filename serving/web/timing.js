@@ -9,8 +9,9 @@ const STAGES = [
 ];
 
 /** A bar for each stage, and what else is known of the reply. */
-export function timing({ stages, tripMs, tokens, truncated, requestId }) {
+export function timing({ stages, tripMs, tokens, truncated, cached, requestId }) {
   const facts = [
+    cached ? "from the cache of answers, nothing was computed" : null,
     `${millis(tripMs)} in this browser, network included`,
     Number.isFinite(tokens) && tokens ? counted(tokens, "token") : null,
     truncated ? `${counted(truncated, "token")} cut off: the text is longer than the model takes` : null,

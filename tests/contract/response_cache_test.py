@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.clients import BOTH, Grpc, OpenAiFloat, Tei, V2Json, get, metric, metrics, post_json
+from tests.support.console import ask, visit
 from tests.support.expected import fake_answers
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
@@ -17,6 +18,8 @@ from tests.support.versions import CONTROLLED, Readers, Shelf, load
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.browser import Page
 
 CACHE = ("--response-cache-mb", "8")
 
@@ -74,6 +77,15 @@ def test_hits_are_told_over_grpc(server: Server) -> None:
         request = client.request(["told over gRPC"])
         trailers = [dict(client.infer.with_call(request)[1].trailing_metadata()) for _ in range(2)]
     assert [each.get("bertserve-cache") for each in trailers] == [None, "hit"]
+
+
+def test_the_console_tells_of_hits(server: Server, page: Page) -> None:
+    """Below the stages, of which none took time in an engine."""
+    visit(page, server)
+    for was_cached in (False, True):
+        ask(page, NAME, texts="asked in the console")
+        shown = page.run("document.getElementById('timing').innerText")
+        assert ("from the cache of answers" in shown) is was_cached
 
 
 def test_without_a_cache_every_text_is_computed(fake_server: Server) -> None:

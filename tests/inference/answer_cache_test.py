@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loadtest.benchmarks.processes import resident_bytes
 from serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
 from serving.inference.answer_cache import AnswerCache
+from serving.models.manifest import graph_outputs
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import Permit
 from tests.support.dispatching import BATCHED, NAN, RAISES, TEXT_BY_TEXT, Bench, answer, text
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.inference.answer_cache import CachedRows
+    from serving.models.manifest import Task
+    from serving.records import Row
 
 MIB = 1 << 20
+OUTPUTS = graph_outputs("embed", hidden_size=2, labels=0, candidates=0)
 
 
 class Cached:
@@ -35,11 +39,15 @@ class Cached:
         self.cache = AnswerCache(most_bytes)
 
     async def ask(
-        self, *texts: EncodedText, model: ModelIndex = BATCHED, timeout_s: float = 60.0
+        self,
+        *texts: EncodedText,
+        model: ModelIndex = BATCHED,
+        timeout_s: float = 60.0,
+        priority: int = DEFAULT_PRIORITY,
     ) -> asyncio.Task[CachedRows]:
         """Sends a request and lets it reach the engine, where it has to."""
-        permit = Permit(self.bench.dispatcher._scheduler.admission, model, DEFAULT_PRIORITY, now() + timeout_s)
-        task = asyncio.create_task(self.cache.run(self.bench.dispatcher, permit, texts))
+        permit = Permit(self.bench.dispatcher._scheduler.admission, model, priority, now() + timeout_s)
+        task = asyncio.create_task(self.cache.run(self.bench.dispatcher, permit, texts, OUTPUTS))
         await asyncio.sleep(0)
         return task
 
@@ -144,6 +152,20 @@ async def test_each_keeps_its_own_deadline() -> None:
     assert numbers(patient.result()) == right(text(1))
 
 
+@virtually
+async def test_an_urgent_request_does_not_wait_for_a_later_class() -> None:
+    """It has the text computed in its own class; what is less urgent waits for either."""
+    both = Cached()
+    blocking = [await both.ask(text(number)) for number in (7, 8, 9)]
+    later, urgent, last = [await both.ask(text(1), priority=priority) for priority in (3, 1, 3)]
+    both.bench.engine.finish_all()
+    for task in (later, urgent, last):
+        assert numbers(await task) == right(text(1))
+    await asyncio.gather(*blocking)
+    assert both.cache.texts == {"hit": 0, "shared": 1, "miss": 5}
+    both.bench.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
 @virtually
 async def test_an_error_is_not_an_answer(bad: int, error: type[Exception]) -> None:
@@ -189,6 +211,27 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
         row[0] = 0.0
 
 
+def test_answers_for_each_token_are_kept_without_padding() -> None:
+    """Whatever batch a text was in; vectors of a whole text stay whole."""
+
+    async def kept(task: Task, row: Row) -> Row:
+        cache, key = AnswerCache(MIB), (BATCHED, text(1, 2, 3).ids.tobytes(), b"")
+        with cache._claimed(
+            [key], DEFAULT_PRIORITY, graph_outputs(task, hidden_size=8, labels=8, candidates=4)
+        ) as keep:
+            keep([row])
+        found = cache.find(BATCHED, [text(1, 2, 3)])
+        assert found is not None
+        return found.rows[0]
+
+    (vectors,) = asyncio.run(kept("embed_tokens", (np.arange(64.0).reshape(8, 8),)))
+    assert vectors.tolist() == np.arange(24.0).reshape(3, 8).tolist()
+    assert [part.shape for part in asyncio.run(kept("answer", (np.zeros(8), np.zeros(8))))] == [(3,), (3,)]
+    assert [part.shape for part in asyncio.run(kept("embed", (np.zeros(8),)))] == [(8,)]
+    masks = (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1))
+    assert [part.shape for part in asyncio.run(kept("fill_mask", masks))] == [(1, 4), (1, 4), (1,)]
+
+
 @pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
     """Of different texts with vectors of 1.5 KB; those that are asked for again and again stay."""
@@ -200,7 +243,7 @@ def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
     def add(texts: Sequence[EncodedText]) -> None:
         for one in texts:
             if cache.find(BATCHED, [one]) is None:
-                with cache._claimed([(BATCHED, one.ids.tobytes(), b"")]) as keep:
+                with cache._claimed([(BATCHED, one.ids.tobytes(), b"")], DEFAULT_PRIORITY, OUTPUTS) as keep:
                     keep(rows)
 
     async def run() -> int:
