@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -287,7 +288,7 @@ def summary(scenario: str, text: str) -> Figures:
 
 def _closed_loop(settings: Settings, requests: Sequence[bytes]) -> Figures:
     with connect(*settings.target.address()) as connection:
-        sample = measure([Lane(connection, HttpWire(), _check)], requests, 1, 0.0, settings.seconds)
+        sample = measure([Lane(connection, HttpWire(), _check)], itertools.cycle(requests), 1, 0.0, settings.seconds)
     return Figures("ours", settings.scenario, sample.p50_ms, sample.p99_ms, sample.per_s)
 
 

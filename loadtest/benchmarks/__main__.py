@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from loadtest.benchmarks import runner
+from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
@@ -30,6 +31,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     CeilingBenchmark,
     LeversBenchmark,
     MetricsCostBenchmark,
+    AnswerCacheBenchmark,
     HostileBenchmark,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
@@ -35,6 +36,7 @@ class _Http:
         self._form = FORMS[form]
         self._hidden_size = hidden_size
         self._requests = {int(tokens): [self._request(path, text) for text in texts[tokens]] for tokens in texts}
+        self._supplies = {tokens: itertools.cycle(requests) for tokens, requests in self._requests.items()}
 
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
         with contextlib.ExitStack() as stack:
@@ -45,7 +47,7 @@ class _Http:
     def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack, tokens) for _ in range(connections)]
-            return dataclasses.asdict(measure(lanes, self._requests[tokens], connections, warm_up_s, seconds))
+            return dataclasses.asdict(measure(lanes, self._supplies[tokens], connections, warm_up_s, seconds))
 
     def _request(self, path: str, text: str) -> bytes:
         headers, body = self._form.request(text)
@@ -84,7 +86,8 @@ class _Grpc:
             lanes = [self._lane(stack, check) for _ in range(min(connections, _GRPC_CONNECTIONS))]
             for lane in lanes:
                 lane.exchange(messages[0])  # the settings of both sides are known from here on
-            return dataclasses.asdict(measure(lanes, messages, connections, warm_up_s, seconds))
+            supply = itertools.cycle(messages)
+            return dataclasses.asdict(measure(lanes, supply, connections, warm_up_s, seconds))
 
     def _check_size(self, reply: Reply) -> None:
         if reply.fault or len(reply.body) < self._size:
@@ -121,7 +124,10 @@ class Clients:
         return self._clients[way].vectors(tokens, count)
 
     def measure(self, way: str, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Keeps one request under way on each connection; returns a `Sample`'s fields."""
+        """Keeps one request under way on each connection; returns a `Sample`'s fields.
+
+        Over HTTP the texts go on where the last measurement of that way and length has ended.
+        """
         return self._clients[way].measure(connections, tokens, warm_up_s, seconds)
 
 

@@ -6,7 +6,6 @@ happens while it waits: what a tail looks like is for an open loop to say (see a
 
 from __future__ import annotations
 
-import itertools
 import selectors
 import socket
 import struct
@@ -95,8 +94,10 @@ class Lane:
         return replies[0]
 
 
-def measure(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, warm_up_s: float, seconds: float) -> Sample:
+def measure(lanes: Sequence[Lane], supply: Iterator[bytes], count: int, warm_up_s: float, seconds: float) -> Sample:
     """Keeps `count` requests under way over all lanes, and times those whose replies come after the warm-up.
+
+    `supply` are the requests, which do not end.
 
     Raises:
         BenchError: A reply is wrong, or none came in time.
@@ -104,16 +105,16 @@ def measure(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, warm_u
     cpu = time.process_time()
     window = Window.after(time.perf_counter(), warm_up_s, seconds)
     exchanges = (
-        one_by_one(lanes[0], requests, window.end) if count == 1 else side_by_side(lanes, requests, count, window.end)
+        one_by_one(lanes[0], supply, window.end) if count == 1 else side_by_side(lanes, supply, count, window.end)
     )
     return sample_of(exchanges, window, time.process_time() - cpu)
 
 
-def one_by_one(lane: Lane, requests: Sequence[bytes], end: float) -> list[Exchange]:
+def one_by_one(lane: Lane, supply: Iterator[bytes], end: float) -> list[Exchange]:
     """Sends a request when the last one's reply is whole, until `end` (seconds, `time.perf_counter`)."""
     clock = time.perf_counter
     exchanges: list[Exchange] = []
-    for request in itertools.cycle(requests):
+    for request in supply:
         reply = lane.exchange(request)
         done = clock()
         exchanges.append((reply.tag, done))
@@ -122,11 +123,10 @@ def one_by_one(lane: Lane, requests: Sequence[bytes], end: float) -> list[Exchan
     return exchanges
 
 
-def side_by_side(lanes: Sequence[Lane], requests: Sequence[bytes], count: int, end: float) -> list[Exchange]:
+def side_by_side(lanes: Sequence[Lane], supply: Iterator[bytes], count: int, end: float) -> list[Exchange]:
     """Keeps `count` requests under way over all lanes until `end`, then waits for those under way."""
     clock = time.perf_counter
     exchanges: list[Exchange] = []
-    supply: Iterator[bytes] = itertools.cycle(requests)
     with selectors.DefaultSelector() as selector:
         for index, lane in enumerate(lanes):
             selector.register(lane.connection, selectors.EVENT_READ, lane)

@@ -8,16 +8,14 @@ Texts themselves are not kept.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from moka_py import Moka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from serving.inference.dispatcher import Dispatcher
+    from serving.inference.dispatcher import Dispatcher, PendingRequest
     from serving.records import EncodedText, ModelIndex, Row, TensorSpec
     from serving.scheduling.admission import Permit
 
@@ -28,9 +26,6 @@ _ENTRY_BYTES = 600
 
 _ARRAY_BYTES = 130
 """Likewise each array of its row."""
-
-
-_ID_BYTES = array("i").itemsize
 
 
 class CachedRows(NamedTuple):
@@ -46,11 +41,24 @@ class CachedRows(NamedTuple):
         return self.rows
 
 
-class _Claim(NamedTuple):
-    """A text that is being computed; its row is None where the request that computes it got none."""
+class _Claim:
+    """A text that a request has computed, for others that want it, too."""
 
-    row: asyncio.Future[Row | None]
-    priority: int
+    __slots__ = ("_row", "priority")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self._row: asyncio.Future[Row | None] | None = None
+
+    def row(self) -> asyncio.Future[Row | None]:
+        """The row to come; None where the request that has it computed gets none."""
+        if self._row is None:
+            self._row = asyncio.get_running_loop().create_future()
+        return self._row
+
+    def end(self, row: Row | None) -> None:
+        if self._row is not None and not self._row.done():
+            self._row.set_result(row)
 
 
 class AnswerCache:
@@ -102,22 +110,23 @@ class AnswerCache:
         rows: dict[Key, Row] = {}
         queue_us = compute_us = submitted = 0.0
         cached = True
-        while missing := [key for key in by_key if key not in rows]:
-            mine: list[Key] = []
+        while len(rows) < len(by_key):
+            mine: dict[Key, _Claim] = {}
             others: dict[Key, asyncio.Future[Row | None]] = {}
-            for key in missing:
+            for key in by_key:
+                if key in rows:
+                    continue
                 if (row := self._rows.get(key)) is not None:
                     rows[key] = row
                     self.texts["hit"] += 1
                 elif (claim := self._computing.get(key)) is not None and claim.priority <= permit.priority:
-                    others[key] = claim.row
+                    others[key] = claim.row()
                 else:
-                    mine.append(key)
+                    mine[key] = _Claim(permit.priority)
             if mine:
-                with self._claimed(mine, permit.priority, outputs) as keep:
-                    pending = await dispatcher.run(permit, [by_key[key] for key in mine])
-                    keep(pending.result())
-                rows |= zip(mine, pending.result(), strict=True)
+                new = [by_key[key] for key in mine]
+                pending = await self._computed(mine, new, dispatcher, permit, outputs)
+                rows.update(zip(mine, pending.result(), strict=True))
                 queue_us, compute_us = max(queue_us, pending.queue_us), max(compute_us, pending.compute_us)
                 submitted, cached = submitted or pending.submitted, False
                 self.texts["miss"] += len(mine)
@@ -127,31 +136,30 @@ class AnswerCache:
                     self.texts["shared"] += 1
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
 
-    @contextlib.contextmanager
-    def _claimed(
-        self, keys: Sequence[Key], priority: int, outputs: Sequence[TensorSpec]
-    ) -> Iterator[Callable[[Sequence[Row]], None]]:
-        """Lets other requests wait for these rows, which are handed to what this yields; if not, they are told so."""
-        loop = asyncio.get_running_loop()
-        claims = {key: _Claim(loop.create_future(), priority) for key in keys}
+    async def _computed(
+        self,
+        claims: Mapping[Key, _Claim],
+        texts: Sequence[EncodedText],
+        dispatcher: Dispatcher,
+        permit: Permit,
+        outputs: Sequence[TensorSpec],
+    ) -> PendingRequest:
+        """As `Dispatcher.run`; lets others wait for the rows and keeps them."""
         generation = self._generation
-        self._computing |= claims
-
-        def keep(rows: Sequence[Row]) -> None:
-            for (key, claim), row in zip(claims.items(), rows, strict=True):
-                own = _own(row, len(key[1]) // _ID_BYTES, outputs)
+        self._computing.update(claims)
+        try:
+            pending = await dispatcher.run(permit, texts)
+            for (key, claim), text, row in zip(claims.items(), texts, pending.result(), strict=True):
+                own = _own(row, len(text.ids), outputs)
                 if generation == self._generation:
                     self._rows.set(key, own)
-                claim.row.set_result(own)
-
-        try:
-            yield keep
+                claim.end(own)
         finally:
             for key, claim in claims.items():
                 if self._computing.get(key) is claim:
                     del self._computing[key]
-                if not claim.row.done():
-                    claim.row.set_result(None)
+                claim.end(None)
+        return pending
 
 
 async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, deadline: float) -> Row | None:
@@ -173,12 +181,17 @@ def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
     A row is a view of its whole batch, which would stay in memory with it. Where it varies in length it has a line for
     each token, or fewer (`graph_outputs`).
     """
-    copies = [(part[:tokens] if spec.shape[1] < 0 else part).copy() for part, spec in zip(row, outputs, strict=True)]
-    for copy in copies:
-        copy.setflags(write=False)
+    copies = []
+    for part, spec in zip(row, outputs, strict=True):
+        copy = (part[:tokens] if spec.shape[1] < 0 else part).copy()
+        copy.flags.writeable = False
+        copies.append(copy)
     return tuple(copies)
 
 
 def _weight(key: Key, row: Row) -> int:
     _, ids, types = key
-    return _ENTRY_BYTES + len(ids) + len(types) + sum(_ARRAY_BYTES + part.nbytes for part in row)
+    size = _ENTRY_BYTES + len(ids) + len(types)
+    for part in row:
+        size += _ARRAY_BYTES + part.nbytes
+    return size

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loadtest.benchmarks.processes import resident_bytes
 from serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
 from serving.inference.answer_cache import AnswerCache
+from serving.inference.dispatcher import Dispatcher, PendingRequest
 from serving.models.manifest import graph_outputs
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import Permit
@@ -56,6 +57,19 @@ class Cached:
         task = await self.ask(*texts, model=model)
         self.bench.engine.finish_all()
         return await task
+
+
+class Instant(Dispatcher):
+    """A dispatcher whose engine gives every text the same row at once."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
+        """As `Dispatcher.run`."""
+        request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0)
+        request.rows = [self.row] * len(texts)
+        return request
 
 
 def numbers(found: CachedRows) -> list[list[float]]:
@@ -215,11 +229,10 @@ def test_answers_for_each_token_are_kept_without_padding() -> None:
     """Whatever batch a text was in; vectors of a whole text stay whole."""
 
     async def kept(task: Task, row: Row) -> Row:
-        cache, key = AnswerCache(MIB), (BATCHED, text(1, 2, 3).ids.tobytes(), b"")
-        with cache._claimed(
-            [key], DEFAULT_PRIORITY, graph_outputs(task, hidden_size=8, labels=8, candidates=4)
-        ) as keep:
-            keep([row])
+        bench, cache = Bench(), AnswerCache(MIB)
+        permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
+        outputs = graph_outputs(task, hidden_size=8, labels=8, candidates=4)
+        await cache.run(Instant(row), permit, [text(1, 2, 3)], outputs)
         found = cache.find(BATCHED, [text(1, 2, 3)])
         assert found is not None
         return found.rows[0]
@@ -237,20 +250,19 @@ def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
     """Of different texts with vectors of 1.5 KB; those that are asked for again and again stay."""
     most = 16 * MIB
     cache = AnswerCache(most)
-    rows = [(np.zeros(384, np.float32),)]
+    dispatcher = Instant((np.zeros(384, np.float32),))
     often = [text(number, number) for number in range(100)]
 
-    def add(texts: Sequence[EncodedText]) -> None:
+    async def add(permit: Permit, texts: Sequence[EncodedText]) -> None:
         for one in texts:
             if cache.find(BATCHED, [one]) is None:
-                with cache._claimed([(BATCHED, one.ids.tobytes(), b"")], DEFAULT_PRIORITY, OUTPUTS) as keep:
-                    keep(rows)
+                await cache.run(dispatcher, permit, [one], OUTPUTS)
 
     async def run() -> int:
-        before = 0
+        before, permit = 0, Permit(Bench().dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
         for start in range(0, count, 1000):
-            add(often)
-            add([text(1, number) for number in range(1000 + start, 2000 + start)])
+            await add(permit, often)
+            await add(permit, [text(1, number) for number in range(1000 + start, 2000 + start)])
             if start == 20_000:
                 before = resident_bytes(os.getpid())
         return resident_bytes(os.getpid()) - before
