@@ -26,17 +26,18 @@ from export.proof import accuracy, parity, reference
 from export.proof.decisions import Judge
 from export.proof.engine import open_engine
 from export.proof.yardstick import Labelled, Yardstick
-from export.recipe import FORMS
+from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
 from export.texts import corpus
 from serving.host import available_cpus, processor
 from serving.models.bundle import BundleWriter, data_entry, file_entry
 from serving.models.manifest import (
-    ENGINE_GRAPH,
+    ENGINE_GRAPHS,
     REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
     Artifact,
+    GraphProof,
     Manifest,
     Quantisation,
     Source,
@@ -50,13 +51,15 @@ if TYPE_CHECKING:
 
     from export.checkpoint.reader import Checkpoint
     from export.progress import Progress
+    from export.proof.yardstick import Result
     from export.recipe import Recipe
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Target
+    from serving.models.manifest import Precision, Target
     from serving.records import EncodedText
 
 _WORK = "work"
+_INT8_GRAPH = "the INT8 graph for TensorRT"
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,6 +73,21 @@ class Built:
 
     bundle: Bundle
     refused: Sequence[str]
+
+
+@dataclass(slots=True, frozen=True)
+class _EngineGraph:
+    """What engines are built of.
+
+    Attributes:
+        path: Its file.
+        precision: What it computes in.
+        result: How it compares; None where it was not compared.
+    """
+
+    path: Path
+    precision: Precision
+    result: Result | None = None
 
 
 def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Built:
@@ -123,7 +141,7 @@ class _Export:
         artifacts = [made for form in self._recipe.forms if (made := self._attempt(form, yardstick)) is not None]
         if not artifacts:
             raise BrokenLimitError("; ".join(self._refused))
-        shipped, own = self._engines(node)
+        shipped, own = self._engines(node, yardstick)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
             (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
@@ -214,33 +232,50 @@ class _Export:
             self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
         return self._eight_bits(path, name, yardstick, others)
 
-    def _engines(self, node: CacheWriter | None) -> tuple[list[Artifact], list[Artifact]]:
+    def _engines(self, node: CacheWriter | None, yardstick: Yardstick) -> tuple[list[Artifact], list[Artifact]]:
         """TensorRT engines for other machines, which go into the bundle, and this node's own, which go into its cache.
 
         They are proven where they run, which is rarely here.
         """
         if not self._recipe.tensorrt:
             return [], []
-        halved = self._raw.with_name("half.onnx")
-        with self._progress.stage("making the fp16 graph"):
-            half.convert(self._raw, halved)
-        if self._brings_graph:
-            draft.copy(halved, self._folder / ENGINE_GRAPH)
         away = [target for target in self._recipe.tensorrt if target not in {tensorrt.NATIVE, tensorrt.GRAPH}]
-        return (
-            [self._engine(halved, target, self._folder) for target in away],
-            [] if node is None else [self._engine(halved, tensorrt.NATIVE, node.path, node.path / native.TIMINGS)],
-        )
+        shipped, own = [], []
+        for graph in self._engine_graphs(yardstick):
+            if tensorrt.GRAPH in self._recipe.tensorrt:
+                draft.copy(graph.path, self._folder / ENGINE_GRAPHS[graph.precision])
+            shipped += [self._engine(graph, target, self._folder) for target in away]
+            if node is not None:
+                own.append(self._engine(graph, tensorrt.NATIVE, node.path, node.path / native.TIMINGS))
+        return shipped, own
 
-    @property
-    def _brings_graph(self) -> bool:
-        return tensorrt.GRAPH in self._recipe.tensorrt
+    def _engine_graphs(self, yardstick: Yardstick) -> list[_EngineGraph]:
+        """The graphs for TensorRT that were asked for, but for a quantised one that breaks a limit."""
+        halved, precisions = self._raw.with_name("half.onnx"), self._recipe.tensorrt_precisions
+        with self._progress.stage("making the fp16 graph"):
+            exponents = half.convert(self._raw, halved)
+        graphs = [_EngineGraph(halved, "fp16")] if "fp16" in precisions else []
+        if "int8" not in precisions:
+            return graphs
+        quantised = self._raw.with_name(ENGINE_GRAPHS["int8"])
+        try:
+            with self._progress.stage(f"making {_INT8_GRAPH}"):
+                self._int8.make_for_tensorrt(quantised, self._raw, halved, exponents)
+            _, result = self._compared(_INT8_GRAPH, self._twin(quantised), INT8_ENGINE, "cpu", yardstick)
+        except NoRoomError:
+            raise
+        except ExportError as error:
+            sentence = str(error)
+            is_broken = sentence.startswith(_INT8_GRAPH)
+            self._refused.append(sentence if is_broken else f"{_INT8_GRAPH} cannot be made: {sentence}")
+            return graphs
+        return [*graphs, _EngineGraph(quantised, "int8", result)]
 
-    def _engine(self, halved: Path, target: str, folder: Path, timings: Path | None = None) -> Artifact:
+    def _engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
-        with self._progress.stage(f"building the TensorRT engine for {target}"):
+        with self._progress.stage(f"building the TensorRT engine for {target} in {graph.precision}"):
             done = tensorrt.build(
-                halved,
+                graph.path,
                 made,
                 target,
                 max_length=self._checkpoint.max_length,
@@ -248,26 +283,29 @@ class _Export:
                 timing_cache=timings,
             )
         # The bundle may hold another flavour's engine for the same GPU.
-        name = native.name_of(done.engine) if target == tensorrt.NATIVE else f"model.{native.form_of(done.engine)}"
-        return tensorrt.artifact(done.engine, Path(shutil.move(made, folder / name)))
+        form = native.form_of(done.engine, graph.precision)
+        name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
+        artifact = tensorrt.artifact(done.engine, Path(shutil.move(made, folder / name)), graph.precision)
+        if graph.result is None:
+            return artifact
+        verdict = graph.result.verdict
+        self._findings[name] = page.Finding(verdict.comparison, [])
+        return msgspec.structs.replace(
+            artifact,
+            graph=GraphProof(verdict.parity, verdict.invariance, verdict.batch_invariant, graph.result.accuracy),
+            waived=tuple(graph.result.broken),
+            limits=self._recipe.asked_of(INT8_ENGINE),
+            quantisation=self._int8.quantisation(INT8_ENGINE, "static"),
+        )
 
     def _verified(
         self, path: Path, name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
     ) -> Artifact:
         form = FORMS[name]
-        limits = self._recipe.limits_of(name, self._checkpoint.task)
-        with self._progress.stage(f"comparing {path.name} with PyTorch"):
-            spec = task_model.spec_of(self._checkpoint, self._provable(path, name))
-            engine = open_engine(spec, _prover(form.target), available_cpus())
-            result = yardstick.compare(engine, limits, self._progress.count)
+        # A CPU would not round as a GPU does.
+        runnable = self._twin(path) if name == "fp16" else path
+        engine, result = self._compared(path.name, runnable, name, _prover(form.target), yardstick)
         verdict = result.verdict
-        for limit, sentence in result.broken.items():
-            if not self._recipe.allows(name, limit):
-                texts = "; --calibration takes its ranges from your own texts" if name in int8.FORMS else ""
-                raise BrokenLimitError(
-                    f"{path.name} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass"
-                    f"{texts})"
-                )
         # The twin of an artifact for a GPU says nothing of its speed.
         timed = form.target != "cuda"
         latencies = self._latencies(path.name, engine, yardstick, batched=verdict.batch_invariant) if timed else []
@@ -300,10 +338,36 @@ class _Export:
                 count=self._progress.count,
             )
 
-    def _provable(self, path: Path, form: str) -> Path:
-        """What runs in the place of an artifact: for fp16 its twin, since a CPU would not round as a GPU does."""
-        if form != "fp16":
-            return path
+    def _compared(
+        self, title: str, runnable: Path, name: str, target: Target, yardstick: Yardstick
+    ) -> tuple[Engine, Result]:
+        """Compares what runs in the place of an artifact with PyTorch.
+
+        Args:
+            title: The artifact, in words.
+            runnable: The graph that runs.
+            name: What limits call the artifact.
+            target: What runs it here.
+            yardstick: PyTorch's answers.
+
+        Raises:
+            BrokenLimitError: It breaks a limit that the recipe does not let pass.
+        """
+        limits = self._recipe.limits_of(name, self._checkpoint.task)
+        with self._progress.stage(f"comparing {title} with PyTorch"):
+            engine = open_engine(task_model.spec_of(self._checkpoint, runnable), target, available_cpus())
+            result = yardstick.compare(engine, limits, self._progress.count)
+        for limit, sentence in result.broken.items():
+            if not self._recipe.allows(name, limit):
+                calibrated = name in int8.FORMS or name == INT8_ENGINE
+                texts = "; --calibration takes its ranges from your own texts" if calibrated else ""
+                raise BrokenLimitError(
+                    f"{title} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass{texts})"
+                )
+        return engine, result
+
+    def _twin(self, path: Path) -> Path:
+        """A graph that answers on a CPU as an fp16 graph, or a quantised one, does on a GPU."""
         twin = self._raw.with_name("twin.onnx")
         emulation.emulate(path, twin)
         return twin
@@ -339,7 +403,7 @@ class _Export:
                 for path in (
                     writer.path / TOKENIZER,
                     writer.path / reference.REFERENCE,
-                    *sorted(writer.path.glob(f"{ENGINE_GRAPH}*")),
+                    *sorted(path for file in ENGINE_GRAPHS.values() for path in writer.path.glob(f"{file}*")),
                 )
             ),
             source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),

@@ -47,6 +47,13 @@ FORMS = {
 fp16 is for ONNX Runtime on a GPU; on a CPU it is only proven, since there it is slower than fp32.
 """
 
+INT8_ENGINE = "int8-tensorrt"
+"""What limits call the INT8 engines of TensorRT: their graph keeps them at the export, an engine where it runs."""
+
+_PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
+LIMITED = tuple(_PRECISIONS)
+"""Names of what limits can be set for."""
+
 DEFAULT_FORMS = ("fp32", "int8")
 
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -139,6 +146,7 @@ class Recipe:
         name: The model's name there; None takes it from the source.
         forms: Which ONNX artifacts to make, in the order of `FORMS`.
         tensorrt: What to build TensorRT engines for.
+        tensorrt_precisions: In which precisions: fp16, int8.
         cache_dir: The cache of the node that native engines are built for; None where none is.
         triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
@@ -159,6 +167,7 @@ class Recipe:
     name: str | None = None
     forms: tuple[str, ...] = DEFAULT_FORMS
     tensorrt: tuple[str, ...] = ()
+    tensorrt_precisions: tuple[Precision, ...] = ("fp16",)
     cache_dir: Path | None = None
     triton: Path | None = None
     max_length: int | None = None
@@ -173,13 +182,18 @@ class Recipe:
     token: str | None = field(default=None, repr=False)
     if_changed: bool = False
 
+    @property
+    def wants_int8_engine(self) -> bool:
+        """Whether TensorRT is to have a graph in INT8."""
+        return bool(self.tensorrt) and "int8" in self.tensorrt_precisions
+
     def sha256(self) -> str:
         """Of what decides what is written beside the checkpoint: options, files that they name, and this version."""
         files = [*self.references, *([] if self.calibration is None else [self.calibration])]
         decisive = [
             SCHEMA_VERSION,
             host.installed("bertserve"),
-            [self.forms, self.tensorrt, self.max_length, self.task, self.calibration_column],
+            [self.forms, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.calibration_column],
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
         ]
@@ -192,7 +206,7 @@ class Recipe:
 
     def limits_of(self, form: str, task: Task) -> Limits:
         """What an artifact of that form must keep."""
-        return replace(LIMITS[FORMS[form].precision][task], **self.asked_of(form))
+        return replace(LIMITS[_PRECISIONS[form]][task], **self.asked_of(form))
 
     def allows(self, form: str, name: str) -> bool:
         """Whether that limit may be broken."""

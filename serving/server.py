@@ -142,7 +142,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         pipeline=pipeline,
         lifecycle=lifecycle,
     )
-    builder = EngineBuilder(settings.cache_dir) if settings.build_engine and settings.cache_dir else None
+    node = settings.cache_dir if settings.build_engine else None
+    builder = EngineBuilder(node, settings.precision) if node else None
     versions = Versions(settings, repository, slot, chooser, builder)
 
     # The ports.

@@ -35,7 +35,7 @@ from serving.models.bundle import open_bundle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.models.manifest import Artifact, Manifest
+    from serving.models.manifest import Accuracy, Artifact, Manifest
 
 _RANDOM: dict[str, dict[str, Any]] = {
     "base": {},
@@ -54,7 +54,7 @@ _ANSWERS = """\
 Over the package's own texts, each alone, beside PyTorch alone; INT8 takes its ranges from every second of them.
 `agree`: the same label, span or tag. `invariant`: whether a text's answer is the same padded in mixed batches;
 only then is it batched. `limits broken`: an export stops at them unless its command line lets them pass, as it did
-here."""
+here. Figures of a TensorRT engine are those of the graph that it was built of, computed on a CPU."""
 _COSTS = f"""\
 From the command's start to its end, beside whatever else ran on the machine. Memory: the most that the command and
 TensorRT's builder had resident together, looked at every {_SAMPLE_S * 1000:.0f} ms."""
@@ -182,7 +182,12 @@ def random_checkpoint(size: str, folder: Path) -> Path:
 
 def page(results: Sequence[Result], words: Sequence[str]) -> str:
     """The figures as Markdown."""
-    figures = [_accuracy_row(r, a, at) for r in results for a in r.manifest.artifacts for at in range(len(a.accuracy))]
+    figures = [
+        _accuracy_row(result, artifact, figure)
+        for result in results
+        for artifact in result.manifest.artifacts
+        for figure in artifact.evidence.accuracy
+    ]
     parity = [_parity_row(result, artifact) for result in results for artifact in result.manifest.artifacts]
     costs = [
         (
@@ -246,8 +251,7 @@ def _facts() -> dict[str, str]:
     return facts | {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def _accuracy_row(result: Result, artifact: Artifact, at: int) -> tuple[str, ...]:
-    figure = artifact.accuracy[at]
+def _accuracy_row(result: Result, artifact: Artifact, figure: Accuracy) -> tuple[str, ...]:
     return (
         result.job.name,
         artifact.file,
@@ -261,7 +265,7 @@ def _accuracy_row(result: Result, artifact: Artifact, at: int) -> tuple[str, ...
 
 def _parity_row(result: Result, artifact: Artifact) -> tuple[str, ...]:
     size = f"{artifact.total_bytes / _MIB:.1f}"
-    parity = artifact.parity
+    parity = artifact.evidence.parity
     if parity is None:
         return (result.job.name, artifact.file, size, "not run here", *[""] * 6)
     cosines = (parity.cosine_mean, parity.cosine_p01, parity.cosine_min)
@@ -272,7 +276,7 @@ def _parity_row(result: Result, artifact: Artifact) -> tuple[str, ...]:
         f"{parity.max_abs_difference:.1e}",
         *("-" if value is None else f"{value:.5f}" for value in cosines),
         "-" if parity.agreement is None else f"{100 * parity.agreement:.1f}%",
-        "yes" if artifact.batch_invariant else "no",
+        "yes" if artifact.evidence.batch_invariant else "no",
         ", ".join(artifact.waived) or "none",
     )
 
@@ -292,7 +296,8 @@ def _jobs(options: argparse.Namespace, folder: Path) -> Iterable[Job]:
     for word in options.models:
         source, _, reference = word.partition("=")
         forms = [option for form in FORMS for option in ("--precision", form)]
-        yield Job(Path(source).name, source, (*forms, *waived, "--reference", reference))
+        engine = ("--tensorrt", "t4", "--tensorrt-precision", "int8")
+        yield Job(Path(source).name, source, (*forms, *waived, *engine, "--reference", reference))
     for size in options.random:
         forms = [option for form in _RANDOM_FORMS for option in ("--precision", form)]
         checkpoint = random_checkpoint(size, folder / f"bert-{size}")

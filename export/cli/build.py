@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from export.cli.command import add_bundle, add_threads, open_named, run
 from export.engines.tensorrt import TARGETS
 from serving.host import available_cpus
+from serving.models.manifest import ENGINE_GRAPHS
 
 if TYPE_CHECKING:
     from export.progress import Progress
@@ -26,7 +27,8 @@ def _build(options: argparse.Namespace, progress: Progress) -> int:
     # Imports the engines' libraries, which takes a second; faults of the files are reported before.
     from export.engines.native import build  # noqa: PLC0415
 
-    outcome = build(bundle, options.cache_dir, options.target, options.threads or available_cpus(), progress)
+    threads = options.threads or available_cpus()
+    outcome = build(bundle, options.cache_dir, options.target, options.precision, threads, progress)
     print(f"{outcome.artifact.file} {outcome.sentence}; it lies in {options.cache_dir}; in {progress.elapsed_s:.0f} s")
     return 0
 
@@ -44,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
         "--target",
         choices=TARGETS,
         help="what to build for (default: the GPU at hand, with the TensorRT that is installed)",
+    )
+    arguments.add_argument(
+        "--precision",
+        choices=ENGINE_GRAPHS,
+        help="of the engine, where the bundle brings the graph for it (default: fp16 if it brings that one)",
     )
     add_threads(arguments)
     return arguments

@@ -15,11 +15,12 @@ from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, TASKS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, TASKS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
 from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle, read_bundle
+from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 
@@ -132,6 +133,8 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error(
             "--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir"
         )
+    if options.tensorrt_precisions and not options.tensorrt:
+        arguments.error("--tensorrt-precision is of TensorRT engines: give --tensorrt too")
     if options.if_changed and (options.triton is not None or NATIVE in options.tensorrt):
         arguments.error("--if-changed looks at the bundle alone, so --triton and --tensorrt native do not go with it")
     if options.calibration_column is not None and options.calibration is None:
@@ -140,6 +143,7 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     fields = vars(options) | {
         "forms": tuple(form for form in FORMS if form in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
+        "tensorrt_precisions": tuple(one for one in ENGINE_GRAPHS if one in (options.tensorrt_precisions or ["fp16"])),
         "references": tuple(options.references),
         "limits": dict(options.limits),
         "allowed": frozenset(options.allowed),
@@ -181,6 +185,14 @@ def parser() -> argparse.ArgumentParser:
         choices=(*TENSORRT_TARGETS, GRAPH),
         help="a TensorRT engine to build, for that GPU or for the one at hand (native), or the graph that each node "
         "builds its own of (graph); may be given more than once",
+    )
+    add(
+        "--tensorrt-precision",
+        dest="tensorrt_precisions",
+        action="append",
+        default=[],
+        choices=ENGINE_GRAPHS,
+        help="what TensorRT's engines compute in; may be given more than once (default: fp16)",
     )
     add(
         "--cache-dir",
@@ -255,6 +267,8 @@ def _waivable(argument: str) -> str:
 
 def _limit_name(argument: str, names: Sequence[str]) -> str:
     form, _, name = argument.rpartition(".")
-    if name not in names or form not in ("", *FORMS):
-        raise argparse.ArgumentTypeError(f"{argument!r}: the limits are {', '.join(names)}")
+    if name not in names or form not in ("", *LIMITED):
+        raise argparse.ArgumentTypeError(
+            f"{argument!r}: the limits are {', '.join(names)}, alone or behind one of {', '.join(LIMITED)} and a dot"
+        )
     return argument

@@ -6,13 +6,15 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from export.engines import tensorrt
 from export.errors import ExportError, NoRoomError
 from export.proof.verify import State, verify
 from serving.engine.gpu import discovery
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
-from serving.models.manifest import ENGINE_GRAPH
+from serving.models.manifest import Quantisation
 from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from export.progress import Progress
     from export.proof.verify import Outcome
     from serving.models.bundle import Bundle
+    from serving.models.manifest import Precision
     from serving.records import EngineBuild
 
 TIMINGS = "tensorrt.timings"
@@ -31,7 +34,9 @@ _GPU_BYTES, _GPU_FACTOR = tensorrt.WORKSPACE_BYTES, 3
 """Of a GPU's memory, for a build on it: scratch memory, and weights more than once. Estimated, not measured."""
 
 
-def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progress: Progress) -> Outcome:
+def build(
+    bundle: Bundle, cache: Path, target: str | None, precision: Precision | None, threads: int, progress: Progress
+) -> Outcome:
     """Builds an engine of a bundle, compares it with PyTorch's answers, and puts both into the node's cache.
 
     Where nothing here can run the engine, which is for a GPU elsewhere then, it goes there without a proof.
@@ -40,6 +45,7 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
         bundle: Opened.
         cache: The node's cache. It stays as it was if this fails.
         target: One of `tensorrt.TARGETS`; None for the GPU at hand, by the TensorRT that is installed.
+        precision: Of the engine; None for fp16 where the bundle brings that graph, and else for the one that it brings.
         threads: Cores to use for the comparison.
         progress: Told of every stage.
 
@@ -47,11 +53,7 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
         ExportError: There can be no engine, or it does not answer as PyTorch does.
         CacheError: It cannot lie there.
     """
-    if not bundle.has_engine_graph:
-        raise ExportError(
-            f"bundle {bundle.path}: brings nothing to build an engine of; export it with --tensorrt graph"
-        )
-    graph = bundle.path / ENGINE_GRAPH
+    chosen_precision, graph = _graph(bundle, precision)
     with progress.stage("looking for a GPU"):
         chosen = target or _own_target(tensorrt.graph_bytes(graph))
     manifest = bundle.manifest
@@ -64,7 +66,10 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
             done = tensorrt.build(
                 graph, made, chosen, max_length=manifest.max_length, count=progress.count, timing_cache=timings
             )
-        artifact = tensorrt.artifact(done.engine, made.rename(node.path / name_of(done.engine)))
+        file = made.rename(node.path / name_of(done.engine, chosen_precision))
+        artifact = tensorrt.artifact(done.engine, file, chosen_precision)
+        if chosen_precision == "int8":
+            artifact = msgspec.structs.replace(artifact, quantisation=_quantisation(bundle))
         own = replace(bundle, made_here=((artifact, node.path),))
         (outcome,) = verify(own, (), threads, progress, [artifact])
         if outcome.state is State.BROKEN:
@@ -74,14 +79,40 @@ def build(bundle: Bundle, cache: Path, target: str | None, threads: int, progres
     return outcome
 
 
-def name_of(engine: EngineBuild) -> str:
+def _graph(bundle: Bundle, precision: Precision | None) -> tuple[Precision, Path]:
+    """What to build an engine of.
+
+    Raises:
+        ExportError: The bundle does not bring it.
+    """
+    graphs = bundle.engine_graphs
+    if not graphs:
+        raise ExportError(
+            f"bundle {bundle.path}: brings nothing to build an engine of; export it with --tensorrt graph"
+        )
+    chosen = precision or next(iter(graphs))
+    if chosen not in graphs:
+        raise ExportError(
+            f"bundle {bundle.path}: brings what an engine in {' and '.join(graphs)} is built of, and none in {chosen};"
+            f" export it with --tensorrt graph --tensorrt-precision {chosen}"
+        )
+    return chosen, graphs[chosen]
+
+
+def _quantisation(bundle: Bundle) -> Quantisation:
+    """How the ranges of a bundle's engine graph were found: one text serves all INT8 forms of an export."""
+    known = (artifact.quantisation for artifact in bundle.manifest.artifacts)
+    return next((one for one in known if one is not None and one.activations == "static"), Quantisation("static"))
+
+
+def name_of(engine: EngineBuild, precision: Precision) -> str:
     """The file of an engine in the node's cache; a bundle's own, of another flavour, may be for the same GPU."""
-    return f"native.{form_of(engine)}"
+    return f"native.{form_of(engine, precision)}"
 
 
-def form_of(engine: EngineBuild) -> str:
+def form_of(engine: EngineBuild, precision: Precision) -> str:
     """What an engine's file is called, whoever it is for."""
-    return f"{tensorrt.target_of(engine.compute_capability)}.fp16.engine"
+    return f"{tensorrt.target_of(engine.compute_capability)}.{precision}.engine"
 
 
 def recall_timings(cache: Path, before: Path, folder: Path) -> None:

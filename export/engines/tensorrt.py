@@ -2,7 +2,8 @@
 
 Two flavours of one API. TensorRT for RTX builds for a named target with no GPU present and compiles its
 kernels at load time; the enterprise library times its kernels on the GPU at hand. Both take the fp16 graph
-before the fusions of ONNX Runtime (see `half`) and fuse by themselves.
+before the fusions of ONNX Runtime (see `half`), or that graph with explicit quantisation (see `qdq`), and fuse by
+themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.models.manifest import Target
+    from serving.models.manifest import Precision, Target
 
 NATIVE = "native"
 CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "sm89": "SM89", "sm120": "SM120"}
@@ -73,8 +74,8 @@ def build(
     """Builds an engine in a process of its own, and leaves no file if it fails.
 
     Args:
-        graph: The fp16 graph before ONNX Runtime's fusions, with inputs [batch, sequence], or [batch, masks] (up to
-            `tensorrt_builder.MAX_MASKS`).
+        graph: Before ONNX Runtime's fusions, in fp16 or quantised; with inputs [batch, sequence], or [batch, masks]
+            (up to `tensorrt_builder.MAX_MASKS`).
         engine: The file to write.
         target: One of `TARGETS`.
         max_length: Tokens of the longest text.
@@ -112,12 +113,12 @@ def build(
     return done
 
 
-def artifact(build: EngineBuild, file: Path) -> Artifact:
+def artifact(build: EngineBuild, file: Path, precision: Precision = "fp16") -> Artifact:
     """The manifest's entry of an engine whose answers nobody has compared with PyTorch's yet."""
     return Artifact(
         file=file.name,
         kind="tensorrt",
-        precision="fp16",
+        precision=precision,
         target=target_of(build.compute_capability),
         sha256=digest(file),
         size_bytes=file.stat().st_size,

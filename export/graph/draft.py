@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from serving.records import DATA_SUFFIX
 
@@ -120,6 +120,12 @@ class Draft:
         for node in self.graph.node:
             node.input[:] = [names.get(name, name) for name in node.input]
         self.keep(set(names.values()))
+
+    def convert(self, opset: int, ir_version: int) -> None:
+        """Says the graph in a later version of ONNX's operators."""
+        self.model = version_converter.convert_version(self.model, opset)
+        self.model.ir_version = ir_version
+        self._index()
 
     def move_out(self) -> None:
         """Puts large tensors that lie inside the graph into its file."""

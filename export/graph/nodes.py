@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 _NEVER_FLOAT = frozenset(
-    {"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf"}
+    {"QuantizeLinear", "Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf"}
     | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 )
 

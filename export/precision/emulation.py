@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from onnx import TensorProto
 
 from export.graph import nodes
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from onnx import NodeProto
 
+_QUANTISES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
 
 def emulate(source: Path, target: Path) -> None:
     """Writes a twin of an fp16 graph whose answers on a CPU are those of fp16 arithmetic.
@@ -23,8 +26,13 @@ def emulate(source: Path, target: Path) -> None:
     in between, so that nothing is rounded and nothing overflows but the weights. The twin says each of these
     steps: every operator computes in FP32, as tensor cores accumulate, and its result is cast to fp16.
 
+    Of a quantised graph (see `qdq`) the activations pass through the same 8-bit values. They and the matrices, as
+    their 8-bit values say, are multiplied in FP32, which holds each of the products of two such values. The matrices
+    are written out, so that ONNX Runtime finds nothing that it would fuse into 8-bit products of its own, whose
+    intermediate results saturate on CPUs without VNNI.
+
     Args:
-        source: The fp16 graph.
+        source: The fp16 graph, or the quantised one.
         target: Where to write.
     """
     draft = Draft(source, target)
@@ -34,15 +42,26 @@ def emulate(source: Path, target: Path) -> None:
     halves |= nodes.activations(graph, halves, TensorProto.FLOAT16)
     steps: dict[str, NodeProto] = {}
     for node in graph.node:
-        if node.op_type == "Cast" or node.op_type in ranges.MOVES or halves.isdisjoint(node.output):
-            steps[node.output[0]] = node
+        name = node.output[0]
+        if node.op_type == "DequantizeLinear" and node.input[0] in draft:
+            values, scale = (draft[each].astype(np.float32) for each in node.input[:2])
+            draft[f"{name}:wide"] = values * scale
             continue
-        for name in halves.intersection(node.input):
-            steps[f"{name}:wide"] = nodes.cast(name, f"{name}:wide", TensorProto.FLOAT)
-        wide = nodes.copy(node, [f"{name}:wide" if name in halves else name for name in node.input])
-        wide.output[0] = f"{node.output[0]}:exact"
+        quantises = node.op_type in _QUANTISES
+        if node.op_type == "Cast" or node.op_type in ranges.MOVES or (halves.isdisjoint(node.output) and not quantises):
+            steps[name] = node
+            continue
+        for half in halves.intersection(node.input):
+            if f"{half}:wide" not in draft:
+                steps.setdefault(f"{half}:wide", nodes.cast(half, f"{half}:wide", TensorProto.FLOAT))
+        wide = nodes.copy(node, [f"{each}:wide" if each in halves else each for each in node.input])
+        if quantises:
+            wide.output[0] = f"{name}:wide" if name in halves else name
+            steps[wide.output[0]] = wide
+            continue
+        wide.output[0] = f"{name}:exact"
         steps[wide.output[0]] = wide
-        steps[node.output[0]] = nodes.cast(wide.output[0], node.output[0], TensorProto.FLOAT16)
+        steps[name] = nodes.cast(wide.output[0], name, TensorProto.FLOAT16)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(steps.values())
     draft.write()

@@ -24,6 +24,7 @@ from export.graph.draft import Draft
 from export.precision import ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -44,7 +45,7 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 """What may run in fp16 between two products."""
 
 
-def convert(source: Path, target: Path, *, shared_layers: bool = False) -> None:
+def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mapping[str, int]:
     """Writes the fp16 form of an fp32 graph.
 
     Inputs stay as they are, outputs stay float32.
@@ -55,15 +56,19 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> None:
         target: Where to write.
         shared_layers: Whether layers share their weights.
 
+    Returns:
+        Of tensors of the fp16 graph: as which power of two their values are to be multiplied with.
+
     Raises:
         ExportError: A weight lies outside of what fp16 can hold, or the graph cannot be kept in range.
     """
     draft = Draft(source, target)
     draft.lift_constants()
-    _Conversion(draft).run()
+    exponents = _Conversion(draft).run()
     if shared_layers:
         draft.share_equal()
     draft.write()
+    return exponents
 
 
 class _Conversion:
@@ -86,8 +91,8 @@ class _Conversion:
         self._names: dict[tuple[str, bool], str] = {}
         """Under which name a tensor is found in fp16 (true) and in FP32 (false)."""
 
-    def run(self) -> None:
-        """Replaces the nodes and the float initialisers."""
+    def run(self) -> Mapping[str, int]:
+        """Replaces the nodes and the float initialisers; returns the tensors' exponents."""
         for node in self._graph.node:
             exponent = self._exponent(node) if node.output[0] in self._planned else None
             if exponent is None:
@@ -97,6 +102,7 @@ class _Conversion:
         self._draft.keep({t.name for t in self._graph.initializer if t.name not in self._constants} | self._made)
         del self._graph.node[:], self._graph.value_info[:]
         self._graph.node.extend(self._nodes)
+        return self._exponents
 
     def _plan(self) -> set[str]:
         """First outputs of the nodes to run in fp16: products, tables, and what only stands between products."""

@@ -8,7 +8,7 @@ from export.errors import ExportError
 from export.graph import optimize
 from export.graph.draft import Draft
 from export.graph.task_model import spec_of
-from export.precision import activations, calibration, openvino, quantize
+from export.precision import activations, calibration, openvino, qdq, quantize
 from export.precision.equalise import choose
 from export.precision.products import find
 from export.texts import corpus
@@ -16,7 +16,7 @@ from serving.host import available_cpus
 from serving.models.manifest import Quantisation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
@@ -44,7 +44,7 @@ class Int8:
         self._checkpoint, self._progress = checkpoint, progress
         if recipe.calibration is None:
             self._calibration = calibration.own()
-        elif FORMS.isdisjoint(recipe.forms):
+        elif FORMS.isdisjoint(recipe.forms) and not recipe.wants_int8_engine:
             raise ExportError(f"{recipe.calibration}: calibration is for INT8, which was not asked for")
         else:
             self._calibration = calibration.read(recipe.calibration, recipe.calibration_column)
@@ -69,6 +69,21 @@ class Int8:
         else:
             cuts = self._cuts_of(raw) if way == "static" else None
             openvino.quantize(raw, path, shape, cuts)
+
+    def make_for_tensorrt(self, path: Path, raw: Path, halved: Path, exponents: Mapping[str, int]) -> None:
+        """Writes the quantised graph that TensorRT builds an engine of.
+
+        Args:
+            path: Where to.
+            raw: The graph before the fusions.
+            halved: What `half` made of it.
+            exponents: What `half` said of it.
+
+        Raises:
+            ExportError: Some matrix was not quantised.
+        """
+        cuts, products = self._cuts_of(raw), find(Draft(raw, raw).graph)
+        qdq.quantize(halved, path, optimize.shape_of(self._checkpoint), exponents, products, cuts)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
         """What the manifest says of an artifact."""

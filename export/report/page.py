@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WORST = 5
 _NO_LIMIT = Limits()
+_OF_ITS_GRAPH = "The figures below are those of the graph that it was built of, computed on a CPU. "
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -100,11 +101,11 @@ def _verdict(manifest: Manifest) -> Markup:
     kept = [artifact for artifact in proven if not artifact.waived]
     sentences = [f"{len(kept)} of {len(artifacts)} artifacts were run and keep every limit beside PyTorch."]
     sentences += [
-        f"{a.file} breaks limits that the recipe let pass: {', '.join(a.waived)}." for a in proven if a.waived
+        f"{a.file} breaks limits that the recipe let pass: {', '.join(a.waived)}." for a in artifacts if a.waived
     ]
     sentences += [
         f"{a.file} is unproven: it is for {executor(a)} and was not run here. "
-        "“bertserve verify” proves it where it can run."
+        f"{_OF_ITS_GRAPH if a.graph else ''}“bertserve verify” proves it where it can run."
         for a in artifacts
         if not a.proven
     ]
@@ -130,7 +131,7 @@ def _artifacts(manifest: Manifest) -> Markup:
 
 def _status(artifact: Artifact) -> Markup:
     if not artifact.proven:
-        return element("span", "unproven", class_="warn-word")
+        return element("span", "its graph alone, on a CPU" if artifact.graph else "unproven", class_="warn-word")
     if artifact.waived:
         return element("span", "limits waived", class_="warn-word")
     return element("span", "proven, on a CPU" if artifact.target == "cuda" else "proven", class_="good")
@@ -153,7 +154,7 @@ def _accuracy(manifest: Manifest) -> Markup | None:
             _Number(f"{figure.artifact - figure.pytorch:+.2f}"),
         ]
         for artifact in manifest.artifacts
-        for figure in artifact.accuracy
+        for figure in artifact.evidence.accuracy
     ]
     if not rows:
         return None
@@ -222,7 +223,7 @@ def _engine(artifact: Artifact) -> Markup | None:
 
 
 def _figures(artifact: Artifact, limits: Limits) -> Markup | None:
-    parity, invariance = artifact.parity, artifact.invariance
+    parity, invariance = artifact.evidence.parity, artifact.evidence.invariance
     if parity is None or invariance is None:
         return None
     waived = artifact.waived
@@ -234,7 +235,7 @@ def _figures(artifact: Artifact, limits: Limits) -> Markup | None:
         _least("same decisions", parity.agreement, limits.agreement, "agreement", waived),
         *(
             _most(f"points of {f.metric} lost", f.pytorch - f.artifact, limits.metric_loss, "metric_loss", waived)
-            for f in artifact.accuracy
+            for f in artifact.evidence.accuracy
         ),
         _most("padded or batched: largest difference", invariance.max_abs_difference, limits.invariance_difference),
         _least("padded or batched: least cosine", invariance.cosine_min, limits.invariance_cosine),

@@ -53,6 +53,8 @@ def executor(artifact: Artifact) -> str:
 
 def ranges(quantisation: Quantisation) -> str:
     """How activations become 8 bits, in words."""
+    if not quantisation.calibration and quantisation.activations == "static":
+        return "8 bits, ranges fixed"
     if not quantisation.calibration:
         return "8 bits, by ranges of their own for each row, found while running"
     source = f"{quantisation.texts} texts ({quantisation.calibration})"
@@ -108,8 +110,8 @@ def _details(artifact: Artifact, task: Task) -> Iterator[str]:
         build = artifact.engine
         lengths = ", ".join(f"{p.max[0]} x {p.max[1]}" for p in build.profiles)
         yield f"  TensorRT {printable(build.version)} ({build.flavour}); largest batch x tokens: {lengths}"
-    if artifact.parity is not None:
-        yield f"  farthest from PyTorch: {printable(artifact.parity.worst)}"
+    if (parity := artifact.evidence.parity) is not None:
+        yield f"  farthest from PyTorch: {printable(parity.worst)}"
     limits = asdict(limits_of(artifact, task))
     kept = [f"{name} {value:g}" for name, value in limits.items() if value != getattr(_NO_LIMITS, name)]
     yield f"  limits: {', '.join(kept)}"
@@ -121,7 +123,7 @@ def _details(artifact: Artifact, task: Task) -> Iterator[str]:
 
 def table(artifacts: Sequence[Artifact]) -> str:
     """Artifacts with their figures beside PyTorch, a line each."""
-    texts = max((artifact.parity.texts for artifact in artifacts if artifact.parity), default=0)
+    texts = max((parity.texts for artifact in artifacts if (parity := artifact.evidence.parity)), default=0)
     parts = [
         _aligned([_COLUMNS, *(_row(artifact) for artifact in artifacts)]),
         f"  over {texts} texts; max diff, cosine, agree: each text alone, beside PyTorch alone",
@@ -141,7 +143,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _row(artifact: Artifact) -> tuple[str, ...]:
-    parity, invariance = artifact.parity, artifact.invariance
+    parity, invariance = artifact.evidence.parity, artifact.evidence.invariance
     if parity is None or invariance is None:
         return (artifact.file, artifact.precision, size(artifact.total_bytes), "unproven", *[""] * 5)
     # Each precision is judged by one figure (see recipe.LIMITS): show that one.
@@ -149,13 +151,14 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
         worst = f"within {invariance.max_abs_difference:.1e}"
     else:
         worst = f"cosine down to {invariance.cosine_min:.5f}"
+    unproven = "" if artifact.proven else "; UNPROVEN: of its graph, on a CPU"
     return (
         artifact.file,
         artifact.precision,
         size(artifact.total_bytes),
         f"{parity.max_abs_difference:.1e}",
         *(_figure(value) for value in (parity.cosine_mean, parity.cosine_p01, parity.cosine_min, parity.agreement)),
-        f"{'yes' if artifact.batch_invariant else 'no'}, {worst}",
+        f"{'yes' if artifact.evidence.batch_invariant else 'no'}, {worst}{unproven}",
     )
 
 
@@ -169,7 +172,7 @@ def _accuracy_rows(artifact: Artifact) -> list[tuple[str, ...]]:
             f"{figure.artifact:.2f}",
             f"{figure.artifact - figure.pytorch:+.2f}",
         )
-        for figure in artifact.accuracy
+        for figure in artifact.evidence.accuracy
     ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from serving.models.manifest import ENGINE_GRAPH, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
+from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
 from serving.records import DATA_SUFFIX
@@ -22,7 +22,7 @@ from serving.records import DATA_SUFFIX
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.manifest import Artifact
+    from serving.models.manifest import Artifact, Precision
     from serving.records import EngineBuild
 
 
@@ -49,9 +49,10 @@ class Bundle:
         return next((directory for made, directory in self.made_here if made.file == artifact.file), None)
 
     @property
-    def has_engine_graph(self) -> bool:
-        """Whether a node can build an engine of it for its own GPU."""
-        return any(entry.file == ENGINE_GRAPH for entry in self.manifest.files)
+    def engine_graphs(self) -> dict[Precision, Path]:
+        """What a node can build engines of for its own GPU, by their precision; fp16 is first."""
+        files = {entry.file for entry in self.manifest.files}
+        return {precision: self.path / file for precision, file in ENGINE_GRAPHS.items() if file in files}
 
     def artifact(self, precision: str, target: str = "cpu") -> Artifact | None:
         return next((a for a in self.manifest.artifacts if (a.precision, a.target) == (precision, target)), None)
@@ -97,7 +98,7 @@ def _read(path: Path, model: str, version: str) -> Bundle:
 
 def _verified(bundle: Bundle) -> Bundle:
     path, manifest = bundle.path, bundle.manifest
-    graphs = [ENGINE_GRAPH] if bundle.has_engine_graph else []
+    graphs = [graph.name for graph in bundle.engine_graphs.values()]
     builds = {artifact.file: artifact.engine for artifact in manifest.artifacts} | dict.fromkeys(graphs)
     try:
         verified_dir.check(path, MANIFEST, manifest.entries())

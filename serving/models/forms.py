@@ -123,7 +123,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
     """Whether every model has a form that some GPU could run, or with `built` brings what one can be built of."""
     targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
     return all(
-        (built and bundle.has_engine_graph) or any(artifact.target in targets for artifact in bundle.artifacts)
+        (built and bool(bundle.engine_graphs)) or any(artifact.target in targets for artifact in bundle.artifacts)
         for bundle in bundles
     )
 

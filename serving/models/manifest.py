@@ -12,8 +12,6 @@ from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuil
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.html"
-ENGINE_GRAPH = "engine.fp16.onnx"
-"""The graph from which a node builds a TensorRT engine for its own GPU; nothing runs it as it is."""
 SCHEMA_VERSION = 2
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -34,6 +32,9 @@ Activation = Literal["sigmoid", "identity"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 Precision = Literal["fp32", "fp16", "int8"]
+
+ENGINE_GRAPHS: dict[Precision, str] = {"fp16": "engine.fp16.onnx", "int8": "engine.int8.onnx"}
+"""The graphs from which a node builds a TensorRT engine for its own GPU; nothing runs them as they are."""
 
 Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
@@ -87,12 +88,24 @@ class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         activations: `static` by ranges seen on calibration text, `dynamic` by ranges found while running.
-        calibration: Where the text is from; a file's name, never a path. Empty where none was used.
+        calibration: Where the text is from; a file's name, never a path. Empty where none was used or it is not known.
     """
 
     activations: Literal["static", "dynamic"]
     calibration: str = ""
     texts: int = 0
+
+
+class GraphProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the graph that an engine was built of answers beside PyTorch, computed on a CPU.
+
+    The engine itself is proven where its GPU is.
+    """
+
+    parity: Parity
+    invariance: Invariance
+    batch_invariant: bool
+    accuracy: tuple[Accuracy, ...] = ()
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +130,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         engine: What a TensorRT engine is tied to.
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
+        graph: Of an engine: how its graph compares; None where it was not compared.
     """
 
     file: str
@@ -135,11 +149,17 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineBuild | None = None
     quantisation: Quantisation | None = None
     data: FileEntry | None = None
+    graph: GraphProof | None = None
 
     @property
     def proven(self) -> bool:
         """Whether its answers were compared with PyTorch's."""
         return self.parity is not None
+
+    @property
+    def evidence(self) -> Artifact | GraphProof:
+        """What has its figures: itself or, of an engine that nobody has run, the graph that it was built of."""
+        return self if self.proven or self.graph is None else self.graph
 
     @property
     def files(self) -> list[FileEntry | Artifact]:
@@ -228,7 +248,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def data_of(self, graph: str) -> FileEntry | None:
         """The file with a graph's weights; None where they lie in the graph."""
-        if graph == ENGINE_GRAPH:
+        if graph in ENGINE_GRAPHS.values():
             return next((entry for entry in self.files if entry.file == f"{graph}{DATA_SUFFIX}"), None)
         return next((artifact.data for artifact in self.artifacts if artifact.file == graph), None)
 
@@ -413,6 +433,10 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         (
             any(artifact.invariance is not None and artifact.parity is None for artifact in artifacts),
             "an artifact was compared with itself and not with PyTorch",
+        ),
+        (
+            any(artifact.graph is not None and artifact.kind != "tensorrt" for artifact in artifacts),
+            "what is no TensorRT engine says of a graph that it was built of",
         ),
     ]
 

@@ -33,8 +33,8 @@ _SAID_FIRST = "bertserve build: "
 
 
 class EngineBuilder:
-    def __init__(self, cache: Path) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path, precision: str = "auto") -> None:
+        self._cache, self._precision = cache, precision
         self._turn = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._end_by: float | None = None
@@ -51,6 +51,7 @@ class EngineBuilder:
             log.info("building a TensorRT engine of %s", bundle)
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
             options = [str(bundle), "--cache-dir", str(self._cache)]
+            options += [] if self._precision == "auto" else ["--precision", self._precision]
             command = [sys.executable, "-P", "-m", "serving.rollout.engine_build", *options]
             with subprocess.Popen(
                 command,

@@ -17,6 +17,7 @@ from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from serving.models.forms import form_of, runs_on_a_gpu, verified
+from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
 from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
 
@@ -126,9 +127,13 @@ class Chooser:
             gpu = self._gpus(BUILT, [bundle])[0]
             form = self._form(bundle, BUILT, gpu.target)
         except (StartupError, BundleError):
-            return bundle.has_engine_graph
+            return self._can_build(bundle)
         fits = form.engine is None or not any(self._unfit(form.file, form.engine, gpu))
-        return bundle.has_engine_graph and not fits
+        return self._can_build(bundle) and not fits
+
+    def _can_build(self, bundle: Bundle) -> bool:
+        precision = self._settings.precision
+        return bool(bundle.engine_graphs) if precision == "auto" else precision in bundle.engine_graphs
 
     def form_of(self, path: Path, engine: EngineChoice) -> tuple[Bundle, Artifact]:
         """A version of a model, not verified yet, and the form of it that an engine can run."""
@@ -147,8 +152,8 @@ class Chooser:
         machine = self._machine
         if machine.problem:
             return machine.problem
-        if self._settings.precision not in {"auto", "fp16"}:
-            return f"it would be fp16, and --precision {self._settings.precision} is asked for"
+        if self._settings.precision not in {"auto", *ENGINE_GRAPHS}:
+            return f"it would be {' or '.join(ENGINE_GRAPHS)}, and --precision {self._settings.precision} is asked for"
         flavours = [machine.libraries.get(flavour) for flavour in ("enterprise", "rtx")]
         problems = [" and ".join(_library_problems(machine, "TensorRT", each, machine.gpus[0])) for each in flavours]
         return problems[-1] if all(problems) else ""

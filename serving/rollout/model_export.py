@@ -116,7 +116,9 @@ def _forms(settings: Settings) -> list[str]:
 
 
 def _graph(settings: Settings) -> list[str]:
-    return ["--tensorrt", "graph"] if settings.build_engine else []
+    if not settings.build_engine:
+        return []
+    return ["--tensorrt", "graph", *(["--tensorrt-precision", "int8"] if settings.precision == "int8" else [])]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -19,7 +19,7 @@ from export.cli import inspect, verify
 from export.cli.export import main as export
 from export.graph import draft
 from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import ENGINE_GRAPH
+from serving.models.manifest import ENGINE_GRAPHS
 from tests.support.checkpoints import write_large_checkpoint
 from tests.support.clients import post_json
 from tests.support.expected import cosines
@@ -91,7 +91,7 @@ def test_each_graph_has_one_file_of_weights_beside_it(bundle: Bundle) -> None:
         assert artifact.data is not None
         assert artifact.data.file == f"{artifact.file}.data"
         assert artifact.total_bytes == artifact.size_bytes + artifact.data.size_bytes
-    assert manifest.data_of(ENGINE_GRAPH) is not None
+    assert manifest.data_of(ENGINE_GRAPHS["fp16"]) is not None
 
 
 def test_answers_are_those_of_one_file(bundle: Bundle, small_export: Export) -> None:

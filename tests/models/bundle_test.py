@@ -14,7 +14,7 @@ from serving.engine.base import read_artifact, verified
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
-from serving.models.manifest import ENGINE_GRAPH
+from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import digest, versions
 from tests.support.models import NAME
@@ -60,13 +60,14 @@ def test_digests(bundle: Path) -> None:
 def test_a_graph_that_engines_are_built_of_is_looked_into(bundle: Path, domain: str) -> None:
     """It is held to what the graphs are held to that an engine loads, though none loads it."""
     model = tiny_model(before=[onnx.helper.make_node("Gelu", ["input_ids"], ["y"], domain=domain)])
-    (bundle / ENGINE_GRAPH).write_bytes(model.SerializeToString())
-    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
+    file = ENGINE_GRAPHS["int8"]
+    (bundle / file).write_bytes(model.SerializeToString())
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": file}))
     sign(bundle)
     if not domain:
-        assert open_bundle(bundle).has_engine_graph
+        assert open_bundle(bundle).engine_graphs
         return
-    with pytest.raises(BundleError, match=r"engine\.fp16\.onnx uses an operator domain"):
+    with pytest.raises(BundleError, match=r"engine\.int8\.onnx uses an operator domain"):
         open_bundle(bundle)
 
 

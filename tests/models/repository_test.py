@@ -40,6 +40,7 @@ def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
 
 
 ALL = (("fp32", "cpu", True), ("fp16", "cpu", True), ("int8", "cpu", True), ("fp16", "sm75", True))
+ENGINES = (("int8", "sm75", True), ("fp16", "sm75", True))
 UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
 
 
@@ -51,6 +52,9 @@ UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
         (ALL[1:2], "auto", "ort-cpu", False, ("fp16", "cpu")),
         (ALL, "fp16", "ort-cpu", False, ("fp16", "cpu")),
         (ALL[3:], "auto", "fake", False, ("fp16", "sm75")),
+        (ENGINES, "auto", "tensorrt", False, ("fp16", "sm75")),
+        (ENGINES, "int8", "tensorrt", False, ("int8", "sm75")),
+        (ENGINES[:1], "auto", "tensorrt", False, ("int8", "sm75")),
         (UNPROVEN, "auto", "ort-cpu", False, ("fp32", "cpu")),
         (UNPROVEN, "auto", "ort-cpu", True, ("fp32", "cpu")),
         (UNPROVEN, "int8", "ort-cpu", True, ("int8", "cpu")),

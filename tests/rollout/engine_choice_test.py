@@ -12,7 +12,7 @@ import pytest
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Library, Machine
 from serving.inference.served_models import Repository
-from serving.models.manifest import ENGINE_GRAPH
+from serving.models.manifest import ENGINE_GRAPHS
 from serving.records import Gpu
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
@@ -27,6 +27,8 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from serving.models.manifest import Precision
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -128,16 +130,34 @@ def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision:
     return chooser
 
 
+def bring_graph(bundle: Path, precision: Precision) -> None:
+    """Puts into a bundle what an engine is built of."""
+    file = ENGINE_GRAPHS[precision]
+    shutil.copy(bundle / "model.fp32.onnx", bundle / file)
+    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": file}))
+    sign(bundle)
+
+
 def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
     """None for this GPU, or one of another version; and only of a bundle that brings what it is built of."""
     bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
     assert not on_a_t4(tmp_path / "models").must_build(bundle)
     assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
-    shutil.copy(bundle / "model.fp32.onnx", bundle / ENGINE_GRAPH)
-    edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": ENGINE_GRAPH}))
-    sign(bundle)
+    bring_graph(bundle, "fp16")
     assert not on_a_t4(tmp_path / "models").must_build(bundle)
     assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
+
+
+def test_an_engine_is_built_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
+    """The bundle's engine is fp16; one in INT8 is built of a bundle that brings the graph for it."""
+    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
+    edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(precision="int8"))
+    bring_graph(bundle, "fp16")
+    asked = on_a_t4(tmp_path / "models", precision="int8")
+    assert not asked.must_build(bundle)
+    bring_graph(bundle, "int8")
+    assert asked.must_build(bundle)
+    assert not on_a_t4(tmp_path / "models").must_build(bundle)
 
 
 def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
@@ -145,7 +165,7 @@ def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
     models = write_gpu_bundle(tmp_path / "models", tmp_path / "base").parents[1]
     assert on_a_t4(models).build_obstacle() == ""
     assert "the NVIDIA driver is too old" in on_a_t4(models, cuda=14).build_obstacle()
-    assert on_a_t4(models, precision="fp32").build_obstacle() == "it would be fp16, and --precision fp32 is asked for"
+    assert on_a_t4(models, precision="fp32").build_obstacle().startswith("it would be fp16 or int8, and ")
     assert Chooser(Settings(models=models)).build_obstacle() == "no GPU was looked for"
 
 

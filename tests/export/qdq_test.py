@@ -1,0 +1,261 @@
+"""INT8 for TensorRT: the quantised graph, its twin on a CPU, the engine, and the commands around them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+from export.cli import build, inspect
+from export.cli.export import main
+from export.engines import tensorrt
+from export.engines.native import name_of
+from export.errors import ExportError
+from export.graph import optimize, task_model
+from export.graph.draft import Draft
+from export.precision import emulation, half, int8, qdq
+from export.precision.equalise import Cut
+from export.precision.products import Product, find
+from export.proof.decisions import cosine
+from export.texts import corpus
+from serving.models.artifact_scan import check_model_file
+from serving.models.bundle import open_bundle
+from serving.models.manifest import MANIFEST
+from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
+from tests.support.exports import opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+LAYERS = 2
+SHORT = 16
+
+
+def quantised(folder: Path, checkpoint_folder: Path) -> Path:
+    """The quantised graph of a checkpoint; the graphs that it was made of lie beside it."""
+    checkpoint = opened(checkpoint_folder)
+    raw, halved, made = folder / "raw.onnx", folder / "half.onnx", folder / "engine.int8.onnx"
+    task_model.write(task_model.load(checkpoint), raw)
+    exponents = half.convert(raw, halved)
+    texts = checkpoint.encode(corpus.for_task(corpus.read()[::16], checkpoint.task))
+    cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, ignore)
+    qdq.quantize(halved, made, optimize.shape_of(checkpoint), exponents, find(Draft(raw, raw).graph), cuts)
+    return made
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Takes no notice of progress."""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quantised graph of a small checkpoint."""
+    folder = tmp_path_factory.mktemp("qdq")
+    return quantised(folder, write_checkpoint(folder / "small", layers=LAYERS))
+
+
+def answer(path: Path, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> list[float]:
+    """ONNX Runtime's answer to a batch."""
+    ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
+    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    pooled: list[float] = session.run(None, tensors)[0]
+    return pooled
+
+
+def test_each_product_with_a_matrix_takes_8_bits_around_0(graph: Path) -> None:
+    """Both inputs are dequantised in fp16, with zero points of 0; the products of attention stay as they were."""
+    model = onnx.load(graph)
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    kinds = Counter(
+        tuple("8 bits" if producers[name].op_type == "DequantizeLinear" else "fp16" for name in node.input)
+        for node in products
+    )
+    assert kinds == {("8 bits", "8 bits"): 6 * LAYERS, ("fp16", "fp16"): 2 * LAYERS}
+    for node in model.graph.node:
+        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
+            scale, zero = (constants[name] for name in node.input[1:])
+            assert (scale.dtype, zero.dtype) == (np.float16, np.int8)
+            assert (scale > 0).all()
+            assert not zero.any()
+    matrices = [constants[producers[node.input[1]].input[0]] for node in products if ".matrix" in node.input[1]]
+    assert {matrix.dtype for matrix in matrices} == {np.dtype(np.int8)}
+    assert max(np.abs(matrix.astype(int)).max() for matrix in matrices) == 127
+    # Queries, keys and values are cut once.
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 4 * LAYERS
+
+
+def test_the_graph_may_lie_in_a_bundle(graph: Path) -> None:
+    """Nothing in it is refused when a bundle is opened."""
+    assert check_model_file(graph).inputs[0][0] == "input_ids"
+
+
+def test_its_twin_answers_much_as_fp32_does(graph: Path) -> None:
+    """Within what 8 bits lose, and not exactly: something was rounded."""
+    twin = graph.with_name("twin.onnx")
+    emulation.emulate(graph, twin)
+    exact, found = answer(graph.with_name("raw.onnx")), answer(twin)
+    cosines = [cosine(np.asarray(one), np.asarray(other)) for one, other in zip(exact, found, strict=True)]
+    assert min(cosines) > 0.99
+    assert np.abs(np.asarray(exact) - np.asarray(found)).max() > 1e-4
+
+
+def test_onnx_runtime_fuses_nothing_in_the_twin(graph: Path) -> None:
+    """Operator by operator it answers the same: no product of 8 bits of ONNX Runtime's own takes part."""
+    twin = graph.with_name("twin.onnx")
+    emulation.emulate(graph, twin)
+    plain = answer(twin, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    assert np.abs(np.asarray(plain) - np.asarray(answer(twin))).max() < 2e-3
+    # ONNX Runtime can run the graph itself too, and rounds at other places.
+    assert cosine(np.asarray(plain).ravel(), np.asarray(answer(graph)).ravel()) > 0.999
+
+
+def test_a_twin_holds_the_very_8_bit_values(graph: Path) -> None:
+    """A change of one step of a matrix changes the answer: what is compared is what the engine is built of."""
+    other = graph.with_name("other.onnx")
+    model = onnx.load(graph)
+    tensor = next(t for t in model.graph.initializer if t.name.endswith(".matrix.values"))
+    values = numpy_helper.to_array(tensor).copy()
+    values[0] = -values[0]
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, other)
+    twins = [path.with_suffix(".twin.onnx") for path in (graph, other)]
+    for path, twin in zip((graph, other), twins, strict=True):
+        emulation.emulate(path, twin)
+    assert not np.array_equal(answer(twins[0]), answer(twins[1]))
+
+
+def test_a_range_on_one_side_of_0_keeps_all_8_bits(tmp_path: Path) -> None:
+    """Such activations are shifted, and the bias, or an addition where there is none, takes it back."""
+    generator = np.random.default_rng(0)
+    rows = np.abs(generator.normal(size=(64, 8))).astype(np.float32)
+    matrix, bias = (generator.normal(size=size).astype(np.float32) for size in ((8, 4), (4,)))
+    names = {"matrix": matrix, "other": matrix[:, :2], "bias": bias}
+    make = onnx.helper.make_node
+    nodes = [
+        make("Cast", ["rows"], ["half"], to=onnx.TensorProto.FLOAT16),
+        make("MatMul", ["half", "matrix"], ["product"]),
+        make("Add", ["bias", "product"], ["sum"]),
+        make("MatMul", ["half", "other"], ["alone"]),
+        *(make("Cast", [name], [f"{name} out"], to=onnx.TensorProto.FLOAT) for name in ("sum", "alone")),
+    ]
+    tensors = [numpy_helper.from_array(array.astype(np.float16), name) for name, array in names.items()]
+    value = onnx.helper.make_tensor_value_info
+    ends = [value(name, onnx.TensorProto.FLOAT, ["texts", None]) for name in ("rows", "sum out", "alone out")]
+    whole = onnx.helper.make_graph(nodes, "products", ends[:1], ends[1:], tensors)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(whole, opset_imports=opset, ir_version=8), tmp_path / "half.onnx")
+    cut = Cut(np.ones(8, np.float32), 0.0, float(rows.max()))
+    product = Product("rows", ("product", "alone"), ("matrix", "other"))
+    shape = optimize.Shape(1, heads=1, hidden_size=8, products=2)
+    qdq.quantize(tmp_path / "half.onnx", tmp_path / "made.onnx", shape, {}, [product], {"rows": cut})
+    emulation.emulate(tmp_path / "made.onnx", tmp_path / "twin.onnx")
+    session = ort.InferenceSession(tmp_path / "twin.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(None, {"rows": rows})
+    steps = rows.max() / 255
+    for exact, answered in zip((rows @ matrix + bias, rows @ matrix[:, :2]), found, strict=True):
+        # Half a step of each of 8 activations, and as much for the weights and fp16.
+        assert np.abs(exact - answered).max() < 8 * np.abs(matrix).max() * steps / 2 * 1.5
+    assert sum(node.op_type == "Add" for node in onnx.load(tmp_path / "made.onnx").graph.node) == 3
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name == "distilbert" else pytest.mark.long) for name in sorted(STEMS)]
+)
+def test_every_family_builds_for_a_t4(tmp_path: Path, model_type: str) -> None:
+    """The quantised graph of every family parses and builds where there is no GPU."""
+    made = quantised(tmp_path, write_task_checkpoint(tmp_path / "small", model_type, "classify"))
+    done = tensorrt.build(made, tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    assert name_of(done.engine, "int8") == "native.sm75.int8.engine"
+    assert (tmp_path / "engine").stat().st_size > 0
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with an INT8 engine for a T4, and the graph that a node builds its own of."""
+    folder = tmp_path_factory.mktemp("exported")
+    checkpoint = write_checkpoint(folder / "small", layers=1)
+    words = ["--precision", "fp32", "--max-length", str(SHORT), "--tensorrt", "t4", "--tensorrt", "graph"]
+    assert main([str(checkpoint), "--out", str(folder / "models"), *words, "--tensorrt-precision", "int8"]) == 0
+    return folder / "models" / "small" / "1"
+
+
+def test_an_export_brings_the_engine_and_how_its_graph_compares(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine itself is unproven; the figures of its graph stand in the manifest, the report and the summary."""
+    bundle = open_bundle(exported)
+    engine = bundle.artifact("int8", "sm75")
+    assert engine is not None
+    assert (engine.file, engine.proven) == ("model.sm75.int8.engine", False)
+    assert engine.graph is not None
+    assert engine.graph.parity.texts == 256
+    assert 0.99 < engine.graph.parity.cosine_min < 0.999999
+    assert engine.graph.batch_invariant
+    assert (engine.quantisation.activations, engine.quantisation.texts) == ("static", 128)
+    assert list(bundle.engine_graphs) == ["int8"]
+    page = (exported / "report.html").read_text()
+    assert "The figures below are those of the graph that it was built of, computed on a CPU." in page
+    assert f"{engine.graph.parity.cosine_min:.6f}" in page
+    assert inspect.main([str(exported)]) == 0
+    assert "UNPROVEN: of its graph, on a CPU" in capsys.readouterr().out
+
+
+def test_a_node_builds_an_int8_engine_of_the_bundles_graph(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the only graph that is there, or of the one that is asked for; what is missing is said with how to make it."""
+    words = [str(exported), "--cache-dir", str(tmp_path), "--target", "t4"]
+    assert build.main([*words, "--precision", "fp16"]) == 1
+    said = capsys.readouterr().err
+    assert "none in fp16; export it with --tensorrt graph --tensorrt-precision fp16" in said
+    assert build.main(words) == 0
+    assert "native.sm75.int8.engine was not run" in capsys.readouterr().out
+    (derived,) = tmp_path.rglob("derived.json")
+    (engine,) = json.loads(derived.read_text())["engines"]
+    assert (engine["precision"], engine["quantisation"]["activations"]) == ("int8", "static")
+
+
+def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No engine is built of it; the others of the bundle are written, and the exit code says that one is missing."""
+    checkpoint = write_checkpoint(tmp_path / "small", layers=1)
+    words = ["--precision", "fp32", "--max-length", str(SHORT), "--tensorrt", "t4", "--tensorrt-precision", "int8"]
+    limit = ["--limit", "int8-tensorrt.cosine_min=0.9999999"]
+    assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words, *limit]) != 0
+    said = capsys.readouterr().err
+    assert "the INT8 graph for TensorRT does not answer as PyTorch does" in said
+    assert "--allow int8-tensorrt.cosine_min lets it pass; --calibration takes" in said
+    manifest = json.loads((tmp_path / "models" / "small" / "1" / MANIFEST).read_text())
+    assert [artifact["file"] for artifact in manifest["artifacts"]] == ["model.fp32.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tensorrt-precision", "int8"], "--tensorrt-precision is of TensorRT engines: give --tensorrt too"),
+        (["--tensorrt", "t4", "--tensorrt-precision", "fp32"], "invalid choice: 'fp32' (choose from"),
+        (["--limit", "int8-engine.cosine_min=0.9"], "alone or behind one of fp32, int8, int8-openvino, fp16, int8-ten"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A precision without an engine, one that TensorRT has not, and a limit of something that there is not."""
+    assert main(["demo", "--out", "x", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_graph_that_lacks_products_is_refused(graph: Path) -> None:
+    """A matrix that was not found must not stay in fp16 unseen."""
+    shape = optimize.Shape(LAYERS + 1, heads=4, hidden_size=32)
+    with pytest.raises(ExportError, match="incomplete: 0 products with a matrix, 18 expected"):
+        qdq.quantize(graph.with_name("half.onnx"), graph.with_name("lacking.onnx"), shape, {}, [], {})
