@@ -25,7 +25,7 @@ $(call STAMP,run): $(BIN)/python $(SOURCES)
 
 $(call STAMP,dev): $(call STAMP,run)
 	@echo "installing the test tools ..."
-	@$(PIP) --editable '.[cpu,openvino,export,demo,loadtest,dev]'
+	@$(PIP) --editable '.[cpu,openvino,batch,export,demo,loadtest,dev]'
 	@touch $@
 
 models/minilm: $(call STAMP,run)

@@ -14,8 +14,18 @@ VERBS = {
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
     "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
+    "batch": ("batch.cli", "answer every row of files of texts, on this machine or a Ray cluster"),
     "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),
 }
+
+OFFERED = {"BatchPredictor": "batch.predictor", "spark_udf": "batch.spark"}
+"""What other programs import from here: `from bertserve import BatchPredictor`."""
+
+
+def __getattr__(name: str) -> object:
+    if name in OFFERED:
+        return getattr(importlib.import_module(OFFERED[name]), name)
+    raise AttributeError(f"module 'bertserve' has no attribute {name!r}")
 
 
 def usage() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("charts", "serving", "export", "loadtest", "simulate")
+PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate")
 GENERATED = "_pb2"
 
 LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host"}
@@ -54,6 +54,9 @@ OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     "export": "charts serving.errors serving.records serving.host serving.models serving.engine"
     " serving.scheduling.cost",
+    # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
+    "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
+    " serving.inference serving.rollout.engine_choice",
     # A load generator that shared code with the server would share its mistakes.
     "loadtest": "charts",
     # The server's decisions over the load generator's schedules, in the form of its reports.

@@ -120,13 +120,13 @@ def _until_the_end(speak: Callable[[], T]) -> T:
 
 def prepare(load: Load) -> tuple[Backend, Ready]:
     """Loads and warms every model; raises BundleError where an artifact cannot be served."""
-    backend, version = _backend(load)
+    backend, version = open_backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
     lanes = list(backend.lanes())
     return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
 
 
-def _backend(load: Load) -> tuple[Backend, str]:
+def open_backend(load: Load) -> tuple[Backend, str]:
     """The engine with its models, and the version of its library; a library is imported where it is used."""
     if load.engine == "fake":
         faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}

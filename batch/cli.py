@@ -1,0 +1,214 @@
+"""`bertserve batch`: files of texts to files of answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batch.errors import BatchError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from batch.sources import InputFile
+    from batch.store import Entry, Manifest
+
+_FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
+
+_PART_ROWS, _PART_ROWS_OF_TOKENS = 2048, 128
+
+_REDRAW_S = 10.0
+"""Between lines of progress where no terminal shows them."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs a job and returns the exit code.
+
+    0 every row is answered, 1 failed, 2 not understood, 3 some rows are rejected, 130 or 143 interrupted.
+    """
+    # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        return _run(_parser().parse_args(argv))
+    except SystemExit as end:
+        return int(end.code or 0)
+    except (KeyboardInterrupt, _Ended) as end:
+        reason, code = ("ended by SIGTERM", _ENDED) if isinstance(end, _Ended) else ("interrupted", _INTERRUPTED)
+        reason += "; the same command goes on"
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"ray", "pyarrow", "pandas"}:
+            raise
+        reason, code = f"the module {error.name} is missing: pip install 'bertserve[batch]'", _FAILED
+    except BatchError as error:
+        reason, code = " ".join(str(error).split()), error.exit_code
+    except OSError as error:
+        reason, code = f"{error.filename or 'the output'}: {error.strerror or error}", _FAILED
+    sys.stderr.write(f"bertserve batch: {reason}\n")
+    return code
+
+
+class _Ended(BaseException):
+    """SIGTERM. Like `KeyboardInterrupt`, not an `Exception`."""
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    raise _Ended
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bertserve batch", description="Answers every row of files of texts, on this machine or a Ray cluster."
+    )
+    add = parser.add_argument
+    add("--models", type=Path, default=Path("models"), metavar="DIR", help="model repository (default: models)")
+    add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
+    add("--task", help="embed, embed_tokens, classify, rerank, answer, tag or fill_mask (default: the model's)")
+    add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
+    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL or CSV files, or folders")
+    add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")
+    add("--id-column", metavar="NAME", help="of ids, written beside each answer (default: row numbers alone)")
+    add("--out", type=Path, required=True, metavar="DIR", help="output folder; one that holds the same job goes on")
+    add("--format", choices=("parquet", "jsonl", "npy"), default="parquet", help="of the output (default: parquet)")
+    add("--truncate", action="store_true", help="cut texts that are too long; else they are rejected")
+    add("--prompt-name", metavar="NAME", help="of the model's prompt to put before each text")
+    add("--part-rows", type=_positive, metavar="N", help=f"rows of an output file (default: {_PART_ROWS})")
+    add("--address", metavar="HOST:PORT", help="of a Ray cluster (default: a local Ray for this job alone)")
+    add("--actors", type=_positive, metavar="N", help="engines at most (default: 1, or as many as a cluster holds)")
+    add("--threads", type=_positive, metavar="N", help="CPUs of each engine (default: all of a machine)")
+    add("--gpus", type=float, default=0.0, metavar="N", help="GPUs of each engine (default: 0)")
+    engines = ("auto", "tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake")
+    add("--engine", choices=engines, default="auto", help="what runs the model, as in docs/settings.md")
+    add("--precision", choices=("auto", "fp32", "fp16", "int8"), default="auto", help="which artifact")
+    add("--cache-dir", type=Path, metavar="DIR", help="this node's own proofs and engines")
+    add("--allow-unproven", action="store_true", help="take an artifact that was not compared with PyTorch")
+    add("--fake-ms", type=float, default=0.0, help=argparse.SUPPRESS)
+    add("--fake-faults", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def _positive(argument: str) -> int:
+    number = int(argument)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _object(argument: str) -> dict[str, Any]:
+    try:
+        content = json.loads(argument)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return content
+
+
+def _run(options: argparse.Namespace) -> int:
+    from batch import job as jobs  # noqa: PLC0415  what it needs may be missing
+    from batch.predictor import Model  # noqa: PLC0415  likewise
+    from batch.sources import Columns, find  # noqa: PLC0415  likewise
+    from batch.store import Job, OwnedStore  # noqa: PLC0415  likewise
+
+    columns = Columns(tuple(options.column or ["text"]), options.id_column)
+    inputs = find(options.input, columns)
+    chosen = {
+        "model": options.model,
+        "options": options.options,
+        "truncate": options.truncate,
+        "prompt_name": options.prompt_name,
+        "engine": options.engine,
+        "precision": options.precision,
+        "allow_unproven": options.allow_unproven,
+    }
+    settings = {"cache_dir": options.cache_dir, "fake_ms": options.fake_ms, "fake_faults": options.fake_faults}
+    model = Model(options.models, options.task, **chosen, **settings)
+    model.check_columns(len(columns.texts))
+    if options.format == "npy" and model.task != "embed":
+        raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
+    rows = options.part_rows or (_PART_ROWS_OF_TOKENS if model.task == "embed_tokens" else _PART_ROWS)
+    job = Job(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
+    workers = jobs.Workers(options.address, options.actors, options.threads, options.gpus)
+    with OwnedStore(options.out, job) as store:
+        finished = store.finished()
+        progress = _Progress(inputs, list(finished.values()))
+        manifest = store.concluded(finished)
+        if manifest is None:
+            signal.signal(signal.SIGTERM, _end)
+            for entry in jobs.run(job, options.out, options.models, settings, finished, workers):
+                progress.add(entry)
+            manifest = store.conclude()
+    progress.report(manifest, options.out)
+    return _REJECTED if manifest.rejected else 0
+
+
+class _Progress:
+    """A line that says how far a job is; on a terminal it is drawn again, elsewhere a new one comes now and then."""
+
+    def __init__(self, inputs: list[InputFile], finished: list[Entry]) -> None:
+        self._inputs = inputs
+        self._reached: dict[int, dict[int, float]] = {}
+        self._rows = self._tokens = 0
+        self._terminal = sys.stderr.isatty()
+        self._begun = self._drawn = time.monotonic()
+        self._before = 0.0
+        for entry in finished:
+            self._count(entry)
+        self._kept, self._rows, self._tokens = self._rows, 0, 0
+        self._before = self._share()
+        if self._kept:
+            sys.stderr.write(f"{self._kept:,} rows are finished already\n")
+
+    def _count(self, entry: Entry) -> None:
+        self._rows += entry.rows
+        self._tokens += entry.tokens
+        self._reached.setdefault(entry.file, {})[entry.part] = entry.progress
+
+    def _share(self) -> float:
+        """The part of all bytes that is done, from 0 to 1."""
+        total = sum(file.size_bytes for file in self._inputs)
+        done = 0.0
+        for index, reached in self._reached.items():
+            ends = [reached[part] for part in sorted(reached)]
+            done += len(ends) / (max(reached) + 1) * ends[-1] * self._inputs[index].size_bytes
+        return done / total if total else 1.0
+
+    def add(self, entry: Entry) -> None:
+        """Counts a part."""
+        self._count(entry)
+        now = time.monotonic()
+        if self._terminal or now - self._drawn >= _REDRAW_S:
+            self._drawn = now
+            self._draw(now - self._begun)
+
+    def _draw(self, seconds: float) -> None:
+        share = self._share()
+        left = seconds * (1 - share) / (share - self._before) if share > self._before else 0.0
+        line = (
+            f"{share:4.0%}  {self._kept + self._rows:,} rows  {self._tokens:,} tokens"
+            f"  {self._rows / seconds:,.0f} rows/s  {_duration(left)} left"
+        )
+        sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+        sys.stderr.flush()
+
+    def report(self, manifest: Manifest, out: Path) -> None:
+        """Says what was done, and where it lies."""
+        seconds = time.monotonic() - self._begun
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+        rate = f", {self._rows / seconds:,.0f} rows/s" if self._rows else ""
+        print(f"{manifest.rows - manifest.rejected:,} rows answered in {len(manifest.parts)} parts below {out}/parts")
+        if manifest.rejected:
+            print(f"{manifest.rejected:,} rows rejected, with the reasons in {out}/rejected")
+        print(f"{manifest.tokens:,} tokens in all; this run: {self._rows:,} rows in {_duration(seconds)}{rate}")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

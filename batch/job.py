@@ -1,0 +1,236 @@
+"""A job on Ray Data: tasks read parts, actors with an engine each compute and write them, this process counts.
+
+Ray distributes the parts, holds readers back while actors are busy, starts actors again that died, and repeats what
+they had begun. That is safe because a part is always the same rows, under the same name, with the same content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from batch import sources
+from batch.errors import BatchError
+from batch.predictor import Model, Prediction, Predictor
+from batch.store import Entry, Job, Store
+from serving.engine.base import DeviceLost
+from serving.engine.process.worker import DEVICE_LOST
+from serving.host import available_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_MOST_ATTEMPTS = 5
+"""A part whose engine died so often in one run ends the job."""
+
+_OBJECT_STORE_BYTES = 256 << 20
+"""Shared memory of a local Ray: a few parts wait in it."""
+
+_READER_CPUS = 0.1
+"""Reading takes little beside an engine, and must find room on a cluster that actors fill."""
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """Where a job runs.
+
+    Attributes:
+        address: Of a Ray cluster; None starts a local one for the job alone.
+        actors: Engines at most; None for as many as fit.
+        threads: CPUs of each; None for all of this machine, or of the smallest node of a cluster.
+        gpus: GPUs of each.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    threads: int | None = None
+    gpus: float = 0.0
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """What readers and actors are told."""
+
+    job: Job
+    out: str
+    models: str
+    settings: dict[str, Any]
+    finished: list[tuple[int, int]]
+
+
+def run(
+    job: Job, out: Path, models: Path, settings: dict[str, Any], finished: Mapping[tuple[int, int], Entry], on: Workers
+) -> Iterator[Entry]:
+    """Computes the parts that are not finished and yields the entry of each once it is written.
+
+    Args:
+        job: What to do.
+        out: The output folder, which the caller owns.
+        models: The model repository; on a cluster every node must have it there, and the output folder too.
+        settings: Of the engine, as `Model` takes them.
+        finished: The parts that are left out.
+        on: Where it runs.
+
+    Raises:
+        BatchError: A reader or an engine failed for good, or there is no such cluster.
+    """
+    ray = _imported(local=on.address is None)
+    with _session(ray, on):
+        threads, most = _shape(ray, on)
+        told = _Run(job, str(out.absolute()), str(models.absolute()), settings | {"threads": threads}, list(finished))
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        # A row holds a part. Each is a block of its own, so that an actor begins as soon as one part is read.
+        context.target_max_block_size = 1
+        files = ray.data.from_items([{"file": index} for index in range(len(job.inputs))])
+        read = files.map_batches(_read, fn_args=[told], batch_size=1, batch_format="pyarrow", num_cpus=_READER_CPUS)
+        written = read.map_batches(
+            _Writer,
+            fn_constructor_args=[told],
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=threads,
+            num_gpus=on.gpus or None,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
+        )
+        try:
+            for row in written.iter_rows():
+                yield msgspec.json.decode(row["entry"], type=Entry)
+        except ray.exceptions.RayError as error:
+            raise BatchError(_reason(error)) from error
+
+
+def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optional installation
+    """Ray, which reads these variables when it is imported: no reports to its makers, no log but of errors."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    if local:
+        # Its ports are open to the machine and perhaps the network: whoever lacks the token is refused.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    import ray  # noqa: PLC0415  slow to import, and told first what not to do
+    import ray.data  # noqa: PLC0415  likewise
+
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return ray
+
+
+@contextlib.contextmanager
+def _session(ray: Any, on: Workers) -> Iterator[None]:  # noqa: ANN401  a module
+    """Ray while the block runs: the cluster's, or one that begins and ends with the block."""
+    if on.address is not None:
+        try:
+            with _silent():
+                ray.init(address=on.address, logging_level="error", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise BatchError(f"no Ray cluster answers at {on.address}: {' '.join(str(error).split())}") from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    folder = tempfile.mkdtemp(prefix="bertserve-ray-", dir="/tmp")
+    try:
+        with _silent():
+            ray.init(
+                num_cpus=(on.threads or available_cpus()) * (on.actors or 1) + 1,
+                include_dashboard=False,
+                logging_level="error",
+                log_to_driver=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+            )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Ray's start without what no setting keeps back: lines of its C++ part, and a handler of SIGTERM."""
+    sys.stderr.flush()
+    kept, handler = os.dup(2), signal.getsignal(signal.SIGTERM)
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  no file of ours
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _shape(ray: Any, on: Workers) -> tuple[int, int]:  # noqa: ANN401  a module
+    """Threads of an actor, and how many actors there may be."""
+    if on.address is None:
+        return on.threads or available_cpus(), on.actors or 1
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    if not nodes:
+        raise BatchError(f"the Ray cluster at {on.address} has no CPU")
+    # A node keeps a part of a CPU for readers, where it has more than one.
+    spare = [max(1, int(node["CPU"] - _READER_CPUS)) for node in nodes]
+    threads = on.threads or min(spare)
+    most = on.actors or max(1, sum(cpus // threads for cpus in spare))
+    return threads, most
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of what Ray says, which is the error that a reader or an actor raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].removeprefix("batch.errors.BatchError: ") if lines else type(error).__name__
+
+
+def _read(table: pa.Table, told: _Run) -> Iterator[pa.Table]:
+    """The parts of a file, a row each."""
+    job = told.job
+    for index in table["file"].to_pylist():
+        finished = {part for file, part in told.finished if file == index}
+        for part in sources.parts(job.inputs[index], job.columns, job.part_rows, finished):
+            content = pa.array([msgspec.msgpack.encode(part)], pa.large_binary())
+            yield pa.table({"file": [index], "part": content})
+
+
+class _Writer:
+    """An actor: an engine, and what it writes."""
+
+    def __init__(self, told: _Run) -> None:
+        job = told.job
+        self._job = job
+        self._predictor = Predictor(Model(told.models, job.task, **job.model, **told.settings))
+        if self._predictor.model.served.bundle.sha256 != job.bundle:
+            raise BatchError(f"the model below {told.models} on {os.uname().nodename} is another one than the job's")
+        self._store = Store(Path(told.out))
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        entries = [
+            self._written(file, msgspec.msgpack.decode(content, type=sources.Part))
+            for file, content in zip(table["file"].to_pylist(), table["part"].to_pylist(), strict=True)
+        ]
+        return pa.table({"entry": [msgspec.json.encode(entry) for entry in entries]})
+
+    def _written(self, file: int, part: sources.Part) -> Entry:
+        if self._store.attempted(file, part.number) >= _MOST_ATTEMPTS:
+            begin, end = part.first_row, part.first_row + len(part.rows)
+            raise BatchError(
+                f"the engine died {_MOST_ATTEMPTS} times on rows {begin} to {end - 1} of {self._job.inputs[file].path}"
+            )
+        readable = [index for index, row in enumerate(part.rows) if not row.reason]
+        try:
+            computed = self._predictor.predict([part.rows[index].value for index in readable])
+        except DeviceLost:
+            os._exit(DEVICE_LOST)
+        predictions = [Prediction(reason=row.reason) for row in part.rows]
+        for index, prediction in zip(readable, computed, strict=True):
+            predictions[index] = prediction
+        return self._store.write(self._job, file, part, predictions, self._predictor.model.column)

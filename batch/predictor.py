@@ -1,0 +1,347 @@
+"""Texts through an engine in this process: the core of `bertserve batch`, of Ray pipelines and of Spark.
+
+The engine and its bundle are the server's: the same choice of engine and artifact, the same proof, the same tokenizer
+and tasks. There is no queue and no deadline. Texts are sorted by length and cut into batches of a number of padded
+tokens, so that what is computed depends on the texts alone and never on the clock: the same texts give the same bits.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+import pyarrow as pa
+import pydantic
+
+from batch.answers import AnswerColumn
+from batch.errors import BatchError
+from serving.engine.base import LaneKind
+from serving.engine.batches import OneByOne
+from serving.engine.process.wire import Load
+from serving.engine.process.worker import open_backend
+from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
+from serving.host import available_cpus
+from serving.inference.tasks import TASKS
+from serving.inference.tasks.base import Work
+from serving.models.manifest import Task as TaskName
+from serving.records import (
+    AnswerOptions,
+    Batch,
+    ClassifyOptions,
+    EmbedOptions,
+    EmbedTokensOptions,
+    FillMaskOptions,
+    ModelIndex,
+    RerankOptions,
+    TagOptions,
+)
+from serving.rollout.engine_choice import Chooser
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from serving.engine.base import Runner
+    from serving.inference.served_models import ServedModel
+    from serving.records import EncodedText, Row, TaskOptions
+    from serving.rollout.engine_choice import Choice
+
+_OPTIONS: dict[TaskName, type[TaskOptions[Any]]] = {
+    "embed": EmbedOptions,
+    "embed_tokens": EmbedTokensOptions,
+    "classify": ClassifyOptions,
+    "rerank": RerankOptions,
+    "answer": AnswerOptions,
+    "tag": TagOptions,
+    "fill_mask": FillMaskOptions,
+}
+
+_COLUMNS: dict[TaskName, tuple[int, ...]] = {"classify": (1, 2), "rerank": (2,), "answer": (2,)}
+"""How many columns a task reads; one where it is not listed. Of two the first is the query or the question."""
+
+TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 512, 16_384
+"""Padded tokens of a batch."""
+
+_ENCODED_AT_ONCE = 64
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What became of one row.
+
+    Attributes:
+        answer: As the task gives it; None where the row is rejected.
+        reason: Why it is rejected; empty where it is answered.
+        tokens: That the model read.
+    """
+
+    answer: Any = None
+    reason: str = ""
+    tokens: int = 0
+
+
+class Model:
+    """A task of one model in a repository: verified, and not loaded yet.
+
+    Attributes:
+        task: What it does.
+        options: Of the task.
+        column: Of its answers.
+    """
+
+    def __init__(
+        self,
+        models: str | Path = "models",
+        task: str | None = None,
+        *,
+        model: str | None = None,
+        options: dict[str, Any] | None = None,
+        truncate: bool = False,
+        prompt_name: str | None = None,
+        **settings: Any,  # noqa: ANN401  see below
+    ) -> None:
+        """Verifies the repository and chooses the artifact, as a server does.
+
+        Args:
+            models: Model repository: `<models>/<model>/<version>/`.
+            task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
+            model: Its name; None for the only one of the task.
+            options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them.
+            truncate: Cut texts that are too long; else they are rejected.
+            prompt_name: Of the model's prompt to put before each text.
+            **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven` and others, as docs/settings.md
+                explains them.
+
+        Raises:
+            BatchError: One of them is wrong, or the models must not be served.
+        """
+        try:
+            self.settings = Settings(models=Path(models), **settings)
+            self.choice: Choice = Chooser(self.settings).first()
+            self.served: ServedModel = self.choice.repository.find(model, task=_task(task))
+            self.task = self.served.manifest.task
+            self.options = msgspec.convert(options or {}, _closed(_OPTIONS[self.task], options))
+            self._task = TASKS[type(self.options)]
+            self._task.check(self.options, self.served.manifest)
+            self.served.prompted(["text"], prompt_name)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            raise BatchError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", exit_code=2) from error
+        except msgspec.ValidationError as error:
+            raise BatchError(f"options of {task or 'the task'}: {error}", exit_code=2) from error
+        except BertserveError as error:
+            raise BatchError(error.message, exit_code=2) from error
+        except StartupError as error:
+            raise BatchError(str(error), exit_code=error.exit_code) from error
+        self.column = AnswerColumn(self.task, self.options, self.served.manifest)
+        self._truncate = truncate
+        self._prompt_name = prompt_name
+
+    def check_columns(self, columns: int) -> None:
+        """Raises BatchError where the task does not read so many columns."""
+        allowed = _COLUMNS.get(self.task, (1,))
+        if columns not in allowed:
+            what = " or ".join(f"{count} column{'s' if count > 1 else ''}" for count in allowed)
+            raise BatchError(f"the task {self.task} reads {what} of text, not {columns}", exit_code=2)
+
+    def encode(self, value: object) -> Sequence[EncodedText]:
+        """A row's token ids, in several windows where the options ask for them.
+
+        Raises:
+            InvalidRequest: It is no text or pair of texts, or too long.
+        """
+        inputs = self.served.prompted([_input(value)], self._prompt_name)
+        tokenizer = self.served.tokenizer
+        self._task.sizes_bytes(tokenizer, inputs, self.options, truncate=self._truncate)
+        if self._task.encode is None:
+            return tokenizer.encode(inputs, truncate=self._truncate)
+        return self._task.encode(tokenizer, inputs, self.options, truncate=self._truncate)
+
+    def finish(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row]) -> Prediction:
+        """The answer to a row, from the engine's to its texts."""
+        served = self.served
+        inputs = self.served.prompted([_input(value)], self._prompt_name)
+        work: Work[Any] = Work(inputs, self.options, texts, rows, served.manifest, served.tokenizer)
+        try:
+            return Prediction(self._task.finish(work)[0], tokens=sum(len(text.ids) for text in texts))
+        except InvalidRequest as error:
+            return _rejected(error)
+
+
+class Predictor:
+    """A model that is loaded: a thread for each lane of its engine."""
+
+    def __init__(self, model: Model) -> None:
+        """Loads it; raises BatchError where it cannot be."""
+        self.model = model
+        choice, spec = model.choice, model.served.spec()
+        threads = model.settings.threads or available_cpus()
+        load = Load(
+            engine=choice.engine,
+            models=[spec],
+            threads=threads,
+            fake_ms=model.settings.fake_ms,
+            fake_faults=model.settings.faults(),
+            gpus=[gpu.ordinal for gpu in choice.gpus][:1],
+            max_batch_tokens=TOKENS_ON_A_GPU if choice.gpus else TOKENS_ON_A_CPU,
+        )
+        try:
+            backend, _ = open_backend(load)
+        except BundleError as error:
+            raise BatchError(str(error)) from error
+        self._tokens, self._largest = load.max_batch_tokens, backend.largest_batch
+        lanes = list(backend.lanes())
+        # Lanes of one kind give the same bits; which lane a batch meets is chance.
+        kind = LaneKind.NARROW if spec.narrow and LaneKind.NARROW in lanes else LaneKind.WIDE
+        self._idle: list[Runner] = [
+            OneByOne(backend.runner(index), [spec]) for index, lane in enumerate(lanes) if lane is kind
+        ]
+        self._pool = ThreadPoolExecutor(len(self._idle))
+
+    def predict(self, values: Sequence[object]) -> list[Prediction]:
+        """What becomes of each row: a text, a pair of texts as a tuple, or something else, which is rejected.
+
+        Raises:
+            DeviceLost: The engine must end with its process.
+        """
+        texts: list[Sequence[EncodedText]] = []
+        predictions: dict[int, Prediction] = {}
+        for encoded in self._pool.map(self._encoded, _slices(values, _ENCODED_AT_ONCE)):
+            for each in encoded:
+                if isinstance(each, InvalidRequest):
+                    predictions[len(texts)] = _rejected(each)
+                texts.append(() if isinstance(each, InvalidRequest) else each)
+        keys = [(len(text.ids), row, part) for row, parts in enumerate(texts) for part, text in enumerate(parts)]
+        batches = list(self._batches(sorted(keys, reverse=True)))
+        rows: dict[tuple[int, int], Row | str] = {}
+        run = self._pool.map(lambda batch: self._run([texts[row][part] for _, row, part in batch]), batches)
+        for batch, answered in zip(batches, run, strict=True):
+            rows |= {(row, part): each for (_, row, part), each in zip(batch, answered, strict=True)}
+        for row, parts in enumerate(texts):
+            if row not in predictions:
+                predictions[row] = self._finished(values[row], parts, [rows[row, part] for part in range(len(parts))])
+        return [predictions[row] for row in range(len(values))]
+
+    def _encoded(self, values: Sequence[object]) -> list[Sequence[EncodedText] | InvalidRequest]:
+        return [_attempt(self.model, value) for value in values]
+
+    def _batches(self, keys: Sequence[tuple[int, int, int]]) -> Iterator[Sequence[tuple[int, int, int]]]:
+        """Neighbours in length together, the longest first: as many as fit a batch padded to its longest."""
+        at = 0
+        while at < len(keys):
+            size = min(self._largest, max(1, self._tokens // keys[at][0]))
+            yield keys[at : at + size]
+            at += size
+
+    def _run(self, texts: Sequence[EncodedText]) -> list[Row | str]:
+        """Each text's row, or why it has none. A batch that fails is run again text by text."""
+        runner = self._idle.pop()  # there are as many threads as runners
+        try:
+            output = runner.run(Batch(ModelIndex(0), texts))
+        except EngineFault as fault:
+            if len(texts) == 1:
+                return [f"the engine failed: {fault.message}"]
+        else:
+            rows = zip(*output.arrays, strict=True)
+            return [
+                row if finite else "the engine's answer is not finite"
+                for row, finite in zip(rows, output.finite, strict=True)
+            ]
+        finally:
+            self._idle.append(runner)
+        return [row for text in texts for row in self._run([text])]
+
+    def _finished(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row | str]) -> Prediction:
+        computed: list[Row] = []
+        for row in rows:
+            if isinstance(row, str):
+                return Prediction(reason=row)
+            computed.append(row)
+        return self.model.finish(value, texts, computed)
+
+
+class BatchPredictor:
+    """A model for `map_batches` of Ray Data, with `batch_format="pyarrow"`: adds a column of answers, and `error`.
+
+    The column is called `embedding`, `embeddings`, `labels`, `score`, `answers`, `entities` or `masks`, as the task has
+    it. A row that is rejected has null there and the reason in `error`, which is null otherwise. Rows keep their order;
+    inside of a batch they are computed by length, so large batches are the faster ones.
+    """
+
+    def __init__(self, column: str | Sequence[str], **model: Any) -> None:  # noqa: ANN401  those of `Model`
+        """Loads the model.
+
+        Args:
+            column: The column of texts; two for pairs.
+            **model: As `Model` takes them.
+
+        Raises:
+            BatchError: The model cannot be loaded or does not read so many columns.
+        """
+        self._columns = [column] if isinstance(column, str) else list(column)
+        self._predictor = Predictor(Model(**model))
+        self._predictor.model.check_columns(len(self._columns))
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        if not isinstance(table, pa.Table):
+            raise BatchError(f"a batch is a {type(table).__name__}; give map_batches batch_format='pyarrow'")
+        if missing := [column for column in self._columns if column not in table.column_names]:
+            raise BatchError(f"no column {missing[0]!r}; there are {', '.join(table.column_names)}")
+        predictions = self._predictor.predict(rows_of([table[column].to_pylist() for column in self._columns]))
+        column = self._predictor.model.column
+        errors = pa.array([each.reason or None for each in predictions], pa.string())
+        answers = column.array([None if each.reason else each.answer for each in predictions])
+        return table.append_column(column.name, answers).append_column("error", errors)
+
+
+def rows_of(columns: Sequence[Sequence[object]]) -> Sequence[object]:
+    """The rows of one column, or the pairs of two."""
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _task(name: str | None) -> TaskName | None:
+    tasks: tuple[TaskName, ...] = get_args(TaskName)
+    if name is None:
+        return None
+    for task in tasks:
+        if task == name:
+            return task
+    raise BatchError(f"no task is called {name!r}; there are {', '.join(tasks)}", exit_code=2)
+
+
+def _closed(options: type[TaskOptions[Any]], values: dict[str, Any] | None) -> type[TaskOptions[Any]]:
+    """The class itself; an option that it lacks is an error, which msgspec's conversion would pass over."""
+    if unknown := (values or {}).keys() - set(options.__struct_fields__):
+        names = ", ".join(options.__struct_fields__) or "none"
+        raise msgspec.ValidationError(f"no option is called {min(unknown)!r}; there are {names}")
+    return options
+
+
+def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequest:
+    try:
+        return model.encode(value)
+    except InvalidRequest as error:
+        return error.bare()
+
+
+def _rejected(error: InvalidRequest) -> Prediction:
+    return Prediction(reason=error.message.replace("input 0", "the text"))
+
+
+def _input(value: object) -> str | tuple[str, str]:
+    parts = value if isinstance(value, tuple) else (value,)
+    for part in parts:
+        if part is None:
+            raise InvalidRequest("null")
+        if not isinstance(part, str):
+            raise InvalidRequest(f"not a string but {type(part).__name__}")
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("not valid Unicode") from None
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _slices(values: Sequence[object], size: int) -> Iterator[Sequence[object]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,0 +1,272 @@
+"""Input files in parts: rows [k * size, (k + 1) * size) of a file, the same ones however often they are read."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batch.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+
+_READ_ROWS = 4096
+"""Rows of a Parquet file that are held at once."""
+
+_NOT_UNICODE = "not valid Unicode"
+
+Id = int | str | None
+Value = str | tuple[str, str] | None
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """Which columns are read: one of texts, or two of pairs, and that of the ids, if there is one."""
+
+    texts: tuple[str, ...]
+    id: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.texts, *([self.id] if self.id else [])]
+
+
+class InputFile(msgspec.Struct, frozen=True):
+    """A file as it was when the job began.
+
+    Attributes:
+        rows: Of a Parquet file; None where only reading the file tells.
+        whole_ids: Whether ids are whole numbers; else they are strings.
+    """
+
+    path: str
+    kind: str
+    size_bytes: int
+    modified_ns: int
+    rows: int | None = None
+    whole_ids: bool = False
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row as it is read.
+
+    Attributes:
+        value: A text or a pair of texts; None where `reason` says why there is none.
+        progress: How far the file is read with this row, from 0 to 1.
+    """
+
+    value: Value
+    id: Id
+    reason: str
+    progress: float
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some rows of a file.
+
+    Attributes:
+        number: From 0 in each file.
+        first_row: Its number in the file, from 0.
+    """
+
+    number: int
+    first_row: int
+    rows: list[Row]
+
+
+def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
+    """The files of some paths; of a directory those that it holds, by name.
+
+    Raises:
+        BatchError: There is none, one of them is of no known kind, or it lacks a column.
+    """
+    found: list[InputFile] = []
+    for path in paths:
+        files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES) if path.is_dir() else [path]
+        if not files:
+            raise BatchError(f"{path} holds no file that ends in {', '.join(SUFFIXES)}", exit_code=2)
+        found += [_described(file, columns) for file in files]
+    if len({file.path for file in found}) < len(found):
+        raise BatchError("an input file is given twice", exit_code=2)
+    if len({file.kind for file in found}) > 1:
+        raise BatchError("the input files are of several kinds; give those of one kind at once", exit_code=2)
+    if len({file.whole_ids for file in found}) > 1:
+        raise BatchError(f"the ids in {columns.id!r} are numbers in some files and strings in others", exit_code=2)
+    return found
+
+
+def _described(path: Path, columns: Columns) -> InputFile:
+    kind = SUFFIXES.get(path.suffix)
+    if kind is None:
+        raise BatchError(f"{path} must end in {', '.join(SUFFIXES)}", exit_code=2)
+    try:
+        status = path.stat()
+        rows, whole_ids = None, False
+        if kind == "parquet":
+            with pq.ParquetFile(path) as file:
+                rows = file.metadata.num_rows
+                _check_names(path, file.schema_arrow.names, columns)
+                whole_ids = columns.id is not None and _whole(path, file.schema_arrow.field(columns.id))
+        elif kind == "csv":
+            _check_names(path, _header(path), columns)
+        elif columns.id is not None:
+            first = next(_jsonl(InputFile(str(path), kind, status.st_size, 0, whole_ids=True), columns, 0), None)
+            whole_ids = first is not None and first.id is not None
+    except OSError as error:
+        raise BatchError(f"{path}: {error.strerror or error}", exit_code=2) from error
+    except (pa.ArrowException, csv.Error) as error:
+        raise BatchError(f"{path} is no {kind} file: {error}", exit_code=2) from error
+    return InputFile(str(path.absolute()), kind, status.st_size, status.st_mtime_ns, rows, whole_ids)
+
+
+def _check_names(path: Path, names: Sequence[str], columns: Columns) -> None:
+    if missing := [name for name in columns.names if name not in names]:
+        raise BatchError(f"{path} has no column {missing[0]!r}; it has {', '.join(names) or 'none'}", exit_code=2)
+
+
+def _whole(path: Path, field: pa.Field) -> bool:
+    if pa.types.is_integer(field.type) and field.type != pa.uint64():
+        return True
+    if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+        return False
+    message = f"{path}: the ids in {field.name!r} have the type {field.type}; integers and strings are taken"
+    raise BatchError(message, exit_code=2)
+
+
+def _header(path: Path) -> list[str]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        return next(csv.reader(text), [])
+
+
+def parts(file: InputFile, columns: Columns, size: int, finished: Collection[int]) -> Iterator[Part]:
+    """The parts of a file that are not finished yet, in their order.
+
+    Args:
+        file: The file.
+        columns: What to read of it.
+        size: Rows of a part; the last one may have fewer.
+        finished: Numbers of parts to leave out.
+
+    Raises:
+        BatchError: The file ends within a structure or cannot be read.
+    """
+    first = next(number for number in itertools.count() if number not in finished)
+    reader = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}[file.kind]
+    try:
+        status = Path(file.path).stat()
+        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+            raise BatchError(f"{file.path} has changed since the job began")
+        rows = reader(file, columns, first * size)
+        for number in itertools.count(first):
+            chunk = list(itertools.islice(rows, size))
+            if not chunk:
+                return
+            if number not in finished:
+                yield Part(number, number * size, chunk)
+    except (OSError, pa.ArrowException, csv.Error) as error:
+        raise BatchError(f"{file.path} cannot be read: {error}") from error
+
+
+def _parquet(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
+    """Row groups that lie before the first wanted row are not decoded."""
+    with pq.ParquetFile(file.path, memory_map=True) as parquet:
+        at, group = 0, 0
+        while group < parquet.num_row_groups and at + parquet.metadata.row_group(group).num_rows <= skip:
+            at += parquet.metadata.row_group(group).num_rows
+            group += 1
+        total = max(1, parquet.metadata.num_rows)
+        for number in range(group, parquet.num_row_groups):
+            for batch in parquet.iter_batches(_READ_ROWS, row_groups=[number], columns=columns.names):
+                end = at + batch.num_rows
+                wanted = batch.slice(max(0, skip - at))
+                lists = [wanted.column(name).to_pylist() for name in columns.texts]
+                ids = wanted.column(columns.id).to_pylist() if columns.id else [None] * wanted.num_rows
+                at = max(at, skip)
+                for values, own in zip(zip(*lists, strict=True), ids, strict=True):
+                    at += 1
+                    value, reason = _value(values)
+                    yield Row(value, own, reason, at / total)
+                at = end
+
+
+def _csv(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)
+    with Path(file.path).open("rb") as raw:
+        lines = (line.decode("utf-8-sig" if at == 0 else "utf-8", "surrogateescape") for at, line in enumerate(raw))
+        rows = csv.reader(lines)
+        header = next(rows, [])
+        places = [header.index(name) for name in columns.texts]
+        id_place = header.index(columns.id) if columns.id else None
+        for row in itertools.islice((row for row in rows if row), skip, None):
+            progress = raw.tell() / max(1, file.size_bytes)
+            if len(row) != len(header):
+                yield Row(None, None, f"{len(row)} fields where the header has {len(header)}", progress)
+                continue
+            value, reason = _value([row[place] for place in places])
+            own = None if id_place is None else row[id_place]
+            if own is not None and not _is_unicode(own):
+                value, own, reason = None, None, f"the id is {_NOT_UNICODE}"
+            yield Row(value, own, reason, progress)
+
+
+def _jsonl(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
+    with Path(file.path).open("rb") as raw:
+        number = read = 0
+        for line in raw:
+            read += len(line)
+            if line.isspace():
+                continue
+            if number >= skip:
+                yield _json_row(line, file, columns, read / max(1, file.size_bytes))
+            number += 1
+
+
+def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -> Row:
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return Row(None, None, f"no JSON: {error}", progress)
+    if not isinstance(content, dict):
+        return Row(None, None, "no JSON object", progress)
+    own: Id = content.get(columns.id) if columns.id else None
+    if file.whole_ids:
+        if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own.bit_length() > 63):  # noqa: PLR2004  int64
+            return Row(None, None, f"the id in {columns.id!r} is no whole number, as the first one is", progress)
+    elif own is not None and not isinstance(own, str):
+        own = json.dumps(own)
+    if missing := [name for name in columns.texts if name not in content]:
+        return Row(None, own, f"no field {missing[0]!r}", progress)
+    value, reason = _value([content[name] for name in columns.texts])
+    return Row(value, own, reason, progress)
+
+
+def _value(values: Sequence[object]) -> tuple[Value, str]:
+    """The text or pair of texts of a row, or why there is none."""
+    texts = []
+    for value in values:
+        if value is None:
+            return None, "null"
+        if not isinstance(value, str):
+            return None, f"not a string but {type(value).__name__}"
+        if not _is_unicode(value):
+            return None, _NOT_UNICODE
+        texts.append(value)
+    return (texts[0] if len(texts) == 1 else (texts[0], texts[1])), ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

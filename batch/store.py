@@ -1,0 +1,277 @@
+"""The output folder of a job: finished parts, what was rejected, and the record by which a job goes on.
+
+    parts/part-00000-00000.parquet      rows of the first file's first part; .jsonl, or .npy with .rows.jsonl beside it
+    rejected/part-00000-00000.jsonl     rows of that part without an answer, with the reason
+    manifest.json                       written last: the job, every file with its SHA-256, and the totals
+    .job/                               the same while the job runs: job.json, and an entry for each finished part
+
+A file is written to a staging folder, flushed to the disk and renamed, and the entry of a part is written after its
+files. So a part with an entry is whole, and any other one is made again with the same name and content.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import re
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batch.answers import plain
+from batch.errors import BatchError
+from batch.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from batch.answers import AnswerColumn
+    from batch.predictor import Prediction
+    from batch.sources import Part
+
+_ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides a job's output; a folder holds the output of one job.
+
+    Attributes:
+        bundle: SHA-256 of the manifest of the model's bundle.
+        model: What `batch.predictor.Model` takes, besides the path of the repository.
+    """
+
+    inputs: tuple[InputFile, ...]
+    columns: Columns
+    format: str
+    part_rows: int
+    task: str
+    bundle: str
+    model: dict[str, Any]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A finished part.
+
+    Attributes:
+        file: Position of its input file.
+        rows: That were read.
+        tokens: That the model read.
+        progress: How far the input file is read with it, from 0 to 1.
+        files: Name below the output folder to SHA-256.
+    """
+
+    file: int
+    part: int
+    rows: int
+    rejected: int
+    tokens: int
+    progress: float
+    files: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of a job that has ended."""
+
+    job: Job
+    rows: int
+    rejected: int
+    tokens: int
+    parts: list[Entry]
+
+
+class Store:
+    """One job's output folder, for whoever writes parts into it."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._job = out / ".job"
+        self._entries = self._job / "parts"
+        self._staging = self._job / "staging"
+        self._attempts = self._job / "attempts"
+
+    def finished(self) -> dict[tuple[int, int], Entry]:
+        """The parts that are whole, by file and part; the entry of a part whose files have changed is removed."""
+        entries = {}
+        for path in sorted(self._entries.iterdir()):
+            if _ENTRY.fullmatch(path.name):
+                entry = msgspec.json.decode(path.read_bytes(), type=Entry)
+                if all(_digest(self._out / name) == sha256 for name, sha256 in entry.files.items()):
+                    entries[entry.file, entry.part] = entry
+                else:
+                    path.unlink()
+        return entries
+
+    def write(self, job: Job, file: int, part: Part, predictions: Sequence[Prediction], column: AnswerColumn) -> Entry:
+        """Writes a part's files, then its entry."""
+        name = _name(file, part.number)
+        answered = [index for index, each in enumerate(predictions) if not each.reason]
+        rows = {"row": [part.first_row + index for index in answered]}
+        source = [job.inputs[file].path] * len(answered) if len(job.inputs) > 1 else None
+        ids = [part.rows[index].id for index in answered] if job.columns.id else None
+        answers = [predictions[index].answer for index in answered]
+        head = pa.table(rows, pa.schema([("row", pa.int64())]))
+        if source is not None:
+            head = head.append_column("file", pa.array(source, pa.string()))
+        if ids is not None:
+            kind = pa.int64() if job.inputs[file].whole_ids else pa.string()
+            head = head.append_column(str(job.columns.id), pa.array(ids, kind))
+        files = {f"parts/{name}{suffix}": data for suffix, data in _encoded(job.format, head, answers, column).items()}
+        if rejected := [
+            _rejected(job, file, part, index, each.reason) for index, each in enumerate(predictions) if each.reason
+        ]:
+            files[f"rejected/{name}.jsonl"] = b"".join(rejected)
+        for path, data in files.items():
+            self._write(self._out / path, data)
+        entry = Entry(
+            file,
+            part.number,
+            len(part.rows),
+            len(rejected),
+            sum(each.tokens for each in predictions),
+            part.rows[-1].progress,
+            {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
+        )
+        self._write(self._entries / f"{name}.json", msgspec.json.encode(entry))
+        return entry
+
+    def attempted(self, file: int, part: int) -> int:
+        """Counts an attempt at a part in this run; returns how many there were before."""
+        with (self._attempts / _name(file, part)).open("ab") as attempts:
+            before = attempts.tell()
+            attempts.write(b".")
+        return before
+
+    def _write(self, path: Path, data: bytes) -> None:
+        staged = self._staging / uuid.uuid4().hex
+        with staged.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class OwnedStore(Store):
+    """The same for the process that leads the job; no other one leads a job in that folder meanwhile."""
+
+    def __init__(self, out: Path, job: Job) -> None:
+        """Opens the folder for a job, or for what is left of the same one.
+
+        Raises:
+            BatchError: It holds something else, or another process is at work in it.
+        """
+        super().__init__(out)
+        self._of = job
+        if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not self._job.is_dir())):
+            raise BatchError(f"{out} holds something else than the output of a job; name another folder", exit_code=2)
+        for folder in (self._entries, self._staging, self._attempts, out / "parts", out / "rejected"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        self._lock = os.open(self._job, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_job()
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BatchError(f"another process writes to {self._out}; wait for it, or name another folder") from None
+        except BatchError:
+            os.close(self._lock)
+            raise
+        # What a process that was killed has left.
+        for folder in (self._staging, self._attempts):
+            shutil.rmtree(folder)
+            folder.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def _check_job(self) -> None:
+        path = self._job / "job.json"
+        if not path.exists():
+            self._write(path, msgspec.json.encode(self._of))
+            return
+        before, now = msgspec.json.decode(path.read_bytes()), msgspec.to_builtins(self._of)
+        if changed := [name for name in now if orjson.dumps(before.get(name)) != orjson.dumps(now[name])]:
+            raise BatchError(
+                f"{self._out} holds another job: {', '.join(changed)} differ{'s' if len(changed) == 1 else ''}; name"
+                " another folder, or remove this one",
+                exit_code=2,
+            )
+
+    def concluded(self, finished: Mapping[tuple[int, int], Entry]) -> Manifest | None:
+        """The manifest of a job that has ended before; None where parts of it are not finished any more."""
+        path = self._out / "manifest.json"
+        if not path.exists():
+            return None
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return manifest if {(entry.file, entry.part) for entry in manifest.parts} == finished.keys() else None
+
+    def conclude(self) -> Manifest:
+        """Writes the manifest of a job whose parts are all finished."""
+        parts = [entry for _, entry in sorted(self.finished().items())]
+        manifest = Manifest(
+            self._of,
+            sum(entry.rows for entry in parts),
+            sum(entry.rejected for entry in parts),
+            sum(entry.tokens for entry in parts),
+            parts,
+        )
+        self._write(self._out / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        return manifest
+
+
+def _name(file: int, part: int) -> str:
+    return f"part-{file:05}-{part:05}"
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def _encoded(form: str, head: pa.Table, answers: Sequence[Any], column: AnswerColumn) -> dict[str, bytes]:
+    """The files of a part, by what follows its name."""
+    if form == "parquet":
+        stream = io.BytesIO()
+        pq.write_table(head.append_column(pa.field(column.name, column.type), column.array(answers)), stream)
+        return {".parquet": stream.getvalue()}
+    rows = head.to_pylist()
+    if form == "jsonl":
+        filled = [row | {column.name: plain(answer)} for row, answer in zip(rows, answers, strict=True)]
+        return {".jsonl": _lines(filled)}
+    vectors = np.stack(answers) if answers else np.empty((0, column.width or 0), np.float32)
+    stream = io.BytesIO()
+    np.save(stream, np.ascontiguousarray(vectors, np.float32), allow_pickle=False)
+    return {".npy": stream.getvalue(), ".rows.jsonl": _lines(rows)}
+
+
+def _rejected(job: Job, file: int, part: Part, index: int, reason: str) -> bytes:
+    row: dict[str, Any] = {"file": job.inputs[file].path, "row": part.first_row + index}
+    if job.columns.id:
+        row["id"] = part.rows[index].id
+    return _lines([row | {"reason": reason}])
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY) for row in rows)

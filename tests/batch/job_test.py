@@ -1,0 +1,291 @@
+"""Jobs on a real Ray: the command, killed and repeated, and the examples of docs/bulk.md."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.models import ROOT
+from tests.support.server import environment, free_port
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROWS, PART_ROWS = 300, 10
+LIMIT_S = 120.0
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""Whoever lacks it is refused: a node's ports are open to the network."""
+WORDS = ["it", "is", "a", "text", "and", "not", "on", "the", "server"]
+
+
+def ray_node(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A node of a Ray cluster, in this process's group; it ends with SIGTERM."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *options]
+    with (folder / "ray.log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--object-store-memory", str(100 << 20)],
+            cwd=folder,
+            env=environment(TOKEN),
+            stdout=log,
+            stderr=log,
+        )
+
+
+def stop(node: subprocess.Popen[bytes]) -> None:
+    """Ends a node and what it started."""
+    children = psutil.Process(node.pid).children(recursive=True)
+    node.terminate()
+    node.wait(LIMIT_S)
+    for child in psutil.wait_procs(children, timeout=10)[1]:
+        child.kill()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster of one node, and the folder in which its workers run."""
+
+    address: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder, port = tmp_path_factory.mktemp("ray"), free_port()
+    short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    node = ray_node(
+        folder, "--head", f"--port={port}", "--num-cpus=3", "--include-dashboard=false", f"--temp-dir={short}"
+    )
+    try:
+        wait_for(lambda: "Ray runtime started" in (folder / "ray.log").read_text(), "Ray to start", LIMIT_S)
+        yield Cluster(f"127.0.0.1:{port}", folder)
+    finally:
+        stop(node)
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of mixed lengths; every hundredth has no text."""
+    path = tmp_path_factory.mktemp("docs") / "docs.jsonl"
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 30))) for _ in range(ROWS)]
+    rows = [{"id": 7 * index, "text": None if index % 100 == 50 else text} for index, text in enumerate(texts)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+class Jobs:
+    """Runs of the same job: the same command but for where it writes."""
+
+    def __init__(self, models: Path, docs: Path, *options: str) -> None:
+        self._command = [sys.executable, "bertserve.py", "batch", "--models", str(models), "--task", "embed"]
+        self._command += ["--input", str(docs), "--id-column", "id", "--part-rows", str(PART_ROWS), "--threads", "2"]
+        self._command += ["--engine", "fake", *options]
+
+    def start(self, out: Path, *options: str) -> subprocess.Popen[str]:
+        command = [*self._command, "--out", str(out), *options]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment(TOKEN), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def finish(self, out: Path, code: int = 3, *options: str) -> tuple[str, str]:
+        """Runs it to the end: what it says."""
+        process = self.start(out, *options)
+        said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == code, said
+        return said
+
+
+def finished(out: Path) -> int:
+    """Parts that stand."""
+    folder = out / ".job" / "parts"
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Every file of the output with its digest, by the manifest."""
+    manifest = json.loads((out / "manifest.json").read_text())
+    return {name: digest for part in manifest["parts"] for name, digest in part["files"].items()}
+
+
+def check_rows(out: Path) -> None:
+    """Every row is there once, in its order, with its id."""
+    tables = [pq.read_table(path) for path in sorted((out / "parts").iterdir())]
+    rows = [(row["row"], row["id"]) for table in tables for row in table.select(["row", "id"]).to_pylist()]
+    assert rows == [(index, 7 * index) for index in range(ROWS) if index % 100 != 50]
+    rejected = [
+        json.loads(line) for path in sorted((out / "rejected").iterdir()) for line in path.read_text().splitlines()
+    ]
+    assert [(row["row"], row["reason"]) for row in rejected] == [(index, "null") for index in (50, 150, 250)]
+
+
+def test_a_job_that_is_killed_goes_on(cluster: Cluster, docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+    """The same command finishes it; the output is that of an undisturbed run, file by file."""
+    jobs = Jobs(tasks_repository, docs, "--address", cluster.address)
+    said, _ = jobs.finish(tmp_path / "whole")
+    assert "297 rows answered in 30 parts" in said
+    assert "3 rows rejected" in said
+    check_rows(tmp_path / "whole")
+    killed = jobs.start(tmp_path / "killed", "--fake-ms", "40")
+    wait_for(lambda: finished(tmp_path / "killed") >= 3, "some parts", LIMIT_S)
+    killed.kill()
+    killed.communicate()
+    assert finished(tmp_path / "killed") < 30
+    _, progress = jobs.finish(tmp_path / "killed")
+    assert "rows are finished already" in progress
+    check_rows(tmp_path / "killed")
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+    said, _ = jobs.finish(tmp_path / "killed")
+    assert "this run: 0 rows" in said
+
+
+def test_the_pages_example_for_ray_runs(cluster: Cluster, docs: Path, tasks_repository: Path) -> None:
+    """As it stands in docs/bulk.md, in a folder with a model and a file of the names that it uses."""
+    run_example("map_batches", cluster.folder, docs, tasks_repository, RAY_ADDRESS=cluster.address)
+    table = pq.read_table(cluster.folder / "embedded")
+    assert table.num_rows == ROWS
+    assert table["error"].null_count == ROWS - 3
+    assert table["embedding"].null_count == 3
+
+
+def test_the_pages_example_for_spark_runs(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+    """The same with Spark, where it is installed."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed: 400 MB, and it needs Java")
+    run_example("spark_udf", tmp_path, docs, tasks_repository)
+    assert pq.read_table(tmp_path / "embedded")["embedding"].null_count == 3
+
+
+def run_example(what: str, folder: Path, docs: Path, repository: Path, **extra: str) -> None:
+    """Runs the page's example of something."""
+    page = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if what in block)
+    models = folder / "models" / "embed"
+    shutil.copytree(repository / "embed", models)
+    rows = [json.loads(line) for line in docs.read_text().splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "docs.parquet")
+    (folder / "example.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=folder,
+        env=environment(extra | TOKEN),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_twenty_kills_lose_nothing(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+    """The driver, an actor or the whole tree, at random moments, of a job on a Ray of its own."""
+    jobs = Jobs(tasks_repository, docs)
+    jobs.finish(tmp_path / "whole")
+    check_rows(tmp_path / "whole")
+    rng, victims = random.Random(20), ["driver", "actor", "tree"]
+    for number in range(20):
+        out, victim = tmp_path / str(number), victims[number % 3]
+        process = jobs.start(out, "--fake-ms", "60")
+        at = rng.randint(0 if victim != "actor" else 1, 25)
+        wait_for(lambda out=out, at=at: finished(out) >= at, f"{at} parts", LIMIT_S)  # type: ignore[misc]  default arguments of a lambda
+        tree = psutil.Process(process.pid).children(recursive=True)
+        kill(process, tree, victim)
+        process.communicate(timeout=LIMIT_S)
+        if victim == "actor":
+            assert process.returncode == 3
+        gone = psutil.wait_procs(tree, timeout=60)[1]
+        assert not gone, f"processes of Ray outlive the {victim}: {gone}"
+        if victim != "actor":
+            jobs.finish(out)
+        check_rows(out)
+        assert digests(out) == digests(tmp_path / "whole")
+
+
+def kill(process: subprocess.Popen[str], tree: list[psutil.Process], victim: str) -> None:
+    """SIGKILL for a part of a job's processes."""
+    if victim == "actor":
+        (actor,) = (child for child in tree if "MapWorker" in name_of(child))
+        actor.kill()
+        return
+    process.kill()
+    for child in tree if victim == "tree" else []:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.mark.long
+def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+    """With its exit code, and nothing left behind."""
+    jobs = Jobs(tasks_repository, docs)
+    process = jobs.start(tmp_path / "out", "--fake-ms", "60")
+    wait_for(lambda: finished(tmp_path / "out") >= 2, "some parts", LIMIT_S)
+    tree = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "bertserve batch: ended by SIGTERM; the same command goes on"
+    assert psutil.wait_procs(tree, timeout=60)[1] == []
+    jobs.finish(tmp_path / "out")
+    check_rows(tmp_path / "out")
+
+
+@pytest.mark.long
+def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path, tmp_path: Path) -> None:
+    """After some attempts, with the rows among which it is; what is finished stays."""
+    from batch.predictor import Model  # noqa: PLC0415  for this test alone
+
+    word = Model(tasks_repository, "embed").encode("server")[0].ids[1]
+    rows = [{"id": index, "text": "server" if index == 25 else "a text"} for index in range(30)]
+    path = tmp_path / "docs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    jobs = Jobs(tasks_repository, path)
+    _, said = jobs.finish(tmp_path / "out", 1, "--fake-faults", f"{word}:exit")
+    assert "the engine died 5 times on rows 20 to 29" in said
+    jobs.finish(tmp_path / "out", 0)
+
+
+@pytest.mark.long
+def test_a_cluster_of_two_nodes_shares_a_job(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+    """Both nodes compute, and the output is that of one machine."""
+    Jobs(tasks_repository, docs).finish(tmp_path / "whole")
+    port, nodes = free_port(), []
+    short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}")
+    try:
+        nodes.append(ray_node(tmp_path, "--num-cpus=3", *head))
+        wait_for(lambda: (tmp_path / "ray.log").read_text().count("runtime started") == 1, "the head", LIMIT_S)
+        nodes.append(ray_node(tmp_path, "--num-cpus=3", f"--address=127.0.0.1:{port}"))
+        wait_for(lambda: (tmp_path / "ray.log").read_text().count("runtime started") == 2, "the node", LIMIT_S)
+        jobs = Jobs(tasks_repository, docs, "--address", f"127.0.0.1:{port}")
+        jobs.finish(tmp_path / "out", 3, "--fake-ms", "100")
+    finally:
+        for node in reversed(nodes):
+            stop(node)
+        shutil.rmtree(short, ignore_errors=True)
+    check_rows(tmp_path / "out")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
