@@ -282,7 +282,8 @@ class _Simulation:
     def _collect(self, ended: tuple[Assignment, float]) -> None:
         """The front has read what a batch gave: the next one first, then the answers."""
         assignment, compute_us = ended
-        self._scheduler.done(assignment, compute_us, self._now)
+        occupied_us = self._scheduler.done(assignment, self._now)
+        self._scheduler.learn(assignment, compute_us, occupied_us)
         self._pump(None)
         for item in assignment.items:
             request = _request(item)

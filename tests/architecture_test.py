@@ -64,8 +64,9 @@ OTHER_PACKAGES = {
 }
 """The packages beside the server, and what they may import of the others."""
 
-RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
-"""Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
+RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours", "loadtest.benchmarks.lone_request.inside.stamped"}
+"""Scripts of these packages that are never imported: an empty handler behind the server's own connections, and the
+server with a clock in it."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
+from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
 from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
 from loadtest.benchmarks.peers.benchmark import PeersBenchmark
 from loadtest.benchmarks.peers.mixed_lengths import MixedLengthsBenchmark
@@ -29,6 +30,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     SwapBenchmark,
     WiresBenchmark,
     CeilingBenchmark,
+    LoneRequestBenchmark,
     LeversBenchmark,
     MetricsCostBenchmark,
     AnswerCacheBenchmark,

@@ -281,7 +281,9 @@ class HttpRequest(msgspec.Struct):
             kind = content_type.split(b";")[0].strip().lower()
             if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 raise UnsupportedMediaType("the Content-Type must be application/json")
-        return await decoder.decode_in_turn(self.body, turn)
+        if len(self.body) > _UNCOUNTED_BYTES:
+            return await decoder.decode_in_turn(self.body, turn)
+        return decoder.decode(self.body)
 
 
 class HttpReply(msgspec.Struct):

@@ -12,7 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from itertools import count, repeat
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,6 +50,7 @@ class _EngineModel(NamedTuple):
     position: ModelIndex
 
 
+_TEXT = attrgetter("text")
 _TOO_LATE = "the deadline passed before the answer was there"
 
 
@@ -63,10 +67,7 @@ class PendingRequest:
 
     def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float) -> None:
         self.model = model
-        self.items = [
-            WorkItem(model, text, tokens, self, index)
-            for index, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
-        ]
+        self.items = list(map(WorkItem, repeat(model), texts, lengths, repeat(self), count()))
         self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = now
@@ -78,7 +79,8 @@ class PendingRequest:
 
     def result(self) -> list[Row]:
         """Each text's row of every output, once the future is done."""
-        return [row for row in self.rows if row is not None]
+        rows: list[Any] = self.rows
+        return rows
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ class Dispatcher:
         clock: Callable[[], float] = time.perf_counter,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        self._scheduler = scheduler(policy, limits, lambda item: self._miss(_request_of(item)))
+        self._scheduler = scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
         self._misses = {"queue": 0, "engine": 0}
         self._non_finite = 0
@@ -163,11 +165,12 @@ class Dispatcher:
         try:
             assignment = self._scheduler.submit(request.items, permit, now)
             self._requests.add(request)
-            request.deadline = self._deadlines.at(permit.deadline, lambda: self._miss(request))
             if assignment is not None:
                 self._run(assignment, now)
             else:
                 self._pump()
+            if not request.future.done():
+                request.deadline = self._deadlines.at(permit.deadline, partial(self._miss, request))
             await request.future
         finally:
             self._forget(request)
@@ -276,40 +279,46 @@ class Dispatcher:
     def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items
         for item in items:
-            request = _request_of(item)
+            request: PendingRequest = item.owner
             request.started = True
             request.queue_us = max(request.queue_us, (now - request.submitted) * 1e6)
         engine, position = self._engines[items[0].model]
-        batch = Batch(position, [item.text for item in items])
-        generation = self._generation
+        batch = Batch(position, list(map(_TEXT, items)))
+        engine.submit(assignment.lane, batch, partial(self._done, self._generation, assignment))
         self.observer.batch_started(assignment)
-        engine.submit(assignment.lane, batch, lambda outcome: self._done(generation, assignment, outcome))
 
     def _done(self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
         occupied_us = 0.0
         if generation == self._generation:
-            compute_us = None if isinstance(outcome, BertserveError) else outcome.compute_us
-            held_us = self._scheduler.done(assignment, compute_us, self._clock())
-            occupied_us = 0.0 if isinstance(outcome, EngineLost) else held_us
+            occupied_us = self._scheduler.done(assignment, self._clock())
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
             # One text may have failed the batch; each now runs by itself, so that only that one fails.
-            self._scheduler.put_back([item for item in assignment.items if not _request_of(item).future.done()])
+            self._scheduler.put_back([item for item in assignment.items if not item.owner.future.done()])
         else:
             for item in assignment.items:
-                self._fail(_request_of(item), outcome)
+                self._fail(item.owner, outcome)
         self._pump()
-        self.observer.batch_ended(assignment, occupied_us)
+        # After the answers, not before them: their clients wait.
+        asyncio.get_running_loop().call_soon(self._record, generation, assignment, outcome, occupied_us)
+
+    def _record(
+        self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError, occupied_us: float
+    ) -> None:
+        """Learns costs from a batch that has ended, and counts it."""
+        if generation == self._generation and not isinstance(outcome, BertserveError):
+            self._scheduler.learn(assignment, outcome.compute_us, occupied_us)
+        self.observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
         for row, item in enumerate(items):
-            request = _request_of(item)
+            request: PendingRequest = item.owner
             if not output.finite[row]:
                 self._non_finite += 1
                 self._fail(request, NonFiniteOutput("the model's answer to this input is not finite"))
                 continue
-            request.rows[item.index] = tuple(array[row] for array in output.arrays)
+            request.rows[item.index] = tuple(map(itemgetter(row), output.arrays))
             request.compute_us = max(request.compute_us, output.compute_us)
             request.missing -= 1
             if request.missing == 0 and not request.future.done():
@@ -332,9 +341,3 @@ class Dispatcher:
                 request.deadline.cancel()
             if request.missing:
                 self._scheduler.cancel(request.items)
-
-
-def _request_of(item: WorkItem) -> PendingRequest:
-    if not isinstance(item.owner, PendingRequest):
-        raise TypeError("a work item of something else")
-    return item.owner

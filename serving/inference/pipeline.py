@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from serving.errors import EmptyInput, InvalidRequest
 from serving.inference.tasks import TASKS
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 R = TypeVar("R")
+
+_TRUNCATED = attrgetter("truncated")
 
 _INLINE_BYTES = 2048
 """Texts up to this size are tokenised on the event loop (about a millisecond); a thread hop costs more."""
@@ -67,8 +71,7 @@ class Rows(Protocol):
     def result(self) -> Sequence[Row]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Job(Generic[A]):
+class _Job(msgspec.Struct, Generic[A], frozen=True):
     """A request that was understood.
 
     Attributes:
@@ -95,7 +98,7 @@ class _Job(Generic[A]):
         )
 
 
-class _Done(NamedTuple, Generic[A]):
+class _Done(msgspec.Struct, Generic[A], frozen=True):
     """A request that was answered; times in seconds of the clock but for `tokenize_us`."""
 
     texts: Sequence[EncodedText]
@@ -157,7 +160,7 @@ class Pipeline:
             version=model.version,
             timings=Timings(done.tokenize_us, rows.queue_us, rows.compute_us, total_us),
             tokens=done.tokens,
-            truncated_tokens=sum([text.truncated for text in done.texts]),
+            truncated_tokens=sum(map(_TRUNCATED, done.texts)),
             compute_type=self._repository.compute_type,
             cached=rows.cached,
         )
@@ -196,7 +199,8 @@ class Pipeline:
         request, model, sizes = job.request, job.model, job.sizes
         longest = None if job.task.windows(request.options) else model.manifest.max_length
         with self._dispatcher.admission.admit(
-            *(model.index, sizes),
+            model.index,
+            sizes,
             longest=longest,
             arrival=request.arrival,
             timeout_ms=request.timeout_ms,

@@ -98,7 +98,7 @@ class TextTokenizer:
         """Size of each input; raises `InvalidRequest` for one of more than `max_characters` that may not be cut."""
         sizes = []
         for index, value in enumerate(inputs):
-            if not isinstance(value, str | tuple):
+            if not isinstance(value, (str, tuple)):
                 sizes.append(4 * len(value if isinstance(value, list) else value.ids))
                 continue
             size = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])

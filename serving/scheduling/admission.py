@@ -50,10 +50,10 @@ def estimate_tokens(sizes: Sequence[int], longest: int | None) -> int:
 
     What goes beyond `longest` tokens of an input is cut off or refused, and does not count.
     """
-    if longest is not None:
-        most = _BYTES_PER_TOKEN * (longest - _SPECIAL_TOKENS)
-        sizes = [min(size, most) for size in sizes]
-    return sum(sizes) // _BYTES_PER_TOKEN + _SPECIAL_TOKENS * len(sizes)
+    total = sum(sizes)
+    if longest is not None and total > (most := _BYTES_PER_TOKEN * (longest - _SPECIAL_TOKENS)):
+        total = sum([min(size, most) for size in sizes])
+    return total // _BYTES_PER_TOKEN + _SPECIAL_TOKENS * len(sizes)
 
 
 class Permit:

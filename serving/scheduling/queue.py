@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from itertools import count, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ class WorkItem(msgspec.Struct, eq=False):
     model: ModelIndex
     text: EncodedText
     tokens: int
-    owner: object
+    owner: Any
     index: int
     alone: bool = False
     priority: int = DEFAULT_PRIORITY

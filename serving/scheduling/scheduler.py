@@ -7,7 +7,8 @@ Its driver passes the time in, in seconds of any clock that only goes forward, a
     permit.confirm(lengths, now)                       once its texts are tokenised; may refuse it too
     scheduler.submit(items, permit, now)               queues all of a request's items, or starts its only one
     while assignment := scheduler.next(now): ...       what it returns has left the queue and is to run
-    scheduler.done(assignment, compute_us, now)        and then `next` again, as after `submit`
+    occupied_us = scheduler.done(assignment, now)      and then `next` again, as after `submit`
+    scheduler.learn(assignment, compute_us, occupied_us)   once there is time for it
     scheduler.cancel(items)                            at any time
 
 The server's `Dispatcher` drives it from an event loop, a simulator from a list of events.
@@ -158,22 +159,21 @@ class Scheduler:
         self.queue.remove(assignment.items)
         return self._start(assignment, now)
 
-    def done(self, assignment: Assignment, compute_us: float | None, now: float) -> float:
-        """A batch of the engine that is up has ended; returns for how many microseconds it held its lane.
-
-        `compute_us` is what the engine spent on it; None where it failed.
-        """
+    def done(self, assignment: Assignment, now: float) -> float:
+        """A batch of the engine that is up has ended; returns for how many microseconds it held its lane."""
         lane, lanes = assignment.lane, self.outlook.lanes
         lanes.load[lane] -= assignment.tokens
         self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us) if lanes.load[lane] else 0.0
         lanes.free_at[lane] = now + self._held[lane] / 1e6
         occupied_us = (now - max(assignment.given_at, self._freed[lane])) * 1e6
         self._freed[lane] = now
-        if compute_us is not None:
-            items = assignment.items
-            costs = self.outlook.costs[items[0].model]
-            costs.observe(lane, assignment.padded_length, len(items), compute_us, occupied_us)
         return occupied_us
+
+    def learn(self, assignment: Assignment, compute_us: float, occupied_us: float) -> None:
+        """Corrects costs by a batch that has ended; `compute_us` is what the engine spent on it."""
+        items = assignment.items
+        costs = self.outlook.costs[items[0].model]
+        costs.observe(assignment.lane, assignment.padded_length, len(items), compute_us, occupied_us)
 
     # Inside.
 

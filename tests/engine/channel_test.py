@@ -24,12 +24,12 @@ class Chopped(socket.socket):
 
     most = 1
 
-    def recv_into(self, buffer: memoryview, *_: int) -> int:  # type: ignore[override]  as much as the channel uses
+    def recv_into(self, buffer: memoryview, *options: int) -> int:  # type: ignore[override]  what the channel uses
         """Fewer bytes than there is room for."""
-        return super().recv_into(buffer[: self.most])
+        return super().recv_into(buffer[: self.most], *options)
 
 
-def receive(stream: bytes, most: int) -> list[tuple[Kind, int, int, bytes]]:
+def receive(stream: bytes, most: int, spin_s: float = 0.0) -> list[tuple[Kind, int, int, bytes]]:
     """Every frame that a channel makes of a stream that comes in pieces."""
     ours, theirs = socket.socketpair()
     with theirs, Chopped(ours.family, ours.type, ours.proto, ours.detach()) as chopped:
@@ -37,6 +37,7 @@ def receive(stream: bytes, most: int) -> list[tuple[Kind, int, int, bytes]]:
         theirs.sendall(stream)
         theirs.shutdown(socket.SHUT_WR)
         channel = Channel(chopped)
+        channel.spin_s = spin_s
         frames = []
         while True:
             try:
@@ -47,10 +48,11 @@ def receive(stream: bytes, most: int) -> list[tuple[Kind, int, int, bytes]]:
             del payload
 
 
+@pytest.mark.parametrize("spin_s", [0.0, 10.0])
 @pytest.mark.parametrize("most", range(1, len(STREAM) + 1))
-def test_pieces_of_any_size_are_the_same_frames(most: int) -> None:
+def test_pieces_of_any_size_are_the_same_frames(most: int, spin_s: float) -> None:
     """However the kernel cuts the stream, and whatever of the next frame comes along."""
-    run, fault, refused = receive(STREAM, most)
+    run, fault, refused = receive(STREAM, most, spin_s)
     assert fault == (Kind.FAULT, 0, 0, b"")
     assert refused == (Kind.REFUSED, 0, 2**64 - 1, b"why")
     kind, model, number, payload = run
@@ -106,3 +108,26 @@ def test_a_large_result_crosses() -> None:
     assert kind is Kind.RESULT
     np.testing.assert_array_equal(found.arrays[0], rows)
     np.testing.assert_array_equal(found.arrays[1], rows[:, :1])
+
+
+@pytest.mark.parametrize("spin_s", [1e-9, 10.0])
+def test_a_frame_that_comes_while_it_is_looked_for_or_later_is_received(spin_s: float) -> None:
+    """A channel that looks for frames without sleeping sleeps where they take longer, and misses none."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours)
+        channel.spin_s = spin_s
+        answers: list[int] = []
+
+        def answer() -> None:
+            for _ in range(20):
+                answers.append(channel.receive()[2])
+                ours.sendall(b"!")
+
+        thread = Thread(target=answer)
+        thread.start()
+        for number in range(20):
+            theirs.sendall(pack(Kind.FAULT, b"", batch=number))
+            assert theirs.recv(1) == b"!"
+        thread.join()
+    assert answers == list(range(20))

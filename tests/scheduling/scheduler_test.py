@@ -69,7 +69,7 @@ def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
     assert (started.lane, started.tokens, started.predicted_us) == (WIDE, 8, 10_000)
     assert (scheduler.queue.items, scheduler.lanes.load) == (0, [8])
     assert scheduler.next(0.0) is None
-    assert scheduler.done(started, 9_000, 0.0095) == pytest.approx(9_500)
+    assert scheduler.done(started, 0.0095) == pytest.approx(9_500)
     assert scheduler.lanes.load == [0]
 
 
@@ -80,7 +80,7 @@ def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     waiting = [text for _ in range(3) for text in submit(scheduler, 8)]
     assert first is not None
     assert scheduler.next(0.001) is None
-    scheduler.done(first, 10_000, 0.01)
+    scheduler.done(first, 0.01)
     batch = scheduler.next(0.01)
     assert batch is not None
     assert batch.items == waiting
@@ -202,7 +202,7 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
     (late,), (fine,) = submit(scheduler, 8, timeout=0.02), submit(scheduler, 9)
     assert first is not None
-    scheduler.done(first, 8_000, 0.013)
+    scheduler.done(first, 0.013)
     batch = scheduler.next(0.013)
     assert batch is not None
     assert (dropped, list(batch.items)) == ([late], [fine])
@@ -225,7 +225,7 @@ def test_costs_are_corrected_by_what_is_seen() -> None:
         started = start(scheduler, items(8), DEFAULT_PRIORITY, now + 1, now)
         assert started is not None
         now += 0.025
-        scheduler.done(started, 20_000, now)
+        scheduler.learn(started, 20_000, scheduler.done(started, now))
     assert started.predicted_us == pytest.approx(25_000, rel=0.05)
 
 
@@ -249,7 +249,7 @@ def test_no_text_starves_however_many_shorter_ones_arrive() -> None:
         submit(scheduler, 8, 9, now=now, timeout=1e6)
         assert running is not None
         now += running.predicted_us / 1e6
-        scheduler.done(running, running.predicted_us, now)
+        scheduler.learn(running, running.predicted_us, scheduler.done(running, now))
         running = scheduler.next(now)
     # 32 ms of cost: overtaken by what came within six times as long, which was twice as much as could be done.
     assert 6 * 0.032 <= now < 2.5 * 6 * 0.032
@@ -411,7 +411,7 @@ class Replay:
 
     def end(self, assignment: Assignment, predicted_us: float) -> None:
         """A batch ends."""
-        self.scheduler.done(assignment, predicted_us * self.slowness, self.now)
+        self.scheduler.learn(assignment, predicted_us * self.slowness, self.scheduler.done(assignment, self.now))
 
     def settle(self, item: WorkItem, fate: str) -> None:
         """Each item has one fate."""

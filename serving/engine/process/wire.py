@@ -16,8 +16,9 @@ they lie in memory: a short text is packed in two steps, and an answer is a view
 
 from __future__ import annotations
 
-import math
+import socket
 import struct
+import time
 from array import array
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -30,16 +31,21 @@ from serving.records import Batch, BatchOutput, EncodedText, KernelFiles, ModelI
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
+
+    from serving.records import Array
 
 HEADER = struct.Struct("=IBxHQ")
 FRAME_LIMIT_BYTES = 1 << 30
 
+_MATRIX = 2
 _RUN_HEAD = struct.Struct("=II")
 _RUN_ONE = struct.Struct(f"{HEADER.format}III")
 _RESULT_HEAD = struct.Struct("=dII")
-_DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
+_RESULT_ONE = struct.Struct(f"{HEADER.format}dIIB7xIIII")
+_ARRAY_HEAD = struct.Struct("=II")
+_DIMS = tuple(struct.Struct(f"={ndim}I") for ndim in range(8))
+_DTYPES = _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
 class Kind(IntEnum):
@@ -127,6 +133,8 @@ def pack_run(number: int, batch: Batch) -> bytes:
 def unpack_run(model: int, payload: memoryview) -> Batch:
     texts, typed = _RUN_HEAD.unpack_from(payload)
     at = _RUN_HEAD.size + 4 * texts
+    if texts == 1 and not typed:  # as in `pack_run`
+        return Batch(ModelIndex(model), [EncodedText(array("i", bytes(payload[at:])))])
     lengths = payload[_RUN_HEAD.size : at].cast("I").tolist()
     ids = _split(payload[at:], lengths)
     if not typed:
@@ -147,11 +155,16 @@ def _split(numbers: memoryview, lengths: Sequence[int]) -> list[array[int]]:
 
 
 def pack_result(number: int, output: BatchOutput) -> bytes:
-    texts = len(output.finite)
-    parts = [_RESULT_HEAD.pack(output.compute_us, texts, len(output.arrays)), bytes(output.finite), bytes(-texts % 8)]
-    for values in output.arrays:
-        dtype = int(values.dtype == np.int32)
-        parts.append(struct.pack(f"={2 + values.ndim}I", dtype, values.ndim, *values.shape))
+    texts, arrays = len(output.finite), output.arrays
+    if texts == 1 and len(arrays) == 1 and arrays[0].ndim == _MATRIX and arrays[0].dtype == _FLOAT:  # as in `pack_run`
+        values = arrays[0]
+        size = _RESULT_ONE.size - HEADER.size + values.nbytes
+        head = (size, Kind.RESULT, 0, number, output.compute_us, 1, 1, output.finite[0], 0, _MATRIX, *values.shape)
+        return _RESULT_ONE.pack(*head) + values.tobytes()
+    parts = [_RESULT_HEAD.pack(output.compute_us, texts, len(arrays)), bytes(output.finite), bytes(-texts % 8)]
+    for values in arrays:
+        dtype = int(values.dtype == _INT)
+        parts += (_ARRAY_HEAD.pack(dtype, values.ndim), _DIMS[values.ndim].pack(*values.shape))
         parts.append(values.astype(_DTYPES[dtype], copy=False).tobytes())
     return pack(Kind.RESULT, b"".join(parts), batch=number)
 
@@ -160,24 +173,31 @@ def unpack_result(payload: bytes) -> BatchOutput:
     """The output in a RESULT frame; its arrays are read-only views of the payload."""
     compute_us, texts, count = _RESULT_HEAD.unpack_from(payload)
     at = _RESULT_HEAD.size
-    finite = [flag != 0 for flag in payload[at : at + texts]]
+    finite = list(map(bool, payload[at : at + texts]))
     at += texts + (-texts % 8)
     arrays = []
     for _ in range(count):
-        dtype, ndim = struct.unpack_from("=II", payload, at)
-        shape = struct.unpack_from(f"={ndim}I", payload, at + 8)
-        at += 8 + 4 * ndim
-        size = math.prod(shape)
-        arrays.append(np.frombuffer(payload, _DTYPES[dtype], size, at).reshape(shape))
-        at += 4 * size
+        dtype, ndim = _ARRAY_HEAD.unpack_from(payload, at)
+        dims = _DIMS[ndim]
+        at += _ARRAY_HEAD.size
+        array: Array = np.ndarray(dims.unpack_from(payload, at), _DTYPES[dtype], payload, at + dims.size)
+        arrays.append(array)
+        at += dims.size + array.nbytes
     return BatchOutput(arrays, finite, compute_us)
 
 
 class Channel:
-    """The blocking end of a socket, for the engine process."""
+    """The blocking end of a socket, for the engine process.
+
+    Attributes:
+        spin_s: For so long the next frame is looked for without sleeping, if the one before came within that time: to
+            wake a thread, and the core that slept with it, takes longer than what a lone request costs otherwise.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self.spin_s = 0.0
+        self._spins = False
         self._buffer = memoryview(bytearray(1 << 16))
         self._filled = 0
         self._start = 0
@@ -210,12 +230,25 @@ class Channel:
             grown[: self._filled] = self._buffer[: self._filled]
             self._buffer = grown
         while self._filled < wanted:
-            received = self._socket.recv_into(self._buffer[self._filled :])
+            received = self._receive(self._buffer[self._filled :])
             if received == 0:
                 if self._filled:
                     raise WireError("the socket closed inside a frame")
                 raise EOFError
             self._filled += received
+
+    def _receive(self, room: memoryview) -> int:
+        if not self.spin_s:
+            return self._socket.recv_into(room)
+        end = time.perf_counter() + self.spin_s
+        while self._spins and time.perf_counter() < end:
+            try:
+                return self._socket.recv_into(room, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+        received = self._socket.recv_into(room)
+        self._spins = time.perf_counter() < end
+        return received
 
 
 class FrameReader:

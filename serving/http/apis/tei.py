@@ -41,7 +41,7 @@ from serving.records import (
 from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,19 +72,19 @@ _RANKED = {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}
 _COMPARED = {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}}
 
 
-async def _infer(
+def _infer(
     api: Api,
     http: HttpRequest,
     inputs: Sequence[TextInput],
     options: TaskOptions[A],
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
-) -> Outcome[A]:
+) -> Coroutine[Any, Any, Outcome[A]]:
     settings = api.settings
     if isinstance(message, PredictRequest | RerankRequest):
         prompt_name = input_type = None
     else:
         prompt_name, input_type = message.prompt_name, message.input_type
-    return await api.pipeline.infer(
+    return api.pipeline.infer(
         api.request(
             http,
             inputs,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.models.manifest import Manifest
-    from serving.records import EmbedOptions, Row
+    from serving.records import Array, EmbedOptions, Row
 
 _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
@@ -46,16 +46,19 @@ def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> ND
     Returns:
         float32 [texts, dimensions], cut before they are scaled.
     """
-    pooled = rows[0][0][None] if len(rows) == 1 else np.stack([row[0] for row in rows])
-    vectors = pooled.astype(np.float32, copy=False)
+    if len(rows) == 1:
+        return _finished(rows[0][0], options, normalize=normalize)[None]
+    return np.stack([_finished(row[0], options, normalize=normalize) for row in rows])
+
+
+def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
+    """One vector; row by row, as NumPy's way over a whole array takes three times as long for a single one."""
+    vector = pooled.astype(np.float32, copy=False)
     if options.dimensions is not None:
-        # What is cut must be whole again in memory: encoders write rows as they lie.
-        vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
+        vector = vector[: options.dimensions]
     if not (normalize if options.normalize is None else options.normalize):
-        return vectors
-    # Row by row: for the one row of most requests, NumPy's way over a whole array takes three times as long.
-    lengths = [max(math.sqrt(row.dot(row)), _SMALLEST_NORM) for row in vectors]
-    scaled: NDArray[np.float32] = vectors / (np.array(lengths, np.float32)[:, None] if len(rows) > 1 else lengths[0])
+        return vector
+    scaled: NDArray[np.float32] = vector / max(math.sqrt(vector.dot(vector)), _SMALLEST_NORM)
     return scaled
 
 

@@ -1,0 +1,1 @@
+"""What runs as the servers: scripts in processes of their own."""
