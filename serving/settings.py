@@ -150,8 +150,9 @@ class Settings(BaseModel):
         10,
         ge=0,
         le=19,
-        description="By how much an engine on a CPU is nicer than the rest of the server (see `nice`): a busy "
-        "engine then leaves time to read requests and to refuse what is too much.",
+        description="By how much the lanes on which an engine on a CPU carries load are nicer than the rest of the "
+        "server (see `nice`): they then leave time to read requests and to refuse what is too much. The lane of lone "
+        "texts is not nicer, unless it is the only one.",
     )
     fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
     fake_faults: str = Field(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from serving.engine.base import Engine, lanes_for
+from serving.engine.base import Engine, LaneKind, lanes_for
 from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
@@ -22,7 +22,7 @@ from serving.scheduling.cost import CostTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from serving.engine.base import Done, LaneKind
+    from serving.engine.base import Done
     from serving.records import Batch, BatchOutput
     from serving.scheduling.cost import CostPoint
 
@@ -130,7 +130,8 @@ class RemoteEngine:
         """
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as used:
             ends, theirs = [], []
-            for _ in range(1 + len(lanes_for(load.models, load.threads))):
+            lanes = lanes_for(load.models, load.threads)
+            for _ in range(1 + len(lanes)):
                 ours, other = socket.socketpair()
                 used.callback(ours.close)
                 unused.callback(other.close)
@@ -141,8 +142,9 @@ class RemoteEngine:
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
-            # While it has one thread, whose urgency all others will have.
-            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
+            if LaneKind.NARROW not in lanes:  # else those alone are less urgent; see the worker
+                # While it has one thread, whose urgency all others will have.
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
         engine = cls(process, hang_s)
         try:

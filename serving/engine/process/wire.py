@@ -67,7 +67,7 @@ class Load(msgspec.Struct, frozen=True):
     """The order to an engine process: what to load and how.
 
     Attributes:
-        nice: How much less urgent it is than the server, as `nice` counts.
+        nice: How much less urgent than the server its narrow lanes are, as `nice` counts; all of it where it has none.
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from serving import logs
-from serving.engine.base import DeviceLost
+from serving.engine.base import DeviceLost, LaneKind
 from serving.engine.batches import OneByOne
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.gpu import cuda_driver
@@ -93,9 +93,10 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
         _end_without(lost)
     if load.engine in _OFF_THE_CPU:
         lanes[0].spin_s = _SPIN_S
-    for lane in range(len(backend.lanes())):
+    for lane, kind in enumerate(backend.lanes()):
         runner = OneByOne(backend.runner(lane), load.models)
-        threading.Thread(target=_serve, args=(lanes[lane], runner), daemon=True).start()
+        nice = load.nice if kind is LaneKind.NARROW else 0
+        threading.Thread(target=_serve, args=(lanes[lane], runner, nice), daemon=True).start()
     _until_the_end(lambda: control.send(pack(Kind.READY, msgspec.json.encode(ready))))
     _until_the_end(control.receive)
     log.error("an unexpected frame on the control socket")
@@ -172,7 +173,10 @@ def _gpu(load: Load) -> tuple[Backend, str]:
         raise BundleError(message) from error
 
 
-def _serve(channel: Channel, runner: Runner) -> None:
+def _serve(channel: Channel, runner: Runner, nice: int) -> None:
+    # Of this thread alone, as Linux has it. Narrow lanes carry the load that the server must be able to refuse; lone
+    # texts run on the wide one, and would only lose by it to whatever else runs on the machine.
+    os.nice(nice)
     try:
         while True:
             _, model, number, payload = channel.receive()
