@@ -84,6 +84,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     Attributes:
         path: Artifact file; empty for the fake engine.
         data_sha256: Of the file beside a graph that holds its weights; empty where they lie in the graph.
+        second: The same model for OpenVINO, with the engine `cpu`.
         batch_invariant: Whether batches and padding leave answers unchanged.
         vocab_size: Token ids are below this.
         max_length: Longest input in tokens.
@@ -104,6 +105,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     copied: bool = False
     build: EngineBuild | None = None
     data_sha256: str = ""
+    second: ModelSpec | None = None
 
     @property
     def narrow(self) -> bool:
@@ -630,6 +632,7 @@ ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 
 
 _COMPUTE_TYPES = {
+    "cpu": "cpu",
     "ort-cpu": "cpu",
     "openvino": "cpu+openvino",
     "ort-cuda": "gpu+onnxruntime",

@@ -29,7 +29,7 @@ _BODIES_IN_BUFFERS = 4
 """Half of the buffers is one connection's, and one request may hold a body twice: compressed and inflated."""
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
-EngineName = Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
+EngineName = Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake"]
 
 _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
@@ -116,7 +116,8 @@ class Settings(BaseModel):
         "auto",
         description="What runs the models. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU "
         "and ONNX Runtime on the CPU, and says why not the others; a named engine runs or the server "
-        "does not start. `fake` answers made-up vectors, for tests.",
+        "does not start. `cpu` is ONNX Runtime and OpenVINO, for each length what is faster here. "
+        "`fake` answers made-up vectors, for tests.",
     )
     cpu_fallback: bool = Field(
         False,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from serving.records import IDS, MASK, POSITIONS, TYPES, Batch, BatchOutput
+from serving.records import IDS, MASK, POSITIONS, TYPES, Batch, BatchOutput, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +86,13 @@ def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
         return [True] * texts
     rows = [np.isfinite(array).reshape(texts, -1).all(axis=1) for array in arrays]
     return [bool(row) for row in np.logical_and.reduce(rows)]
+
+
+def sample_text(model: ModelSpec, tokens: int) -> EncodedText:
+    """A text of so many tokens, for measurements."""
+    middle = [(7919 * position) % model.vocab_size for position in range(1, tokens - 1)]
+    ids = [model.special_ids.get("cls", 0), *middle, model.special_ids.get("sep", 0)]
+    return EncodedText(array("i", ids[:tokens]))
 
 
 class OneByOne:

@@ -37,6 +37,10 @@ class ServedModel(ModelForm):
     index: ModelIndex
     tokenizer: TextTokenizer
 
+    @classmethod
+    def of(cls, form: ModelForm, index: ModelIndex, tokenizer: TextTokenizer) -> ServedModel:
+        return cls(bundle=form.bundle, artifact=form.artifact, second=form.second, index=index, tokenizer=tokenizer)
+
     @cached_property
     def default_prompt(self) -> str:
         """What stands before each text where a request names no prompt; empty for nothing."""
@@ -139,7 +143,7 @@ class Repository:
     @property
     def whole(self) -> bool:
         """Whether nothing is less than was meant: every form is proven, the engine the best one, no GPU given up."""
-        proven = all(model.artifact.proven for model in self.models)
+        proven = all(model.proven for model in self.models)
         return proven and not (self.engine.degraded or self.engine.lost)
 
     @classmethod
@@ -184,11 +188,9 @@ class Repository:
         try:
             models = []
             for index, bundle in enumerate(bundles):
-                artifact = form_of(bundle, precision, engine, unproven=allow_unproven, target=target)
+                form = form_of(bundle, precision, engine, unproven=allow_unproven, target=target)
                 tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-                models.append(
-                    ServedModel(index=ModelIndex(index), bundle=bundle, artifact=artifact, tokenizer=tokenizer)
-                )
+                models.append(ServedModel.of(form, ModelIndex(index), tokenizer))
         except BundleError as error:
             raise StartupError(str(error)) from error
         return cls(models, defaults)

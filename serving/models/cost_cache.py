@@ -34,7 +34,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides about a model's costs.
 
     Attributes:
-        artifact: SHA-256 of the file that is served.
+        artifact: SHA-256 of the file that is served, or of both.
         engine: As `--engine` names it; for GPUs also their name and how many there are.
         libraries: Version by name of what runs it.
         max_batch_tokens: Padded tokens of the largest batch that was measured.
@@ -105,10 +105,10 @@ class CostCache:
 
     def _fingerprint(self, choice: EngineChoice, model: ModelForm) -> Fingerprint:
         return Fingerprint(
-            artifact=model.artifact.sha256,
+            artifact=" ".join(artifact.sha256 for artifact in model.artifacts),
             engine=_engine(choice),
             device=host.cpu(),
-            libraries=libraries_of(model.artifact.target),
+            libraries={k: v for artifact in model.artifacts for k, v in libraries_of(artifact.target).items()},
             threads=self._threads,
             max_batch_tokens=self._max_batch_tokens,
         )

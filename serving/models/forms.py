@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
 from serving.errors import BundleError, StartupError
 from serving.models.bundle import open_bundle
 from serving.models.manifest import GPUS, MANIFEST, MODEL_NAME, Target
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from serving.models.manifest import Artifact, Manifest, Precision
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
+    # With a second form for OpenVINO, where there is one.
+    "cpu": frozenset({"cpu"}),
     "ort-cpu": frozenset({"cpu"}),
     # The graphs for ONNX Runtime are fused into operators of its own.
     "openvino": frozenset({"openvino"}),
@@ -45,10 +49,15 @@ _COPIED_BYTES = 128 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ModelForm:
-    """A model in the form that an engine runs: an artifact of its bundle."""
+    """A model in the form that an engine runs: an artifact of its bundle.
+
+    Attributes:
+        second: What OpenVINO runs of it beside ONNX Runtime, with the engine `cpu`.
+    """
 
     bundle: Bundle
     artifact: Artifact
+    second: Artifact | None = None
 
     # Every request reads these, so they are worked out once.
 
@@ -64,9 +73,22 @@ class ModelForm:
     def version(self) -> str:
         return str(self.manifest.version)
 
+    @cached_property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return (self.artifact,) if self.second is None else (self.artifact, self.second)
+
+    @property
+    def proven(self) -> bool:
+        """Whether all that answers was compared with PyTorch."""
+        return all(artifact.proven for artifact in self.artifacts)
+
     def spec(self) -> ModelSpec:
         """As an engine loads it."""
-        manifest, artifact = self.manifest, self.artifact
+        spec = self._spec(self.artifact)
+        return spec if self.second is None else msgspec.structs.replace(spec, second=self._spec(self.second))
+
+    def _spec(self, artifact: Artifact) -> ModelSpec:
+        manifest = self.manifest
         directory = self.bundle.made_here_in(artifact) or self.bundle.path
         return ModelSpec(
             name=manifest.model,
@@ -78,7 +100,7 @@ class ModelForm:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
-            copied=artifact.total_bytes <= _COPIED_BYTES,
+            copied=all(form.total_bytes <= _COPIED_BYTES for form in self.artifacts),
             build=artifact.engine,
             data_sha256="" if artifact.data is None else artifact.data.sha256,
         )
@@ -128,7 +150,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
     )
 
 
-def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> Artifact:
+def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
     """The form that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
@@ -158,4 +180,17 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
             f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
             " --allow-unproven"
         )
-    return best
+    second = _second(bundle, best, unproven=unproven) if engine == "cpu" else None
+    return ModelForm(bundle=bundle, artifact=best, second=second)
+
+
+def _second(bundle: Bundle, first: Artifact, *, unproven: bool) -> Artifact | None:
+    """The form for OpenVINO that may answer in place of one for ONNX Runtime: it is batched as that is."""
+    alike = [
+        form
+        for form in bundle.artifacts
+        if form.target == "openvino"
+        and (form.precision, form.batch_invariant) == (first.precision, first.batch_invariant)
+        and (form.proven or unproven)
+    ]
+    return min(alike, key=lambda form: not form.proven, default=None)

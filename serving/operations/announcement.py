@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from serving.engine.process.remote_engine import EngineLife
-    from serving.inference.served_models import Repository
+    from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.models.manifest import Artifact, Task
+    from serving.models.manifest import Task
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
@@ -52,7 +52,7 @@ class Announcement:
         http = f"http{secured}://{_joined(addresses.http)}"
         grpc = _joined(addresses.grpc) + ("  (TLS)" if secured else "")
         metrics = f"http://{_joined(addresses.metrics)}/metrics"
-        names = ", ".join(f"{model.name} version {model.version} ({_form(model.artifact)})" for model in models)
+        names = ", ".join(f"{model.name} version {model.version} ({_form(model)})" for model in models)
         where = self.repository.engine.where(engine.ready.threads)
         state = self.lifecycle.state
         log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
@@ -83,5 +83,5 @@ def _joined(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _form(artifact: Artifact) -> str:
-    return artifact.precision if artifact.proven else f"{artifact.precision}, unproven"
+def _form(model: ServedModel) -> str:
+    return model.artifact.precision if model.proven else f"{model.artifact.precision}, unproven"

@@ -176,16 +176,17 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 def engines(settings: Settings) -> Iterator[Finding]:
     """What can run models, and which libraries carry requests."""
     topic = "Software"
-    engine = f"engine {settings.backend}"
+    backends = ("ort-cpu", "openvino") if settings.backend == "cpu" else (settings.backend,)
+    asked = {f"engine {backend}" for backend in backends}
     for name, packages, extra in (
         ("engine ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
         ("engine openvino", ("openvino",), "openvino"),
         ("traces", ("opentelemetry-sdk",), "tracing"),
     ):
         if versions := _versions(packages):
-            yield Finding(topic, name, versions[0] + (", what --engine says" if name == engine else ""))
+            yield Finding(topic, name, versions[0] + (", what --engine says" if name in asked else ""))
         else:
-            needed = bool(settings.otlp_endpoint) if name == "traces" else name == engine
+            needed = bool(settings.otlp_endpoint) if name == "traces" else name in asked
             yield _finding(topic, name, "not installed", f"pip install 'bertserve[{extra}]'", bad=needed)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
 
@@ -237,11 +238,11 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
 
 def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> Iterator[Finding]:
     for model in models:
-        artifact = model.artifact
-        size, proven = f"{artifact.total_bytes / _MIB:.0f} MiB", "proven" if artifact.proven else "not proven"
+        artifact, total_bytes = model.artifact, sum(each.total_bytes for each in model.artifacts)
+        size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
-        yield _finding(topic, "model", value, "" if artifact.proven else advice)
+        yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)
     if limit is not None and limit // _MIB < wanted:
@@ -252,7 +253,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 def _wanted_mib(model: ServedModel, threads: int) -> float:
     """About what a model takes in memory: narrow ones are held once for each core and once for all."""
     copies = 1 + threads if model.spec().narrow and threads > 1 else 1
-    return _WORKING_FACTOR * copies * model.artifact.total_bytes / _MIB
+    return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
 
 
 def _cache(topic: str, root: Path | None) -> Finding:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from serving.scheduling.cost import bucket_for
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,6 +75,7 @@ class Status:
                         for other in others
                         if other.name == model.name
                     ],
+                    "libraries": _libraries(model_costs[model.index]) if model_costs else None,
                     "costs": _costs(model_costs[model.index]) if costs and model_costs else None,
                 }
                 for model in self.repository.models
@@ -123,6 +126,11 @@ def _parity(artifact: Artifact) -> dict[str, Any] | None:
         return None
     names = ("texts", "max_abs_difference", "cosine_mean", "cosine_min", "agreement")
     return {name: getattr(artifact.parity, name) for name in names}
+
+
+def _libraries(costs: ModelCosts) -> dict[str, str] | None:
+    """The library that computes texts of up to so many tokens, where the engine has several."""
+    return {str(bucket_for(point.tokens)): point.library for point in costs.points if point.library} or None
 
 
 def _costs(costs: ModelCosts) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
-from serving.models.node_cache import with_proofs
+from serving.models.node_cache import libraries_of, with_proofs
 from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.discovery import Library, Machine
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact
+    from serving.models.forms import ModelForm
     from serving.records import EngineBuild, Gpu
     from serving.settings import EngineName, Settings
 
@@ -125,7 +125,7 @@ class Chooser:
         bundle = self._read(path)
         try:
             gpu = self._gpus(BUILT, [bundle])[0]
-            form = self._form(bundle, BUILT, gpu.target)
+            form = self._form(bundle, BUILT, gpu.target).artifact
         except (StartupError, BundleError):
             return self._can_build(bundle)
         fits = form.engine is None or not any(self._unfit(form.file, form.engine, gpu))
@@ -135,16 +135,15 @@ class Chooser:
         precision = self._settings.precision
         return bool(bundle.engine_graphs) if precision == "auto" else precision in bundle.engine_graphs
 
-    def form_of(self, path: Path, engine: EngineChoice) -> tuple[Bundle, Artifact]:
-        """A version of a model, not verified yet, and the form of it that an engine can run."""
-        bundle = self._read(path)
-        return bundle, self._form(bundle, engine.engine, engine.gpus[0].target if engine.gpus else "")
+    def form_of(self, path: Path, engine: EngineChoice) -> ModelForm:
+        """A version of a model, not verified yet, in the form that an engine can run."""
+        return self._form(self._read(path), engine.engine, engine.gpus[0].target if engine.gpus else "")
 
     def _read(self, path: Path) -> Bundle:
         bundle, cache = read_bundle(path), self._settings.cache_dir
         return bundle if cache is None else with_proofs(cache, bundle)
 
-    def _form(self, bundle: Bundle, engine: str, target: str) -> Artifact:
+    def _form(self, bundle: Bundle, engine: str, target: str) -> ModelForm:
         return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, target=target)
 
     def build_obstacle(self) -> str:
@@ -193,6 +192,8 @@ class Chooser:
 
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
+        if engine == "cpu" and not libraries_of("openvino"):
+            raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
         repository = Repository.of(
             bundles,
             self._settings.precision,
@@ -201,6 +202,11 @@ class Chooser:
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
+        if engine == "cpu" and not any(model.second for model in repository.models):
+            raise StartupError(
+                "the engine cpu has nothing to choose from: no bundle holds proven artifacts of one precision for both"
+                " ONNX Runtime and OpenVINO; export with --precision int8 --precision int8-openvino"
+            )
         if gpus:
             for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")

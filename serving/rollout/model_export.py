@@ -110,9 +110,10 @@ def _forms(settings: Settings) -> list[str]:
         return ["int8-openvino"]
     if settings.engine == "ort-cuda":
         return ["fp16"]
+    second = ["int8-openvino"] if settings.engine == "cpu" and settings.precision != "fp32" else []
     if settings.precision != "auto":
-        return [settings.precision]
-    return ["fp32", "int8", *(["fp16"] if settings.engine == "auto" and host.gpu() else [])]
+        return [settings.precision, *second]
+    return ["fp32", "int8", *second, *(["fp16"] if settings.engine == "auto" and host.gpu() else [])]
 
 
 def _graph(settings: Settings) -> list[str]:

@@ -19,7 +19,6 @@ from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound,
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.models import verified_dir
-from serving.models.forms import ModelForm
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
 from serving.rollout.engine_choice import BUILT
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
 
     from serving.inference.served_models import Repository
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest
+    from serving.models.forms import ModelForm
+    from serving.models.manifest import Manifest
     from serving.records import EngineChoice
     from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Chooser
@@ -210,7 +210,8 @@ class Versions:
         """Loads a version in a new engine, with the other models as they are, and switches to it."""
         slot, choice = self._slot, self._slot.choice
         path = self._root / before.name / str(version)
-        bundle, artifact = await asyncio.to_thread(self._form_of, path, choice)
+        form = await asyncio.to_thread(self._form_of, path, choice)
+        bundle = form.bundle
         if slot.choice.engine != choice.engine:
             raise EngineLost("the engine that the version is for has ended; try again", retry_after_s=_AGAIN_S)
         if bundle.manifest.task != before.manifest.task:
@@ -222,7 +223,7 @@ class Versions:
         position = [model.name for model in models].index(before.name)
         others = [*models[:position], *models[position + 1 :]]
         specs = [model.spec() for model in models]
-        specs[position] = ModelForm(bundle=bundle, artifact=artifact).spec()
+        specs[position] = form.spec()
         # The costs are those of the models that serve, so that of the old version is the new one's own.
         load = msgspec.structs.replace(slot.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with slot.beside(load) as engine:
@@ -230,12 +231,10 @@ class Versions:
             await slot.serving()
             if not slot.still_serves(others):
                 raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
-            models[position] = ServedModel(
-                index=next(slot.new_indices()), bundle=bundle, artifact=artifact, tokenizer=tokenizer
-            )
+            models[position] = ServedModel.of(form, next(slot.new_indices()), tokenizer)
             slot.switch(EngineGeneration(engine, load, models, choice))
 
-    def _form_of(self, path: Path, choice: EngineChoice) -> tuple[Bundle, Artifact]:
+    def _form_of(self, path: Path, choice: EngineChoice) -> ModelForm:
         """A version, not verified yet, and its form for an engine, which may have to be built."""
         if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
             self._builder.build(path)

@@ -68,6 +68,7 @@ class CostPoint(msgspec.Struct, frozen=True):
         batch: Texts.
         us: Median time of a batch, in microseconds.
         spread_us: Between the quartiles.
+        library: What computes texts of this length, where an engine has several; empty elsewhere.
     """
 
     kind: LaneKindName
@@ -75,6 +76,7 @@ class CostPoint(msgspec.Struct, frozen=True):
     batch: int
     us: float
     spread_us: float = 0.0
+    library: str = ""
 
 
 class CostTable:

@@ -255,7 +255,7 @@ class Metrics:
         )
         self.read(
             catalogue.UNPROVEN,
-            lambda: {(model.name, model.version): float(not model.artifact.proven) for model in repository.models},
+            lambda: {(model.name, model.version): float(not model.proven) for model in repository.models},
         )
         repository.subscribe(lambda: self._name(repository))
         self._name(repository)

@@ -159,11 +159,17 @@ function row(model) {
       ),
     ),
     pair(TASKS[task]?.name ?? task, architecture),
-    pair(`${model.precision}, ${bytes(model.size_bytes)}`, `${model.batch_invariant ? "batched" : "one text at a time"}; from ${source}`),
+    pair(`${model.precision}, ${bytes(model.size_bytes)}`, `${model.batch_invariant ? "batched" : "one text at a time"}${libraries(model)}; from ${source}`),
     `${count(model.max_length)} tokens`,
     parity(model.parity),
     accuracy(model.accuracy),
   ];
+}
+
+/** Which library computes which lengths, where the engine has several. */
+function libraries(model) {
+  const steps = Object.entries(model.libraries ?? {}).filter(([, name], at, all) => name !== all[at + 1]?.[1]);
+  return steps.map(([tokens, name]) => `, ${name} up to ${Math.min(tokens, model.max_length)} tokens`).join("");
 }
 
 function pair(first, second) {

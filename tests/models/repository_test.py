@@ -69,8 +69,37 @@ def test_the_form_that_is_served(
     expected: tuple[str, str],
 ) -> None:
     """What the engine can run, proven before unproven, then the fastest, unless a precision is asked for."""
-    found = form_of(offering(repository, *forms), precision, engine, unproven=unproven)
+    found = form_of(offering(repository, *forms), precision, engine, unproven=unproven).artifact
     assert (found.precision, found.target) == expected
+
+
+OPENVINO = ("int8", "openvino", True)
+
+
+@pytest.mark.parametrize(
+    ("forms", "precision", "unproven", "expected"),
+    [
+        ((*ALL, OPENVINO), "auto", False, True),
+        ((*ALL, OPENVINO), "fp32", False, False),
+        ((*ALL[:2], OPENVINO), "auto", False, False),
+        ((*ALL, ("int8", "openvino", False)), "auto", False, False),
+        ((*ALL, ("int8", "openvino", False)), "auto", True, True),
+        (ALL, "auto", False, False),
+    ],
+)
+def test_a_second_form_takes_part_where_it_is_as_good(
+    repository: Repository,
+    forms: tuple[tuple[str, str, bool], ...],
+    precision: str,
+    unproven: bool,  # noqa: FBT001  a column of it
+    expected: bool,  # noqa: FBT001
+) -> None:
+    """Of the same precision and proven itself, or unproven where that is allowed; the model is then unproven too."""
+    form = form_of(offering(repository, *forms), precision, "cpu", unproven=unproven)
+    assert form.artifact.target == "cpu"
+    assert (form.second is not None) == expected
+    assert form.proven == (not unproven)
+    assert (form.spec().second is not None) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ import pytest
 
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Library, Machine
+from serving.errors import StartupError
 from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPHS
+from serving.models.node_cache import libraries_of
 from serving.records import Gpu
+from serving.rollout import engine_choice
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
 from serving.telemetry import catalogue, gpus
@@ -183,6 +186,25 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     assert [(model.version, model.bundle.path) for model in choice.repository.models] == [("2", served[0].bundle.path)]
     assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
     assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
+
+
+@pytest.mark.skipif(not libraries_of("openvino"), reason="the extra `openvino` is not installed")
+def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what to install or to export; `auto` takes ONNX Runtime alone."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
+    choice = Chooser(Settings(models=models, engine="cpu")).first()
+    assert (choice.engine, choice.degraded) == ("cpu", False)
+    assert Chooser(Settings(models=models), discovery.Machine).first().engine == "ort-cpu"
+    monkeypatch.setattr(engine_choice, "libraries_of", lambda _target: {})
+    with pytest.raises(StartupError, match=r"pip install 'bertserve\[openvino\]'"):
+        Chooser(Settings(models=models, engine="cpu")).first()
+    monkeypatch.undo()
+    write_bundle(tmp_path / "others", tiny_model("embed"))
+    with pytest.raises(StartupError, match="export with --precision int8 --precision int8-openvino"):
+        Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
 
 
 def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:

@@ -35,7 +35,7 @@ from tests.support.checkpoints import stripped_tokenizer, vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.manifest import Task
+    from serving.models.manifest import Target, Task
 
 MAX_LENGTH = 64
 HIDDEN_SIZE = 32
@@ -108,7 +108,13 @@ def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyM
 
 
 def write_bundle(
-    repository: Path, tiny: TinyModel, name: str | None = None, *, proven: bool = True, **fields: Any
+    repository: Path,
+    tiny: TinyModel,
+    name: str | None = None,
+    *,
+    proven: bool = True,
+    second: TinyModel | None = None,
+    **fields: Any,
 ) -> Path:
     """Writes the model as a bundle that a server opens, called after its task.
 
@@ -117,6 +123,7 @@ def write_bundle(
         tiny: The model.
         name: Of the model; None calls it after its task.
         proven: Claim that it was compared with PyTorch.
+        second: What the artifact for OpenVINO computes; another model tells by its answers who gave them.
         **fields: Further ones of its manifest, such as prompts.
     """
     task, labels = tiny.task, tiny.labels
@@ -125,19 +132,25 @@ def write_bundle(
     with BundleWriter(repository, name or task) as writer:
         graph = writer.path / "model.fp32.onnx"
         _write_graph(tiny, graph)
+        graphs: list[tuple[Path, Target]] = [(graph, "cpu")]
+        if second is not None:
+            graphs.append((writer.path / "model.fp32.openvino.onnx", "openvino"))
+            _write_graph(second, graphs[1][0])
         (writer.path / "tokenizer.json").write_text(stripped_tokenizer())
-        entry = file_entry(graph)
-        artifact = Artifact(
-            file=entry.file,
-            kind="onnx",
-            precision="fp32",
-            target="cpu",
-            sha256=entry.sha256,
-            size_bytes=entry.size_bytes,
-            batch_invariant=proven,
-            parity=Parity(1, 0.0, 1.0, 1.0, 1.0) if proven else None,
-            invariance=Invariance(1, 0.0, 1.0) if proven else None,
-            operators={},
+        artifacts = tuple(
+            Artifact(
+                file=entry.file,
+                kind="onnx",
+                precision="fp32",
+                target=target,
+                sha256=entry.sha256,
+                size_bytes=entry.size_bytes,
+                batch_invariant=proven,
+                parity=Parity(1, 0.0, 1.0, 1.0, 1.0) if proven else None,
+                invariance=Invariance(1, 0.0, 1.0) if proven else None,
+                operators={},
+            )
+            for entry, target in ((file_entry(path), target) for path, target in graphs)
         )
         special = {role: vocabulary()[f"[{role.upper()}]"] for role in ("pad", "unk", "cls", "sep", "mask")}
         return writer.publish(
@@ -152,7 +165,7 @@ def write_bundle(
                 special_ids=special,
                 inputs=inputs,
                 outputs=outputs,
-                artifacts=(artifact,),
+                artifacts=artifacts,
                 files=(file_entry(writer.path / "tokenizer.json"),),
                 source=Source(name=task, architecture=type(tiny.model).__name__, sha256="0" * 64),
                 tools={},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Runner
     from serving.records import Array, Batch, ModelSpec
+    from serving.scheduling.cost import CostPoint
 
 
 class LaneModel(Protocol):
@@ -48,6 +49,10 @@ class CpuBackend:
             lanes = self._lanes if model.narrow else self._lanes[:1]
             loaded = load(model, [threads if lane is LaneKind.WIDE else 1 for lane in lanes])
             self._models.append([*loaded, *[None] * (len(self._lanes) - len(loaded))])
+
+    def labelled(self, costs: list[list[CostPoint]]) -> list[list[CostPoint]]:
+        """The models' costs, each with the library that computes it where there are several."""
+        return costs
 
     def lanes(self) -> Sequence[LaneKind]:
         return self._lanes

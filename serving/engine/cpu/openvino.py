@@ -20,7 +20,7 @@ from serving.errors import BundleError, EngineFault
 from serving.records import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from serving.engine.batches import Tensors
     from serving.records import Array, Batch, ModelSpec, TensorSpec
@@ -50,11 +50,18 @@ class OpenVinoBackend(CpuBackend):
     name = "openvino"
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
-        super().__init__(models, threads, _load)
+        super().__init__(models, threads, _warm)
 
 
-def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
-    """The model once for each number of threads, from one reading of the file."""
+def _warm(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
+    lanes = load(model, threads)
+    for lane in lanes:
+        lane.warm_up(range(1, model.max_length + 1))
+    return lanes
+
+
+def load(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
+    """The model once for each number of threads, from one reading of the file; none of them is warm."""
     try:
         with verified(model) as data:
             # Only by its path does it find weights that are not in the graph; it maps them.
@@ -62,10 +69,10 @@ def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
             _check_tensors(model, graph)
             wide, *narrow = threads
             # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
-            models = [_Model(model, _compile(graph, wide), _alone(model, graph, wide))]
+            models = [OpenVinoModel(model, _compile(graph, wide), _alone(model, graph, wide))]
             if narrow:
                 streams = _compile(graph, len(narrow), streams=len(narrow))
-                models += [_Model(model, streams, {}) for _ in narrow]
+                models += [OpenVinoModel(model, streams, {}) for _ in narrow]
             return models
     except RuntimeError as error:
         raise BundleError(f"{model.path}: OpenVINO cannot load it: {_reason(error)}") from error
@@ -94,7 +101,7 @@ def _shape(port: ov.Output) -> tuple[int, ...]:
     return tuple(size.get_length() if size.is_static else -1 for size in port.get_partial_shape())
 
 
-class _Model:
+class OpenVinoModel:
     """One model on one lane: a graph for every shape, and one each for the commonest."""
 
     def __init__(self, model: ModelSpec, compiled: ov.CompiledModel, alone: Mapping[int, ov.CompiledModel]) -> None:
@@ -106,8 +113,7 @@ class _Model:
         self._rounds = model.batch_invariant
         self._request = compiled.create_infer_request()
         self._alone = {length: graph.create_infer_request() for length, graph in alone.items()}
-        if self._rounds:
-            self._warm_up(model.inputs)
+        self._inputs = model.inputs
 
     def run(self, batch: Batch) -> list[Array]:
         """The outputs, cut to the batch's own size."""
@@ -134,22 +140,23 @@ class _Model:
     def _length(self, tokens: int) -> int:
         return min(_few(tokens, _LENGTH_STEP), self._max_length)
 
-    def _warm_up(self, inputs: Sequence[str]) -> None:
-        lengths = range(1, min(_WARM_TOKENS, self._max_length) + 1)
+    def warm_up(self, lengths: Iterable[int]) -> None:
+        """Prepares the small shapes of these lengths in tokens; without padding there are too many."""
         shapes = {(_few(rows), self._length(n)) for n in lengths for rows in range(1, _WARM_TOKENS // n + 1)}
-        for shape in sorted(shapes):
-            tensors = {name: np.zeros(shape, np.int32) for name in inputs}
+        for shape in sorted(shapes) if self._rounds else ():
+            tensors = {name: np.zeros(shape, np.int32) for name in self._inputs}
             tensors[MASK][:] = 1
             self._infer(tensors)
 
 
 def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.CompiledModel]:
-    """The graphs of the commonest lengths."""
-    if not model.copied:
+    """The graphs of the commonest lengths.
+
+    Where ranges are fixed they would be of no use: graphs for any shape took as long, and 100 MB each.
+    """
+    if not model.copied or _has_ranges(graph):
         return {}
-    has_ranges = _has_ranges(graph)
-    lengths = [length for length in _ALONE if length <= model.max_length]
-    return {length: _compile(graph if has_ranges else _fixed(graph, length), threads) for length in lengths}
+    return {length: _compile(_fixed(graph, length), threads) for length in _ALONE if length <= model.max_length}
 
 
 def _compile(graph: ov.Model, threads: int, streams: int = 1) -> ov.CompiledModel:

@@ -62,7 +62,7 @@ class OrtCpuBackend(CpuBackend):
     name = "ort-cpu"
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
-        super().__init__(models, threads, _load)
+        super().__init__(models, threads, load)
 
 
 class _Model:
@@ -78,7 +78,7 @@ class _Model:
         return arrays
 
 
-def _load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
+def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
     try:
         with verified(model) as data:

@@ -12,13 +12,12 @@ import logging
 import statistics
 import threading
 import time
-from array import array
 from typing import TYPE_CHECKING
 
 from serving.engine.base import LaneKind
-from serving.engine.batches import OneByOne
+from serving.engine.batches import OneByOne, sample_text
 from serving.errors import BundleError, EngineFault
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import Batch, ModelIndex
 from serving.scheduling.cost import BUCKETS, CostPoint
 
 if TYPE_CHECKING:
@@ -108,15 +107,10 @@ class _Model:
         return self._spec.batch_invariant and fits
 
     def _cell(self, kind: LaneKind, tokens: int, size: int, runs: int) -> CostPoint:
-        batch = Batch(self._index, [self._text(tokens)] * size)
+        batch = Batch(self._index, [sample_text(self._spec, tokens)] * size)
         times = _side_by_side(self._spec.name, self._groups[kind], batch, runs)
         quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [0.0, times[0], 0.0]
         return CostPoint(kind.value, tokens, size, statistics.median(times), quarters[2] - quarters[0])
-
-    def _text(self, tokens: int) -> EncodedText:
-        spec = self._spec
-        middle = [(7919 * position) % spec.vocab_size for position in range(1, tokens - 1)]
-        return EncodedText(array("i", [spec.special_ids.get("cls", 0), *middle, spec.special_ids.get("sep", 0)]))
 
 
 def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:

@@ -76,7 +76,7 @@ class Load(msgspec.Struct, frozen=True):
         bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
     """
 
-    engine: Literal["tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake"]
+    engine: Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake"]
     models: list[ModelSpec]
     threads: int
     nice: int = 0

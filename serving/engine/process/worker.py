@@ -20,6 +20,7 @@ import msgspec
 from serving import logs
 from serving.engine.base import DeviceLost, LaneKind
 from serving.engine.batches import OneByOne
+from serving.engine.cpu.backend import CpuBackend
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.gpu import cuda_driver
 from serving.engine.gpu.cuda import Device
@@ -132,6 +133,8 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
     """Loads and warms every model; raises BundleError where an artifact cannot be served."""
     backend, version = open_backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
+    if isinstance(backend, CpuBackend):
+        costs = backend.labelled(costs)
     lanes = list(backend.lanes())
     return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
 
@@ -150,7 +153,12 @@ def open_backend(load: Load) -> tuple[Backend, str]:
     try:
         from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise BundleError("the engine openvino is not installed: pip install bertserve[openvino]") from None
+        message = f"the engine {load.engine} is not installed: pip install bertserve[openvino]"
+        raise BundleError(message) from None
+    if load.engine == "cpu":
+        from serving.engine.cpu import best  # noqa: PLC0415
+
+        return best.BestCpuBackend(load.models, load.threads, load.costs), best.VERSION
     return OpenVinoBackend(load.models, load.threads), VERSION
 
 

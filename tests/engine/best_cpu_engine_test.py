@@ -1,0 +1,180 @@
+"""The engine `cpu`: each bucket of lengths has the library that is faster, on all lanes alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.process.wire import Load
+from serving.engine.process.worker import prepare
+from serving.errors import EngineFault
+from serving.inference.served_models import Repository
+from serving.records import Batch, EncodedText, ModelIndex
+from serving.scheduling.cost import CostPoint
+from tests.support.clients import get, post_json
+from tests.support.server import START_LIMIT_S, Server
+from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from serving.engine.cpu.backend import LaneModel
+    from serving.records import Array, ModelSpec
+
+best = pytest.importorskip("serving.engine.cpu.best", reason="the extra `openvino` is not installed")
+
+ONLY = ModelIndex(0)
+LENGTHS = (3, 16, 17, 32, 33, MAX_LENGTH)
+MIXED = ["onnxruntime", "openvino", "onnxruntime"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose second artifact answers otherwise than its first, so that an answer says who gave it."""
+    root = tmp_path_factory.mktemp("models")
+    write_bundle(root, tiny_model("embed"), second=tiny_model("embed", seed=1))
+    return root
+
+
+@pytest.fixture(scope="module")
+def spec(repository: Path) -> ModelSpec:
+    """Both forms."""
+    return Repository.open(repository, engine="cpu").models[0].spec()
+
+
+@pytest.fixture(scope="module")
+def answers(spec: ModelSpec) -> dict[str, dict[int, Array]]:
+    """By library and length: what each artifact answers, both run by ONNX Runtime."""
+    assert spec.second is not None
+    forms = {"onnxruntime": spec, "openvino": spec.second}
+    backends = {name: OrtCpuBackend([form], threads=1) for name, form in forms.items()}
+    return {
+        name: {length: backend.runner(0).run(Batch(ONLY, [text(length)])).arrays[0][0] for length in LENGTHS}
+        for name, backend in backends.items()
+    }
+
+
+def text(length: int) -> EncodedText:
+    return EncodedText(array("i", [5 + position % 7 for position in range(length)]))
+
+
+def costs(libraries: Sequence[str]) -> list[CostPoint]:
+    """The costs of an earlier start that chose these libraries for the buckets."""
+    return [
+        CostPoint(kind, length, 1, 100.0, library=library)
+        for kind in ("wide", "narrow")
+        for length, library in zip((16, 32, 64), libraries, strict=True)
+    ]
+
+
+def libraries_of(points: Sequence[CostPoint]) -> dict[int, str]:
+    return {point.tokens: point.library for point in points}
+
+
+@pytest.mark.parametrize("libraries", [MIXED, ["openvino"] * 3, ["onnxruntime"] * 3])
+def test_every_lane_computes_a_length_by_the_library_of_its_bucket(
+    spec: ModelSpec, answers: dict[str, dict[int, Array]], libraries: list[str]
+) -> None:
+    """As an earlier start has chosen, alone and in a batch: an answer does not depend on where it is computed."""
+    backend, ready = prepare(Load("cpu", [spec], threads=2, costs=[costs(libraries)]))
+    assert (ready.engine, ready.costs) == ("cpu", [costs(libraries)])
+    assert len(backend.lanes()) == 3
+    for lane in range(3):
+        for length, library in zip(LENGTHS, np.repeat(libraries, 2), strict=True):
+            rows = backend.runner(lane).run(Batch(ONLY, [text(length)] * 2)).arrays[0]
+            lone = backend.runner(lane).run(Batch(ONLY, [text(length)])).arrays[0]
+            np.testing.assert_allclose([*rows, *lone], [answers[library][length]] * 3, atol=1e-4)
+
+
+def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:
+    """Nothing makes one; it would let an answer depend on its company. Each of its texts is then computed alone."""
+    backend, _ = prepare(Load("cpu", [spec], threads=2, costs=[costs(MIXED)]))
+    with pytest.raises(EngineFault, match="different libraries"):
+        backend.runner(0).run(Batch(ONLY, [text(16), text(17)]))
+
+
+def test_what_a_start_has_chosen_the_next_one_keeps(spec: ModelSpec) -> None:
+    """Every cost names its library, one for a bucket on all lanes."""
+    _, first = prepare(Load("cpu", [spec], threads=2))
+    chosen = libraries_of(first.costs[0])
+    assert set(chosen) == {8, 16, 32, MAX_LENGTH}
+    assert set(chosen.values()) <= {"onnxruntime", "openvino"}
+    assert all(point.library == chosen[point.tokens] for point in first.costs[0])
+    assert chosen[8] == chosen[16]
+    _, second = prepare(Load("cpu", [spec], threads=2, costs=first.costs))
+    assert second.costs == first.costs
+
+
+class Slower:
+    """A model on a lane that takes longer than it did, for texts of some lengths."""
+
+    def __init__(self, model: Any, is_slow: Callable[[int], bool]) -> None:
+        self._model, self._is_slow = model, is_slow
+        self.warm_up = getattr(model, "warm_up", None)
+
+    def run(self, batch: Batch) -> Sequence[Array]:
+        if self._is_slow(batch.padded_length):
+            time.sleep(0.005)
+        return self._model.run(batch)  # type: ignore[no-any-return]
+
+
+def test_each_bucket_gets_the_faster_library(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five milliseconds more than the other: far beyond what noise makes of these small models."""
+
+    def slower(load: Callable[..., Sequence[LaneModel]], is_slow: Callable[[int], bool]) -> Callable[..., Any]:
+        return lambda model, threads: [Slower(lane, is_slow) for lane in load(model, threads)]
+
+    monkeypatch.setattr(best, "_LIMIT_S", 60.0)
+    monkeypatch.setattr(best.ort, "load", slower(best.ort.load, lambda length: 16 < length <= 32))
+    monkeypatch.setattr(best.openvino, "load", slower(best.openvino.load, lambda length: not 16 < length <= 32))
+    _, ready = prepare(Load("cpu", [spec], threads=1))
+    assert libraries_of(ready.costs[0]) == {8: "onnxruntime", 16: "onnxruntime", 32: "openvino", 64: "onnxruntime"}
+
+
+def test_where_time_is_up_a_bucket_follows_the_one_before(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the first one is always measured."""
+    monkeypatch.setattr(best, "_LIMIT_S", 0.0)
+    _, ready = prepare(Load("cpu", [spec], threads=1))
+    assert len(set(libraries_of(ready.costs[0]).values())) == 1
+
+
+def test_a_model_without_a_second_form_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+    """Beside one that has both, or as the next version of one that had."""
+    write_bundle(tmp_path, tiny_model("tag"))
+    model = Repository.open(tmp_path, engine="cpu").models[0].spec()
+    _, ready = prepare(Load("cpu", [model], threads=2, costs=[costs(MIXED)]))
+    assert set(libraries_of(ready.costs[0]).values()) == {"onnxruntime"}
+
+
+def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Path, tmp_path: Path) -> None:
+    """The choice outlives the engine process, and with a cache the server."""
+    with Server(repository, "--engine", "cpu", "--cache-dir", str(tmp_path)) as server:
+        chosen = told(server)
+        assert chosen.keys() == {"16", "32", "64"}
+        assert post_json(server.http, "/embed", b'{"inputs": "hello"}').headers["x-compute-type"] == "cpu"
+        engine = server.engine_pid()
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
+        server.wait_state()
+        assert told(server) == chosen
+        wait_for(lambda: [*tmp_path.glob("embed/1/[0-9]*/costs.*")], "the costs in the cache")
+    with Server(repository, "--engine", "cpu", "--cache-dir", str(tmp_path)) as server:
+        assert told(server) == chosen
+
+
+def told(server: Server) -> dict[str, str]:
+    """The library of each bucket, as `/status` has it."""
+    status = get(server.http, "/status").json()
+    assert status["engine"]["name"] == status["choice"]["engine"] == "cpu"
+    libraries: dict[str, str] = status["models"][0]["libraries"]
+    return libraries
