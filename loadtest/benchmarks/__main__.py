@@ -7,6 +7,7 @@ import sys
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
+from loadtest.benchmarks.cpu_engines import CpuEnginesBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
 from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
@@ -32,6 +33,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     CeilingBenchmark,
     LoneRequestBenchmark,
     LeversBenchmark,
+    CpuEnginesBenchmark,
     MetricsCostBenchmark,
     AnswerCacheBenchmark,
     HostileBenchmark,

@@ -181,7 +181,8 @@ class BertServer(ServerProcess):
             str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
             *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
-            *("--metrics-port", str(probe_port), "--lame-duck-s", "0", *options),
+            # What `find_bundle` describes; later words win.
+            *("--metrics-port", str(probe_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
         ]
         # What is measured are the defaults, not what this shell happens to set.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
