@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _HEAD = 48
 _LETTER = 6.5
+_PANEL_WIDTH, _PANEL_HEIGHT, _PANEL_GAP, _PANEL_SCALE = 480, 190, 14, 1.5
 _BAR_WIDTH, _BAR_HEIGHT = 760, 26
 
 
@@ -67,14 +68,35 @@ def chart_file(
     `moments` are values of `across` that are marked with a line.
     """
     plot = Plot(across, up)
-    keys, at = [], float(plot.left)
-    for entry in series:
-        keys.append(rect(entry.colour, at, -20, 11, 11))
-        keys.append(label(at + 16, -10, entry.name))
-        at += 36 + _LETTER * len(entry.name)
     drawn = plot.drawn(_content(plot, series, limits, moments))
-    parts = [label(plot.left, -32, title, kind="title"), *keys, drawn]
+    parts = [label(plot.left, -32, title, kind="title"), *_keys(series, plot.left), drawn]
     return svg_file(title, plot.width, plot.height + _HEAD, parts, -_HEAD)
+
+
+@dataclass(slots=True, frozen=True)
+class Panel:
+    """One of several figures over the same axis.
+
+    Attributes:
+        up: Its own axis.
+        series: Lines of the same names and colours in every panel.
+        beside: Lines of this panel alone, without a key.
+    """
+
+    up: Axis
+    series: Sequence[Series]
+    beside: Sequence[Series] = ()
+
+
+def panels_file(title: str, across: Axis, panels: Sequence[Panel]) -> str:
+    """Panels below one another as a file of its own, whose letters are still read on a telephone."""
+    parts = [label(0, -32, title, kind="title"), *_keys(panels[0].series, 0)]
+    for number, panel in enumerate(panels):
+        plot = Plot(across, panel.up, width=_PANEL_WIDTH, height=_PANEL_HEIGHT, left=40, right=12, top=24)
+        content = _content(plot, [*panel.beside, *panel.series], (), ())
+        parts.append(f'<g transform="translate(0 {number * (_PANEL_HEIGHT + _PANEL_GAP)})">{plot.drawn(content)}</g>')
+    height = len(panels) * (_PANEL_HEIGHT + _PANEL_GAP) + _HEAD
+    return svg_file(title, _PANEL_WIDTH, height, parts, -_HEAD, _PANEL_SCALE)
 
 
 def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> str:
@@ -87,6 +109,15 @@ def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> st
         at += width
     box = f'viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}"'
     return f'<svg role="img" aria-label="{escape(description)}" {box}>{"".join(drawn)}</svg>'
+
+
+def _keys(series: Sequence[Series], left: float) -> list[str]:
+    keys = []
+    for entry in series:
+        keys.append(rect(entry.colour, left, -20, 11, 11))
+        keys.append(label(left + 16, -10, entry.name))
+        left += 36 + _LETTER * len(entry.name)
+    return keys
 
 
 def _content(

@@ -133,9 +133,14 @@ class Plot:
         return f"{head}{self.drawn(content)}</svg>"
 
 
-def svg_file(title: str, width: float, height: float, parts: Sequence[str], top: float = 0.0) -> str:
-    """A chart as a file of its own: `parts` on a ground that follows the reader's light or dark scheme."""
-    size = f'width="{width:g}" height="{height:g}" viewBox="0 {top:g} {width:g} {height:g}"'
+def svg_file(
+    title: str, width: float, height: float, parts: Sequence[str], top: float = 0.0, scale: float = 1.0
+) -> str:
+    """A chart as a file of its own: `parts` on a ground that follows the reader's light or dark scheme.
+
+    It is shown `scale` times as large as it is drawn.
+    """
+    size = f'width="{scale * width:g}" height="{scale * height:g}" viewBox="0 {top:g} {width:g} {height:g}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" {size}>'
     ground = f'<rect class="ground" x="0" y="{top:g}" width="{width:g}" height="{height:g}"/>'
     return "\n".join([head, f"<style>{FILE_STYLE}</style>", ground, *parts, "</svg>"]) + "\n"

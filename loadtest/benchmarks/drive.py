@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from loadtest.generator.arrivals import choices, schedule
+from loadtest.generator.arrivals import choices, schedule, zipf_weights
 from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
 from loadtest.generator.search import search
-from loadtest.generator.workload import make_texts, sentence_words
+from loadtest.generator.workload import different_texts, make_texts, sentence_words
 from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import parse_slo
@@ -34,6 +34,7 @@ SLO_MS = 250.0
 
 _TEXTS = 200
 _LEAST_WORDS, _MOST_WORDS = 6, 250
+REPEATED_TEXTS = 4000
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
 _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
@@ -41,7 +42,7 @@ _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
 @dataclass(slots=True, frozen=True)
 class Workload:
-    """Texts that are asked with equal shares, each a kind of its own so that every request's length is known.
+    """Texts, each a kind of its own so that every request's length is known.
 
     Attributes:
         kinds: The texts.
@@ -62,15 +63,25 @@ class Workload:
             most: Words of the longest.
         """
         words, dice = sentence_words(), random.Random(1)
-        counter = Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
-        kinds, tokens = [], []
+        texts = []
         for index in range(_TEXTS):
             count = round(least + (most - least) * index / (_TEXTS - 1))
             start = dice.randrange(len(words))
-            text = " ".join(words[(start + step) % len(words)] for step in range(count))
-            kinds.append(Kind(str(index), "embed", 1.0, (text,)))
-            tokens.append(min(max_tokens, len(counter.encode(text).ids)))
-        return cls(tuple(kinds), tuple(tokens))
+            texts.append(" ".join(words[(start + step) % len(words)] for step in range(count)))
+        return cls._of(texts, [1.0] * len(texts), tokenizer, max_tokens)
+
+    @classmethod
+    def of_repeated(cls, tokenizer: Path, max_tokens: int, least: int, most: int, count: int) -> Workload:
+        """As many different texts, asked for as often as Zipf's law has it (s = 1), the most frequent first."""
+        texts = different_texts(least, most, count)
+        return cls._of(texts, zipf_weights(count).tolist(), tokenizer, max_tokens)
+
+    @classmethod
+    def _of(cls, texts: Sequence[str], weights: Sequence[float], tokenizer: Path, max_tokens: int) -> Workload:
+        counter = Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
+        tokens = tuple(min(max_tokens, len(encoding.ids)) for encoding in counter.encode_batch_fast(list(texts)))
+        pairs = enumerate(zip(texts, weights, strict=True))
+        return cls(tuple(Kind(str(index), "embed", weight, (text,)) for index, (text, weight) in pairs), tokens)
 
     @classmethod
     def of_tokens(cls, texts: Sequence[str], tokens: int) -> Workload:
@@ -210,6 +221,12 @@ def mixed_texts(bundle: Bundle) -> Workload:
     return Workload.of_words(bundle.path / "tokenizer.json", bundle.max_length, _LEAST_WORDS, _MOST_WORDS)
 
 
+def repeated_texts(bundle: Bundle) -> Workload:
+    """Different texts of 6 to 250 words that repeat as Zipf's law has it."""
+    tokenizer = bundle.path / "tokenizer.json"
+    return Workload.of_repeated(tokenizer, bundle.max_length, _LEAST_WORDS, _MOST_WORDS, REPEATED_TEXTS)
+
+
 def short_texts(bundle: Bundle) -> Workload:
     """Texts of 8 tokens."""
     texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
@@ -230,15 +247,24 @@ def even(seconds: float) -> tuple[Phase, ...]:
     return (Phase(seconds, 1, 1),)
 
 
-def drive(target: Target, workload: Workload, phases: Sequence[Phase], rate: float, seed: int) -> tuple[Requests, Any]:
+def drive(
+    target: Target,
+    workload: Workload,
+    phases: Sequence[Phase],
+    rate: float,
+    seed: int,
+    patience_s: float = _PATIENCE_S,
+) -> tuple[Requests, Any]:
     """Sends a schedule and returns its requests and the facts of the generator.
+
+    A request that has no answer after `patience_s` has failed.
 
     Raises:
         BenchError: A generator failed.
     """
     scenario = _scenario(phases)
     recorded = Recorded({}, scenario.seconds)
-    load = Load(scenario, rate, workload.kinds, seed, _PATIENCE_S)
+    load = Load(scenario, rate, workload.kinds, seed, patience_s)
     run(target, load, recorded, lambda *_: None)
     return Requests.of(recorded, workload.tokens), recorded.generator
 

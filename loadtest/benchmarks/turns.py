@@ -75,7 +75,7 @@ def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str
 
 
 def _measure(turn: Turn) -> Sample:
-    with _thawed(turn):
+    with thawed(turn.server if turn.is_frozen else None):
         before = turn.server.cpu_s() if turn.server else None
         all_before, own_before = _cpu_s()
         started = time.perf_counter()
@@ -103,15 +103,16 @@ def _measure(turn: Turn) -> Sample:
 
 
 @contextlib.contextmanager
-def _thawed(turn: Turn) -> Iterator[None]:
-    if turn.server is None or not turn.is_frozen:
+def thawed(server: ServerProcess | None) -> Iterator[None]:
+    """Lets a server that is stopped run within this block."""
+    if server is None:
         yield
         return
-    send_signal(turn.server, signal.SIGCONT)
+    send_signal(server, signal.SIGCONT)
     try:
         yield
     finally:
-        send_signal(turn.server, signal.SIGSTOP)
+        send_signal(server, signal.SIGSTOP)
 
 
 def send_signal(server: ServerProcess, number: signal.Signals) -> None:

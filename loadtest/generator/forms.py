@@ -57,12 +57,13 @@ def _json(body: object) -> tuple[str, bytes]:
     return "", json.dumps(body).encode()
 
 
-def v2_request(tensors: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> tuple[str, bytes]:
+def v2_request(tensors: Mapping[str, Sequence[str]], outputs: Sequence[str], timeout_us: int = 0) -> tuple[str, bytes]:
     """Tensors behind the JSON in both directions, as Triton's own client has it by default.
 
     Args:
         tensors: The texts in each input.
         outputs: Those that are answered.
+        timeout_us: The deadline, in microseconds; 0: none.
 
     Returns:
         The header line that the request needs, and its body.
@@ -78,7 +79,8 @@ def v2_request(tensors: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> 
         for (name, texts), blob in zip(tensors.items(), blobs, strict=True)
     ]
     wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
-    head = json.dumps({"inputs": inputs, "outputs": wanted}).encode()
+    limits = {"parameters": {"timeout": timeout_us}} if timeout_us else {}
+    head = json.dumps({"inputs": inputs, "outputs": wanted, **limits}).encode()
     return f"Inference-Header-Content-Length: {len(head)}\r\n", b"".join((head, *blobs))
 
 

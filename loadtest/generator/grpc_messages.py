@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_INT64_PARAMETER = b"\x10"  # of `InferParameter`: field 2, a number
 _BYTES_FIELD = 2  # wire type of protobuf's length-delimited fields
 
 
@@ -34,7 +35,7 @@ def request_bytes(model: str, text: str, identity: str = "") -> bytes:
     return infer_bytes(model, {"text": [text]}, identity)
 
 
-def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str = "") -> bytes:
+def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str = "", timeout_us: int = 0) -> bytes:
     """A `ModelInferRequest` with inputs BYTES [n, 1].
 
     Written by hand, field numbers as in the protocol's `grpc_service.proto`, so that no generated code is
@@ -44,8 +45,11 @@ def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str 
         model: Its name.
         tensors: The texts in each input.
         identity: The request's id; empty: none.
+        timeout_us: The deadline, in microseconds; 0: none.
     """
     named = _field(1, model.encode()) + (_field(3, identity.encode()) if identity else b"")
+    if timeout_us:
+        named += _field(4, _field(1, b"timeout") + _field(2, _INT64_PARAMETER + _varint(timeout_us)))
     inputs = [
         _field(5, _field(1, name.encode()) + _field(2, b"BYTES") + _field(3, _varint(len(texts)) + _varint(1)))
         for name, texts in tensors.items()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "LOADTEST_API_KEY"
 """Not `BERTSERVE_...`: those are the server's settings, and it refuses one that it does not know."""
 
+_MS_US = 1000
 _KEY = re.compile(r"[!-~]+")
 _PORTS = {"http": 8000, "grpc": 8001}
 _SCHEMES = {"http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True)}
@@ -45,6 +46,9 @@ class Target:
         in_path: Whether the path names it where the protocol does not.
         api_key: Sent with every request; empty: none.
         tls: None where the connection is not secured.
+        timeout_ms: The deadline that each request carries: v2's parameter `timeout`, else `X-Request-Timeout-Ms`;
+            0: none.
+        endpoint: Asked over HTTP in place of the protocol's own path; empty: that one.
     """
 
     protocol: str
@@ -54,6 +58,8 @@ class Target:
     in_path: bool = False
     api_key: str = field(default="", repr=False)
     tls: Tls | None = None
+    timeout_ms: int = 0
+    endpoint: str = ""
 
     @classmethod
     def of(cls, url: str, protocol: str | None, model: str, api_key: str = "", tls: Tls | None = None) -> Target:
@@ -138,6 +144,8 @@ class Target:
         Raises:
             BenchError: The protocol does not have it.
         """
+        if self.endpoint:
+            return self.endpoint
         found = route(self.protocol, task).format(model=self.model)
         return f"/models/{self.model}{found}" if self.in_path and self.protocol in PLAIN else found
 
@@ -184,12 +192,15 @@ def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "
     path = target.path(task)
     items = [fields_of(task, text) for text in texts]
     if target.protocol == "grpc":
-        return [prefixed(infer_bytes(target.model, _tensors(task, item), identity)) for item in items]
-    authorization = f"Authorization: {target.credentials}\r\n" if target.credentials else ""
+        timeout_us = _MS_US * target.timeout_ms
+        return [prefixed(infer_bytes(target.model, _tensors(task, item), identity, timeout_us)) for item in items]
+    common = f"Authorization: {target.credentials}\r\n" if target.credentials else ""
+    if target.timeout_ms and target.protocol != "v2":
+        common += f"X-Request-Timeout-Ms: {target.timeout_ms}\r\n"
     made = []
     for item in items:
         headers, body = _request(target, task, item)
-        made.append(post_bytes(target.authority, path, body, identity, headers + authorization))
+        made.append(post_bytes(target.authority, path, body, identity, headers + common))
     return made
 
 
@@ -197,7 +208,7 @@ def _request(target: Target, task: str, item: Mapping[str, Any]) -> tuple[str, o
     """The header lines and the body of a request over HTTP."""
     match target.protocol:
         case "v2":
-            return v2_request(_tensors(task, item), OUTPUTS[task])
+            return v2_request(_tensors(task, item), OUTPUTS[task], _MS_US * target.timeout_ms)
         case "openai":
             return "", {"model": target.model, "input": item["text"]}
         case "cohere-v1" | "cohere-v2":

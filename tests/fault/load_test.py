@@ -86,6 +86,18 @@ def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, rea
     assert len(result.latency) > 0
 
 
+@pytest.mark.parametrize(
+    ("protocol", "reason"),
+    [("http", "504 Gateway Timeout"), ("v2", "504 Gateway Timeout"), ("grpc", "DEADLINE_EXCEEDED")],
+)
+def test_requests_carry_a_deadline(narrow_server: Server, protocol: str, reason: str) -> None:
+    """Over every protocol the server reads it: what it cannot answer in time it refuses."""
+    target = target_of(narrow_server, "grpc" if protocol == "grpc" else "http")
+    result = measured(dataclasses.replace(target, protocol=protocol, timeout_ms=20), EVEN.lasting(0.5))
+    assert result.faults[reason] > 0
+    assert result.failed == result.offered
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_run_has_the_server_s_own_stages(fake_server: Server, protocol: str) -> None:
     """Over both protocols every stage is told, and the compute stage is not the network's."""

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from charts.bars import Bar, Block, bars_file
 from loadtest.benchmarks.peers import servers, tune
-from loadtest.benchmarks.peers.kit import PeerBenchmark
+from loadtest.benchmarks.peers.kit import PeerBenchmark, versions_of
 from loadtest.benchmarks.peers.page import CONFIGURATIONS, tables, verdict_table
 from loadtest.benchmarks.peers.rounds import Rounds
 from loadtest.benchmarks.peers.subjects import MANY, ONE, SERVERS, subjects
 from loadtest.benchmarks.runner import Page, Part, Picture
 from loadtest.benchmarks.turns import Samples
-from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.workload import find_bundle, make_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from loadtest.benchmarks.store import Step, Store
 
 _TEXTS = 200
-_SHOWN_PACKAGES = {
-    "triton": ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers"),
-    "infinity": ("infinity_emb", "torch", "transformers", "sentence-transformers", "optimum-onnx", "onnxruntime"),
-    "fastapi": ("fastapi", "uvicorn", "onnxruntime", "tokenizers"),
-}
 _COLOURS = {"bertserve": "blue", "raw engine": "violet"}
 
 
@@ -42,13 +34,9 @@ class PeersBenchmark(PeerBenchmark):
     seconds = 2.0
 
     def steps(self) -> Iterator[Step]:
-        yield "versions", self._versions
+        yield "versions", self.versions
         yield "check", self._check
         yield from super().steps()
-
-    def _versions(self) -> dict[str, dict[str, str]]:
-        environments = self.options.environments
-        return {name: _versions(environments / name, packages) for name, packages in _SHOWN_PACKAGES.items()}
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -75,7 +63,7 @@ class PeersBenchmark(PeerBenchmark):
     def page(self, store: Store) -> Page:
         samples, check = Samples.of(store), store.steps["check"]
         idle = ", ".join(f"{name} {percent:.1f}%" for name, percent in check["idle_percent"].items())
-        facts = {name: _joined(versions) for name, versions in store.steps["versions"].items()}
+        facts = versions_of(store)
         method = (
             f"Interleaved rounds ({samples.counts()}), {store.facts['seconds']:g} s a measurement after its warm-up;"
             " medians of the rounds, least to greatest in brackets; ratios are taken within a round."
@@ -111,17 +99,3 @@ def plot(samples: Samples, model: str) -> str:
     ]
     names = [(subject.name, _COLOURS.get(subject.system, "grey")) for subject in shown]
     return bars_file("p50 and throughput of every server", names, blocks)
-
-
-def _joined(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _versions(environment: Path, packages: Sequence[str]) -> dict[str, str]:
-    """The versions in another environment, as its own interpreter reports them."""
-    python = environment / "bin" / "python"
-    if not python.exists():
-        raise BenchError(f"{environment} is no virtual environment; make it with `make bench-peers`")
-    code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
-    shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
-    return dict(zip(packages, shown.stdout.split(), strict=True))

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 TRITON_BATCH = 8
 """Texts that Triton's dynamic batcher may put together where that is tried."""
 
+QUEUE_MS = 125
+"""Triton's clients of the open loop wait for 250 ms. If it keeps a request queued for so long, its answer is late; of
+the limits that were tried, half of that gave the most answers in time."""
+
+LENGTH_STEP = 16
+"""OpenVINO prepares its kernels for each length; Triton's model pads to multiples of this, which served it better."""
+
+CACHED = "-cached"
+"""What the name of a server with a cache of answers ends with."""
+
+OURS = "ours-"
+"""What the names of our servers begin with; the engine follows."""
+
 KINDS = ("ort", "dynamic", "openvino")
 """What Triton is given: our artifact for each engine, and what ONNX Runtime's own tool makes."""
 
@@ -85,10 +98,8 @@ def peer(kit: Kit, name: str) -> Peer:
         BenchError: Its environment is not there.
     """
     match name:
-        case "ours-ort":
-            return _ours(kit, "ort-cpu")
-        case "ours-openvino":
-            return _ours(kit, "openvino")
+        case _ if name.startswith(OURS):
+            return _ours(kit, name.removeprefix(OURS))
         case "triton":
             triton = TritonServer(kit.environments / "triton", kit.environments / "work-triton", triton_models(kit))
             return Peer(triton, triton.http_port, triton.grpc_port)
@@ -120,8 +131,66 @@ def triton_models(kit: Kit) -> list[TritonModel]:
     return found
 
 
+def open_loop_peer(kit: Kit, name: str, cache_mb: int) -> Peer:
+    """The server of that name for texts of mixed lengths: `ours-ENGINE`, `triton`, either with `-cached`, or a peer.
+
+    Args:
+        kit: What it is made from.
+        name: Of the server.
+        cache_mb: MiB of a cache of answers, where the name asks for one.
+
+    Raises:
+        BenchError: Its environment is not there.
+    """
+    plain = name.removesuffix(CACHED)
+    cache_mb = 0 if plain == name else cache_mb
+    if plain.startswith(OURS):
+        cache = ("--response-cache-mb", str(cache_mb)) if cache_mb else ()
+        return _ours(kit, plain.removeprefix(OURS), *cache)
+    if plain != "triton":
+        return peer(kit, name)
+    models = open_loop_models(kit, cached=bool(cache_mb))
+    triton = TritonServer(kit.environments / "triton", kit.environments / f"work-open-{name}", models, cache_mb)
+    return Peer(triton, triton.http_port, triton.grpc_port)
+
+
+def open_loop_models(kit: Kit, *, cached: bool) -> list[TritonModel]:
+    """Triton's ways to serve texts of mixed lengths, each with a single-threaded instance a core.
+
+    `KIND-single` computes the texts one by one, `KIND-ragged` has the dynamic batcher hand an instance several, which
+    it computes one after the other, and `KIND-padded` computes those as one batch.
+    """
+    found = []
+    for kind in ("ort", "openvino"):
+        made = partial(
+            triton_model,
+            kit,
+            kind=kind,
+            instances=kit.threads,
+            threads=1,
+            multiple=LENGTH_STEP if kind == "openvino" else 1,
+            queue_ms=QUEUE_MS,
+            cached=cached,
+        )
+        found.append(made(f"{kind}-single"))
+        if not cached:
+            found.append(made(f"{kind}-ragged", batch=TRITON_BATCH))
+            found.append(made(f"{kind}-padded", batch=TRITON_BATCH // 2, together=True))
+    return found
+
+
 def triton_model(
-    kit: Kit, name: str, kind: str, *, instances: int, threads: int, batch: int = 1, together: bool = False
+    kit: Kit,
+    name: str,
+    kind: str,
+    *,
+    instances: int,
+    threads: int,
+    batch: int = 1,
+    together: bool = False,
+    multiple: int = 1,
+    queue_ms: int = 0,
+    cached: bool = False,
 ) -> TritonModel:
     """A model of one of the `KINDS`, called `<model>-<name>`; the rest as `TritonModel` has it."""
     bundle = {"ort": kit.ort, "dynamic": kit.dynamic, "openvino": kit.openvino}[kind]
@@ -135,11 +204,15 @@ def triton_model(
         threads=threads,
         batch=batch,
         together=together,
+        multiple=multiple,
+        max_tokens=bundle.max_length,
+        queue_ms=queue_ms,
+        cached=cached,
     )
 
 
-def _ours(kit: Kit, engine: str) -> Peer:
-    server = BertServer(kit.models, "int8", kit.threads, "--engine", engine)
+def _ours(kit: Kit, engine: str, *options: str) -> Peer:
+    server = BertServer(kit.models, "int8", kit.threads, "--engine", engine, *options)
     return Peer(server, server.http_port, server.grpc_port)
 
 

@@ -10,6 +10,9 @@ ONE, MANY = 1, 32
 """Connections at which latency and throughput are measured."""
 
 ORT, OPENVINO, TORCH = "ORT INT8", "OpenVINO INT8", "PyTorch fp32"
+ENGINES = {"ort-cpu": ORT, "openvino": OPENVINO}
+"""Our engines as `--engine` has them."""
+
 DYNAMIC = "ORT dynamic INT8"
 """ONNX Runtime with the file that its own tool makes, which is what one has without our export; one text at a time,
 since in company it answers another thing (../int8.md)."""
@@ -58,7 +61,7 @@ class Subject:
         return self.endpoints[connections != ONE]
 
 
-SERVERS = ("ours-ort", "ours-openvino", "triton", "infinity-torch", "infinity-onnx", "fastapi")
+SERVERS = (*(f"ours-{option}" for option in ENGINES), "triton", "infinity-torch", "infinity-onnx", "fastapi")
 
 RAW = Subject("raw engine", ORT, "", "", "", ("wide", "narrow"))
 """Places of the raw engine are the ways that `loadtest.benchmarks.raw_engine` knows."""
@@ -72,7 +75,7 @@ def subjects(model: str) -> tuple[Subject, ...]:
     """
     found = [RAW]
     for engine, ours, theirs in (
-        (ORT, "ours-ort", {ORT: "ort", DYNAMIC: "dynamic"}),
+        (ORT, "ours-ort-cpu", {ORT: "ort", DYNAMIC: "dynamic"}),
         (OPENVINO, "ours-openvino", {OPENVINO: "openvino"}),
     ):
         found += [

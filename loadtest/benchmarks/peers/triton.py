@@ -24,12 +24,13 @@ max_batch_size: {batch}
 input {{ name: "text" data_type: TYPE_STRING dims: 1 }}
 output {{ name: "embedding" data_type: TYPE_FP32 dims: {hidden_size} }}
 instance_group {{ count: {instances} kind: KIND_CPU }}
-{batching}
+{scheduling}
 parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
 parameters {{ key: "artifact" value {{ string_value: "{artifact}" }} }}
 parameters {{ key: "tokenizer" value {{ string_value: "{tokenizer}" }} }}
 parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}
 parameters {{ key: "together" value {{ string_value: "{together}" }} }}
+parameters {{ key: "multiple" value {{ string_value: "{multiple}" }} }}
 parameters {{ key: "max_tokens" value {{ string_value: "{max_tokens}" }} }}
 """
 
@@ -47,8 +48,12 @@ class TritonModel:
         instances: Processes of the Python backend.
         threads: Of each instance.
         batch: Texts that Triton's dynamic batcher may put together; 1: no batching.
-        together: Whether they are computed as one batch rather than one after the other.
+        together: Whether they are computed as one batch, padded to the longest, rather than one after the other.
+        multiple: Inputs are padded to lengths that it divides: OpenVINO prepares its kernels for each length it meets.
         max_tokens: Longer texts are cut, as our server cuts them.
+        queue_ms: Triton refuses what has waited for so long, or for as long as the request itself allows where that is
+            less; 0: nothing.
+        cached: Whether Triton's own response cache answers what it knows.
     """
 
     name: str
@@ -60,7 +65,10 @@ class TritonModel:
     threads: int
     batch: int = 1
     together: bool = False
+    multiple: int = 1
     max_tokens: int = 512
+    queue_ms: int = 0
+    cached: bool = False
 
     @property
     def config(self) -> str:
@@ -70,14 +78,26 @@ class TritonModel:
             batch=self.batch,
             hidden_size=self.hidden_size,
             instances=self.instances,
-            batching="dynamic_batching { }" if self.batch > 1 else "",
+            scheduling=self._scheduling(),
             engine=self.engine,
             artifact=self.artifact.absolute(),
             tokenizer=self.tokenizer.absolute(),
             threads=self.threads,
             together="true" if self.together else "false",
+            multiple=self.multiple,
             max_tokens=self.max_tokens,
         )
+
+    def _scheduling(self) -> str:
+        lines = []
+        if self.queue_ms:
+            policy = f"timeout_action: REJECT default_timeout_microseconds: {1000 * self.queue_ms}"
+            lines.append(f"dynamic_batching {{ default_queue_policy {{ {policy} allow_timeout_override: true }} }}")
+        elif self.batch > 1:
+            lines.append("dynamic_batching { }")
+        if self.cached:
+            lines.append("response_cache { enable: true }")
+        return "\n".join(lines)
 
 
 class Installation:
@@ -107,7 +127,7 @@ class Installation:
             return "this Python has no shared library for Triton's Python backend"
         return None
 
-    def command(self, repository: Path, work: Path, http: str, grpc: str) -> list[str]:
+    def command(self, repository: Path, work: Path, http: str, grpc: str, cache_mb: int = 0) -> list[str]:
         """The words that start it, without metrics.
 
         Args:
@@ -115,7 +135,9 @@ class Installation:
             work: A directory to put a copy of the Python backend into: its stub has to lie beside its library.
             http: `host:port` of HTTP.
             grpc: `host:port` of gRPC.
+            cache_mb: Size of its response cache in MiB; 0: none.
         """
+        cache = ["--cache-directory", str(self._server / "caches"), "--cache-config", f"local,size={cache_mb << 20}"]
         backends = work / "backends"
         shutil.copytree(self._server / "backends", backends)
         shutil.copy(self._stub, backends / "python")
@@ -125,6 +147,7 @@ class Installation:
             *("--model-repository", str(repository), "--backend-directory", str(backends)),
             *("--http-address", http_host, "--http-port", http_port),
             *("--grpc-address", grpc_host, "--grpc-port", grpc_port, "--allow-metrics", "false"),
+            *(cache if cache_mb else []),
         ]
 
     def variables(self) -> dict[str, str]:
@@ -142,13 +165,14 @@ class TritonServer(ServerProcess):
         grpc_port: Its port of gRPC.
     """
 
-    def __init__(self, environment: Path, work: Path, models: Sequence[TritonModel]) -> None:
+    def __init__(self, environment: Path, work: Path, models: Sequence[TritonModel], cache_mb: int = 0) -> None:
         """Writes the repository.
 
         Args:
             environment: The virtual environment that holds the wheel.
             work: A directory to write to; what is in it is removed.
             models: What to serve.
+            cache_mb: Size of its response cache in MiB; 0: none.
 
         Raises:
             BenchError: The environment has no tritonserver for its Python.
@@ -164,7 +188,7 @@ class TritonServer(ServerProcess):
             (folder / "config.pbtxt").write_text(model.config, encoding="utf-8")
             shutil.copy(_MODEL, folder / "1" / "model.py")
         http, grpc = f"{HOST}:{self.http_port}", f"{HOST}:{self.grpc_port}"
-        command = installation.command(work / "repository", work, http, grpc)
+        command = installation.command(work / "repository", work, http, grpc, cache_mb)
         super().__init__(command, isolated(installation.variables()), (self.http_port, "/v2/health/ready"))
 
 

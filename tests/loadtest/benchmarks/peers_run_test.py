@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks import turns
+from loadtest.benchmarks.drive import Workload
 from loadtest.benchmarks.peers import rounds
 from loadtest.benchmarks.peers.servers import Peer
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, find
@@ -46,7 +47,7 @@ def running(models: Path) -> Iterator[tuple[dict[str, Peer], dict[str, Child]]]:
             "raw": "loadtest.benchmarks.raw_engine",
             "client": "loadtest.generator.client",
         }
-        yield {"ours-ort": peer}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
+        yield {"ours-ort-cpu": peer}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
 
 
 def test_a_round_measures_everybody_and_wakes_who_is_asked(
@@ -64,11 +65,20 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
         measuring.open(find_bundle(models, "fp32"), find_bundle(models, "int8"), texts, 1)
         samples = measuring.run(TOKENS, 0.1, lambda _: None)
     finally:
-        for pid in peers["ours-ort"].process.pids():
+        for pid in peers["ours-ort-cpu"].process.pids():
             os.kill(pid, signal.SIGCONT)
     assert samples.keys() == {subject.key(count) for subject in SUBJECTS for count in (ONE, MANY)}
     assert all(sample["requests"] > 0 for sample in samples.values())
     assert all(0.95 < cosine <= 1.00001 for cosine in measuring.likeness.values())
+
+
+def test_texts_that_repeat_are_asked_for_as_zipf_has_it(models: Path) -> None:
+    """The most frequent comes first, and each has the tokens that the model takes."""
+    bundle = find_bundle(models)
+    workload = Workload.of_repeated(bundle.path / "tokenizer.json", 16, 4, 24, 40)
+    assert [kind.weight for kind in workload.kinds[:3]] == [1, 1 / 2, 1 / 3]
+    assert len({kind.texts[0] for kind in workload.kinds}) == 40
+    assert 4 < min(workload.tokens) < max(workload.tokens) == 16
 
 
 def test_a_server_with_another_file_is_no_peer(

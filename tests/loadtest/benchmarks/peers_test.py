@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.benchmarks.peers import servers, tune, verdict
+from loadtest.benchmarks.peers.entrants import REPEATING, ZIPF_SHARES, groups
+from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
-from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.runner import main, parser
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.turns import Round, Samples, round_name
 from loadtest.errors import BenchError
@@ -184,4 +187,61 @@ def test_the_raw_engine_is_no_server() -> None:
         assert (subject is RAW) or (subject.server in ("triton", *_OTHERS) and all(subject.endpoints))
 
 
-_OTHERS = ("ours-ort", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
+_OTHERS = ("ours-ort-cpu", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
+
+
+def open_loop_store(path: Path) -> Store:
+    """Two rounds in which every entrant answers alike, but ours at the rates that are judged."""
+    facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 8.0}
+    store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}})
+    for engine, entrants in groups().items():
+        store.keep(f"capacity {engine}", {"per_s": 50.0})
+        for number, entrant in itertools.product((1, 2), entrants):
+            factor = 0.4 if entrant.is_ours else 1.0
+            for share in entrant.shares:
+                rate = 50.0 * share
+                figures = {"rate": rate, "offered_per_s": rate, "answered_per_s": rate / 2, "good_per_s": 10 / factor}
+                tails = {"p50_ms": 20.0, "p99_ms": 100.0 * factor, "short_p99_ms": 50.0 * factor}
+                store.keep(f"block {number} {share:g} {entrant.name}", {**figures, **tails})
+    for share, entrant in itertools.product(ZIPF_SHARES, REPEATING):
+        store.keep(f"zipf 1 {share:g} {entrant.name}", store.steps["block 1 0.6 Triton, ORT, one by one"])
+    return store
+
+
+def test_the_page_of_the_open_loop_judges_and_draws(tmp_path: Path) -> None:
+    """Ours divided by theirs within a round; everybody has rows, and the picture a line for each system."""
+    path = tmp_path / "open-loop.json"
+    open_loop_store(path)
+    assert main(BENCHMARKS, ["open-loop", "--page-only", "--out", str(path)]) == 0
+    text = path.with_suffix(".md").read_text()
+    assert "| bertserve, ort-cpu | Triton, ORT, one by one | yes, 0.40 | **no**, 0.40 | yes, 2.50 |" in text
+    for entrant in (*itertools.chain(*groups().values()), *REPEATING):
+        assert f"| {entrant.name} |" in text
+    drawn = ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314  our own file
+    words = [entry.text for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"bertserve", "FastAPI", "infinity", "Triton one by one"} <= set(words)
+
+
+def test_who_takes_no_deadlines_is_asked_at_no_rate_above_its_collapse(tmp_path: Path) -> None:
+    """Its queue would outlast the block; Triton and ours are asked at every rate."""
+    options = ["open-loop", "--models", str(tmp_path), "--rounds", "1"]
+    benchmark = OpenLoopBenchmark(parser(BENCHMARKS).parse_args(options))
+    benchmark.store = open_loop_store(tmp_path / "open-loop.json")
+    benchmark.store.steps["block 1 0.6 FastAPI, ORT"]["good_per_s"] = 1.0
+    names = [name for name, _ in benchmark.steps()]
+    assert [name for name in names if "FastAPI" in name] == []
+    assert "block 1 2 infinity, ORT" in names
+    assert "block 1 2 Triton, ORT, one by one" in names
+
+
+def test_triton_is_told_of_deadlines_and_caches(tmp_path: Path) -> None:
+    """Its queue refuses what has waited too long, and where texts repeat its own cache answers."""
+    bundle = Bundle(tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=True)
+    kit = servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
+    plain, cached = (servers.open_loop_models(kit, cached=flag) for flag in (False, True))
+    asked = {entrant.target(1, MODEL).model for group in groups().values() for entrant in group if entrant.model}
+    assert {model.name for model in plain} == asked
+    assert all("default_timeout_microseconds: 125000 allow_timeout_override: true" in model.config for model in plain)
+    assert all("response_cache" not in model.config for model in plain)
+    assert all("response_cache { enable: true }" in model.config for model in cached)
+    assert {"minilm-ort-single"} <= {model.name for model in cached}

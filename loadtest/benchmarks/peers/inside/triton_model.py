@@ -2,7 +2,8 @@
 
 Written into a Triton repository as `model.py`. Its parameters: `engine` (`onnxruntime` or `openvino`), `artifact` and
 `tokenizer` (files), `max_tokens` (of a text), `threads` (of each instance), `together` (whether the texts that Triton's
-dynamic batcher put together are computed as one batch).
+dynamic batcher put together are computed as one batch, padded to the longest), `multiple` (of what every length is
+padded to).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class TritonPythonModel:
         chosen = {name: value["string_value"] for name, value in parameters.items()}
         self._tokenizer = Tokenizer.from_file(chosen["tokenizer"])
         self._tokenizer.enable_truncation(int(chosen["max_tokens"]))
+        self._multiple = int(chosen["multiple"])
         self._together = chosen["together"] == "true"
         open_engine = {"onnxruntime": _onnxruntime, "openvino": _openvino}[chosen["engine"]]
         self._pooled = open_engine(chosen["artifact"], int(chosen["threads"]))
@@ -37,18 +39,21 @@ class TritonPythonModel:
         """Answers requests of one text each."""
         texts = [triton.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode() for request in requests]
         encoded = self._tokenizer.encode_batch_fast(texts)
-        lengths = {len(encoding) for encoding in encoded}
-        groups = [encoded] if self._together and len(lengths) == 1 else [[encoding] for encoding in encoded]
+        groups = [encoded] if self._together else [[encoding] for encoding in encoded]
         return [
             triton.InferenceResponse([triton.Tensor("embedding", row[None])])
             for group in groups
-            for row in _normalized(self._pooled(_tensors(group)))
+            for row in _normalized(self._pooled(_tensors(group, self._multiple)))
         ]
 
 
-def _tensors(group: list[Any]) -> dict[str, NDArray[np.int32]]:
-    ids = np.array([encoding.ids for encoding in group], np.int32)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+def _tensors(group: list[Any], multiple: int) -> dict[str, NDArray[np.int32]]:
+    longest = -(-max(map(len, group)) // multiple) * multiple
+    ids, mask = np.zeros((2, len(group), longest), np.int32)
+    for row, encoding in enumerate(group):
+        ids[row, : len(encoding)] = encoding.ids
+        mask[row, : len(encoding)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
 def _normalized(pooled: NDArray[np.float32]) -> NDArray[np.float32]:
