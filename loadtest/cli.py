@@ -86,7 +86,9 @@ class Options:
         files = Tls.of(arguments.ca, arguments.cert, arguments.key)
         target = Target.of(arguments.target, protocol, model or _USUAL_MODEL, api_key(), files)
         # Where the protocol names no model, the path does for the one that was chosen.
-        target = dataclasses.replace(target, in_path=arguments.model is not None)
+        target = dataclasses.replace(target, in_path=arguments.model is not None, timeout_ms=arguments.timeout_ms)
+        if target.timeout_ms < 0:
+            raise BenchError("--timeout-ms must be 0 (no deadline) or more")
         for task in scenario.tasks:
             route(target.protocol, task)
         if len(scenario.tasks) > 1 and (target.in_path or target.protocol not in PLAIN):
@@ -180,6 +182,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ca", type=Path, metavar="FILE", help="the authority to trust in place of the system's (PEM)")
     made.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, for mutual TLS (PEM)")
     made.add_argument("--key", type=Path, metavar="FILE", help="its private key, where --cert does not hold it")
+    made.add_argument("--timeout-ms", type=int, default=0, metavar="MS", help="the deadline of each request (none)")
     made.add_argument("--slo", metavar="P", help="objectives, as in p99=2ms,errors=0.1%%")
     made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that holds the SLO")
     made.add_argument("--models", type=Path, metavar="DIR", help="count tokens with this repository's tokenizer")

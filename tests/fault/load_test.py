@@ -156,6 +156,7 @@ def test_a_server_that_dies_is_counted_not_fatal(serve: Callable[..., Server]) -
         (["--target", "host:1", "--scenario", "stedy"], "did you mean steady?"),
         (["--target", "host:1", "--rate", "0"], "--rate must be above 0"),
         (["--target", "host:1", "--duration", "nan"], "--duration must be above 0"),
+        (["--target", "host:1", "--timeout-ms", "-1"], "--timeout-ms must be 0"),
         (["--target", "host:1", "--slo", "p99"], "a latency takes a limit"),
         (["--target", "host:1", "--find-capacity"], "--find-capacity needs --slo"),
         (["--compare", "a.json", "b.json"], "a.json: No such file or directory"),

@@ -19,6 +19,9 @@ since in company it answers another thing (../int8.md)."""
 DYNAMIC_BATCHED = "ORT dynamic INT8, batched"
 """The same in batches all the same, as a Triton that is told nothing computes it."""
 
+_TRITON_MODELS = {ORT: {ORT: "ort", DYNAMIC: "dynamic"}, OPENVINO: {OPENVINO: "openvino"}}
+"""What Triton is asked for beside an engine of ours: engine, and the name of its model."""
+
 TRITON, TRITON_PLAIN = "Triton", "Triton, no batcher"
 """The second is what one has before one tunes it: a single-threaded instance a core, one text at a time."""
 
@@ -74,15 +77,14 @@ def subjects(model: str) -> tuple[Subject, ...]:
         model: Its name, the same on every server that has names.
     """
     found = [RAW]
-    for engine, ours, theirs in (
-        (ORT, "ours-ort-cpu", {ORT: "ort", DYNAMIC: "dynamic"}),
-        (OPENVINO, "ours-openvino", {OPENVINO: "openvino"}),
-    ):
+    for option, engine in ENGINES.items():
+        ours, theirs = f"ours-{option}", _TRITON_MODELS.get(engine, {})
+        same = [name for theirs_engine, name in theirs.items() if theirs_engine == engine]
         found += [
             Subject("bertserve", engine, HTTP, ours, "embed", ("/embed", "/embed")),
             Subject("bertserve", engine, V2, ours, "v2", _infer(model, model)),
             *(_triton(model, engine, name, V2) for engine, name in theirs.items()),
-            _triton(model, engine, theirs[engine], V2, many="plain", system=TRITON_PLAIN),
+            *(_triton(model, engine, name, V2, many="plain", system=TRITON_PLAIN) for name in same),
             Subject("bertserve", engine, GRPC_NAME, ours, GRPC, (model, model)),
             *(_triton(model, engine, name, GRPC_NAME) for engine, name in theirs.items()),
         ]
