@@ -22,7 +22,7 @@ from loadtest.benchmarks.peers.entrants import (
     groups,
 )
 from loadtest.benchmarks.peers.kit import PeerBenchmark
-from loadtest.benchmarks.peers.open_loop_page import page_of
+from loadtest.benchmarks.peers.open_loop_page import capacities, page_of
 from loadtest.benchmarks.peers.servers import CACHED, open_loop_peer
 from loadtest.benchmarks.turns import send_signal, thawed
 from loadtest.generator.child import Child
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
 
 _CONNECTIONS = 4
-_CAPACITY_S, _WARM_UP_S = 5.0, 1.0
+_CAPACITIES, _CAPACITY_S, _WARM_UP_S = 3, 3.0, 0.5
 _PATIENCE_S = 2.0
 _COLLAPSED = 0.1
 """Of the requests: who takes no deadlines and answers fewer in time is asked at no higher rate."""
@@ -58,8 +58,9 @@ class OpenLoopBenchmark(PeerBenchmark):
 
     def steps(self) -> Iterator[Step]:
         yield "versions", self.versions
-        for engine, entrants in groups().items():
-            yield f"capacity {engine}", partial(self._capacity, entrants[0])
+        for number in range(1, _CAPACITIES + 1):
+            for engine, entrants in groups().items():
+                yield f"capacity {number} {engine}", partial(self._capacity, entrants[0])
         for number in range(1, self.options.rounds + 1):
             for engine, entrants in groups().items():
                 for share in sorted({share for entrant in entrants for share in entrant.shares}):
@@ -131,7 +132,7 @@ class OpenLoopBenchmark(PeerBenchmark):
     def _block(
         self, entrant: Entrant, engine: str, share: float, number: int, *, repeat: bool = False
     ) -> dict[str, float]:
-        peer, rate = self._peer(entrant), share * self.store.steps[f"capacity {engine}"]["per_s"]
+        peer, rate = self._peer(entrant), share * capacities(self.store)[engine]
         target, seconds = entrant.target(peer.http_port, self.kit.ort.model), self.options.seconds
         workload = self._repeated if repeat else self._mixed
         with thawed(None if entrant.is_ours else peer.process):

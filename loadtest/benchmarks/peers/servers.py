@@ -175,6 +175,7 @@ def open_loop_models(kit: Kit, *, cached: bool) -> list[TritonModel]:
         found.append(made(f"{kind}-single"))
         if not cached:
             found.append(made(f"{kind}-ragged", batch=TRITON_BATCH))
+        if not cached and kind == "ort":
             found.append(made(f"{kind}-padded", batch=TRITON_BATCH // 2, together=True))
     return found
 

@@ -195,7 +195,7 @@ def open_loop_store(path: Path) -> Store:
     facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 8.0}
     store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}})
     for engine, entrants in groups().items():
-        store.keep(f"capacity {engine}", {"per_s": 50.0})
+        store.keep(f"capacity 1 {engine}", {"per_s": 50.0})
         for number, entrant in itertools.product((1, 2), entrants):
             factor = 0.4 if entrant.is_ours else 1.0
             for share in entrant.shares:
