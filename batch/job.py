@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -119,8 +120,8 @@ def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optio
     import ray  # noqa: PLC0415  slow to import, and told first what not to do
     import ray.data  # noqa: PLC0415  likewise
 
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what ends a job is raised, too
     return ray
 
 
@@ -186,9 +187,11 @@ def _shape(ray: Any, on: Workers) -> tuple[int, int]:  # noqa: ANN401  a module
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of what Ray says, which is the error that a reader or an actor raised."""
+    """What a reader or an actor raised, which Ray quotes among words of its own; else Ray's last line."""
+    if raised := re.findall(r"BatchError: (.+)", str(error)):
+        return str(raised[-1])
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].removeprefix("batch.errors.BatchError: ") if lines else type(error).__name__
+    return lines[-1] if lines else type(error).__name__
 
 
 def _read(table: pa.Table, told: _Run) -> Iterator[pa.Table]:

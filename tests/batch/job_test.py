@@ -265,7 +265,8 @@ def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path
     path.write_text("\n".join(map(json.dumps, rows)))
     jobs = Jobs(tasks_repository, path)
     _, said = jobs.finish(tmp_path / "out", 1, "--fake-faults", f"{word}:exit")
-    assert "the engine died 5 times on rows 20 to 29" in said
+    last = said.splitlines()[-1]
+    assert last == f"bertserve batch: the engine died 5 times on rows 20 to 29 of {path}", said
     jobs.finish(tmp_path / "out", 0)
 
 
