@@ -33,6 +33,7 @@ EngineName = Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake
 
 _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
+_TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
 _DEFAULT = "[a-z_]+=[^=,]+"
 _SYNTAX = {
     "cors_origins": (
@@ -40,6 +41,7 @@ _SYNTAX = {
         "must be `*` or look like https://app.example,http://localhost:3000",
     ),
     "fake_faults": (f"{_FAULT}(,{_FAULT})*", "must look like 2053:nan,7592:exit"),
+    "fake_batch_ms": (f"{_TEXTS_MS}(,{_TEXTS_MS})*", "must look like 2:1.75,4:2.74, from 2 texts on"),
     "default": (f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner"),
     "accept_token_ids": (r"cl100k_base=.+", "must look like cl100k_base=PATH or cl100k_base"),
     "otlp_endpoint": (
@@ -156,6 +158,10 @@ class Settings(BaseModel):
         "texts is not nicer, unless it is the only one.",
     )
     fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
+    fake_batch_ms: str = Field(
+        "",
+        description="How long the fake engine takes for batches of several texts, `texts:ms,...` (`fake_ms`: for one).",
+    )
     fake_faults: str = Field(
         "", description="Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang."
     )
@@ -404,6 +410,11 @@ class Settings(BaseModel):
         """`fake_faults` as token id to fault."""
         pairs = (word.split(":") for word in self.fake_faults.split(",") if word)
         return {int(token): fault for token, fault in pairs}
+
+    def batch_ms(self) -> dict[int, float]:
+        """`fake_batch_ms` as texts to milliseconds."""
+        pairs = (word.split(":") for word in self.fake_batch_ms.split(",") if word)
+        return {int(texts): float(ms) for texts, ms in pairs}
 
     @classmethod
     def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Settings:

@@ -20,6 +20,7 @@ from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
 from loadtest.benchmarks.scheduling.benchmark import SchedulingBenchmark
 from loadtest.benchmarks.server import ServerBenchmark
 from loadtest.benchmarks.swap.benchmark import SwapBenchmark
+from loadtest.benchmarks.t4 import T4Benchmark
 from loadtest.benchmarks.wires.benchmark import WiresBenchmark
 
 BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
@@ -31,6 +32,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     SchedulingBenchmark,
     RollingBenchmark,
     SwapBenchmark,
+    T4Benchmark,
     WiresBenchmark,
     CeilingBenchmark,
     LoneRequestBenchmark,

@@ -69,10 +69,21 @@ class FakeBackend:
         threads: int,
         delay_ms: float = 0.0,
         faults: Mapping[int, Fault] | None = None,
+        batch_ms: Mapping[int, float] | None = None,
     ) -> None:
+        """Takes what it pretends.
+
+        Args:
+            models: What to answer for.
+            threads: As an engine on a CPU takes them.
+            delay_ms: How long a batch takes.
+            faults: By the token that provokes them.
+            batch_ms: How long batches of more texts take; between two sizes linear, above the largest in proportion.
+        """
         self._models = models
         self._lanes = lanes_for(models, threads)
-        self._delay_s = delay_ms / 1e3
+        points = sorted({**(batch_ms or {}), 1: delay_ms}.items())
+        self._sizes, self._delays_ms = [texts for texts, _ in points], [ms for _, ms in points]
         self._faults = dict(faults or {})
 
     def lanes(self) -> Sequence[LaneKind]:
@@ -96,9 +107,14 @@ class FakeBackend:
             finite = finite_rows([answers], len(texts))
         else:
             answers = np.stack(rows) if len(rows) > 1 else rows[0][None]
-        if self._delay_s:
-            time.sleep(self._delay_s)
+        if delay_ms := self._delay_ms(len(texts)):
+            time.sleep(delay_ms / 1e3)
         return BatchOutput(_split(answers, outputs, shapes), finite, (time.perf_counter() - started) * 1e6)
+
+    def _delay_ms(self, texts: int) -> float:
+        if len(self._sizes) == 1:
+            return self._delays_ms[0]
+        return float(np.interp(texts, self._sizes, self._delays_ms)) * max(1.0, texts / self._sizes[-1])
 
 
 def _shape(spec: TensorSpec, batch: Batch) -> list[int]:

@@ -59,6 +59,7 @@ class LoadBuilder:
             nice=0 if choice.gpus else settings.engine_nice,
             costs=costs.read(choice.summary(), models),
             fake_ms=settings.fake_ms,
+            fake_batch_ms=settings.batch_ms(),
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,

@@ -3,11 +3,13 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.fake import fake_vector
+from serving.engine.fake import FakeBackend, fake_vector
 from serving.records import EncodedText
+from tests.support.specs import model_spec
 
 ids = st.lists(st.integers(0, 30_521), min_size=1, max_size=40)
 
@@ -54,3 +56,10 @@ def test_an_answer_is_finite_and_never_zero(given_ids: list[int]) -> None:
     values = np.frombuffer(vector(given_ids), np.float32)
     assert np.isfinite(values).all()
     assert np.abs(values).max() > 1e-3
+
+
+@pytest.mark.parametrize(("texts", "ms"), [(1, 2.0), (2, 4.0), (3, 5.0), (4, 6.0), (8, 12.0)])
+def test_a_batch_takes_as_long_as_its_size_says(texts: int, ms: float) -> None:
+    """What is named, linear between two sizes, in proportion above the largest."""
+    backend = FakeBackend([model_spec()], 1, 2.0, batch_ms={4: 6.0, 2: 4.0})
+    assert backend._delay_ms(texts) == ms

@@ -25,7 +25,6 @@ _TAIL = {2.0: 1.25, 10.0: 2.0}
 _REFUSAL_MS, _RECOVERY_S = 20.0, 5.0
 _NEAR, _TAIL_NEAR = 0.15, 0.25
 _KNEE = 0.9
-_COLOURS = ("blue", "orange", "green")
 
 
 def page(store: Store) -> Page:
@@ -40,7 +39,6 @@ def page(store: Store) -> Page:
     plots = {
         "tails": {"tails": _tails_plot(steps)},
         "goodput": {"goodput": _goodput_plot(steps)},
-        "t4": {f"t4-{table}": _t4_plot(steps, table) for table in _tables(steps)},
     }
     sections: Sequence[tuple[Callable[[Steps], Table | None], str]] = (
         (_budget, ""),
@@ -49,7 +47,6 @@ def page(store: Store) -> Page:
         (_overload, "goodput"),
         (_knee, ""),
         (_replays, ""),
-        (_t4, "t4"),
     )
     parts: list[Part] = []
     for section, kind in sections:
@@ -215,30 +212,6 @@ def _replays(steps: Steps) -> Table | None:
     return Table("Simulated against measured", note, (*head, "as asked"), rows)
 
 
-def _t4(steps: Steps) -> Table | None:
-    found = _named(steps, "t4 ")
-    rows = []
-    for (table, tokens), run in found:
-        capacity = f"{run['capacity_per_s']:.0f}" if run["capacity_per_s"] else "none"
-        rows.append([table, tokens, f"{run['slo_ms']:g}", capacity, _ms(run, "p50_ms"), _ms(run, "p99_ms")])
-    if not rows:
-        return None
-    facts = dict.fromkeys(
-        fact for _, run in found for fact in run["facts"] if not fact.startswith(("costs", "published"))
-    )
-    note = (
-        "**A simulation, not a measurement**: no T4 was at hand. Our scheduler over tables that others published, with"
-        " this server's overhead; the highest Poisson rate that keeps an objective for p99, and the latencies"
-        " there.\n\n" + "\n".join(f"- {fact}" for fact in facts)
-    )
-    head = ("table", "tokens", "objective ms", "requests/s", "p50 ms", "p99 ms")
-    return Table("One T4, simulated", note, head, rows, words=1)
-
-
-def _tables(steps: Steps) -> list[str]:
-    return sorted({table.removeprefix("t4-") for (table, _), _ in _named(steps, "t4 ")})
-
-
 def _tails_plot(steps: Steps) -> str:
     runs = sorted(((subject, found) for (_, subject), found in _named(steps, "share ")), key=lambda run: run[1]["rate"])
     lines = [
@@ -266,20 +239,6 @@ def _goodput_plot(steps: Steps) -> str:
         for subject, colour in ((OURS, "blue"), (BASELINE, "orange"))
     ]
     return _plot(f"Goodput: answers within {SLO_MS:g} ms", "good answers a second", lines, log_across=True)
-
-
-def _t4_plot(steps: Steps, table: str) -> str:
-    lines, slo_ms = [], 0.0
-    found_of = [(tokens, found) for (name, tokens), found in _named(steps, "t4 ") if name == f"t4-{table}"]
-    for colour, (tokens, found) in zip(_COLOURS, found_of, strict=False):
-        slo_ms = found["slo_ms"]
-        runs = [run for run in found["runs"] if run["p99_ms"] is not None]
-        p50 = [(run["offered_per_s"], run["p50_ms"]) for run in runs]
-        p99 = [(run["offered_per_s"], run["p99_ms"]) for run in runs]
-        lines.append(Series(f"{tokens} tokens: p99 (dots: p50)", colour, p99, p50))
-    limits = [(slo_ms, f"{slo_ms:g} ms")]
-    title = f"Simulated, not measured: {table} on one T4"
-    return _plot(title, "ms", lines, log_across=True, log_up=True, limits=limits)
 
 
 def _plot(

@@ -13,17 +13,9 @@ from loadtest.errors import BenchError
 from loadtest.generator.child import module_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _LIMIT_S = 300.0
-
-T4 = {
-    "t4-bert-base-fp16": (10.0, (32, 128, 384)),
-    "t4-bert-base-int8": (10.0, (32, 128, 384)),
-    "t4-bert-large-fp16": (50.0, (128, 384)),
-    "t4-bert-large-int8": (50.0, (128, 384)),
-}
-"""The published tables: an objective for p99 in milliseconds, and the lengths that they were measured at."""
 
 
 def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: dict[str, float]) -> Any:  # noqa: ANN401  JSON
@@ -42,12 +34,18 @@ def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, o
         costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
         costs.write_text(json.dumps(status), encoding="utf-8")
         kept.write_text(json.dumps(requests), encoding="utf-8")
-        words = [word for name, us in overhead.items() for word in (f"--{name}-us", f"{us:.2f}")]
-        return _asked("--cost", str(costs), "--replay", str(kept), "--duration", str(seconds), *words)
+        run = ("--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
+        return _asked(*run, *_words(overhead))
 
 
-def t4(table: str, tokens: int, slo_ms: float) -> Any:  # noqa: ANN401  JSON
-    """Capacity at an objective, and the curves below it, of a published table at one length.
+def capacity(table: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
+    """Capacity at an objective for p99, and the curves below it, of a published table at one length.
+
+    Args:
+        table: As `bertserve simulate --cost` has it.
+        tokens: Of each text.
+        slo_ms: The objective.
+        overhead: As for `replay`.
 
     Raises:
         BenchError: The simulator fails.
@@ -55,8 +53,17 @@ def t4(table: str, tokens: int, slo_ms: float) -> Any:  # noqa: ANN401  JSON
     with tempfile.TemporaryDirectory() as folder:
         curve = Path(folder) / "curve.json"
         words = ("--cost", table, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
-        found = _asked(*words, "--out", str(curve))
+        found = _asked(*words, "--out", str(curve), *_words(overhead))
         return {**found, "slo_ms": slo_ms, "runs": json.loads(curve.read_bytes())["runs"]}
+
+
+def at_rate(table: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
+    """The figures of a published table at one length and one rate; the arguments are those of `capacity`."""
+    return _asked("--cost", table, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
+
+
+def _words(overhead: Mapping[str, float]) -> list[str]:
+    return [word for name, us in overhead.items() for word in (f"--{name}-us", f"{us:.2f}")]
 
 
 def _asked(*words: str) -> Any:  # noqa: ANN401  JSON

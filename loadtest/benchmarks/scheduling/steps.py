@@ -150,9 +150,6 @@ def steps(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"overload {factor:g} {subject}", partial(_overload, bench, subject, factor)
     for factor in KNEE:
         yield f"knee {factor:g}", partial(_knee, bench, factor)
-    for table, (slo_ms, lengths) in simulated.T4.items():
-        for tokens in lengths:
-            yield f"t4 {table} {tokens}", partial(simulated.t4, table, tokens, slo_ms)
 
 
 def _rounds(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -68,6 +68,7 @@ class Load(msgspec.Struct, frozen=True):
 
     Attributes:
         nice: How much less urgent than the server its narrow lanes are, as `nice` counts; all of it where it has none.
+        fake_batch_ms: Milliseconds by the texts of a batch, for the fake engine.
         fake_faults: Token id to fault, for the fake engine.
         costs: For each model what this node measured before; empty where that must be done.
         max_batch_tokens: Padded tokens of the largest batch to measure.
@@ -81,6 +82,7 @@ class Load(msgspec.Struct, frozen=True):
     threads: int
     nice: int = 0
     fake_ms: float = 0.0
+    fake_batch_ms: dict[int, float] = {}
     fake_faults: dict[int, str] = {}
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024
