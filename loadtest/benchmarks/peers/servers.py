@@ -20,11 +20,11 @@ TRITON_BATCH = 8
 """Texts that Triton's dynamic batcher may put together where that is tried."""
 
 QUEUE_MS = 125
-"""Triton's clients of the open loop wait for 250 ms. If it keeps a request queued for so long, its answer is late; of
-the limits that were tried, half of that gave the most answers in time."""
+"""Triton's clients of the open loop wait for 250 ms. What it keeps queued for so long is late: of the two limits that
+were tried, the whole and the half, the half gave more answers in time."""
 
 LENGTH_STEP = 16
-"""OpenVINO prepares its kernels for each length; Triton's model pads to multiples of this, which served it better."""
+"""OpenVINO prepares its kernels for each length that it meets, so Triton's model pads to multiples of this."""
 
 CACHED = "-cached"
 """What the name of a server with a cache of answers ends with."""
