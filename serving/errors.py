@@ -88,6 +88,14 @@ class ModelNotFound(InvalidRequest, reason="model_not_found", http=404, grpc="NO
     """No model or version of that name is served."""
 
 
+class ObjectNotFound(InvalidRequest, reason="object_not_found", http=404, grpc="NOT_FOUND"):
+    """No file or batch of that id, or it is another key's."""
+
+
+class Conflict(InvalidRequest, reason="conflict", http=409, grpc="FAILED_PRECONDITION"):
+    """What is there is in a state that does not allow it."""
+
+
 class ServiceNotFound(InvalidRequest, reason="service_not_found", http=404, grpc="NOT_FOUND"):
     """The health service was asked about a service that is not offered."""
 
@@ -142,6 +150,10 @@ class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_E
 
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before an answer was there."""
+
+
+class StorageFull(BertserveError, reason="storage_full", http=507, grpc="RESOURCE_EXHAUSTED"):
+    """No room for a file: the disk is full, or all files together have as much as they may."""
 
 
 class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):

@@ -254,6 +254,35 @@ class Settings(BaseModel):
     )
     max_timeout_ms: int = Field(60_000, ge=1, le=3_600_000, description="Longest deadline a request may have.")
 
+    batch_dir: Path | None = Field(
+        None,
+        description="Folder for the files and jobs of `/v1/files` and `/v1/batches`, of one server alone; unset: both "
+        "are off.",
+    )
+    batch_file_mb: int = Field(200, ge=1, le=65_536, description="MiB of a file that is uploaded to `/v1/files`.")
+    batch_max_lines: int = Field(50_000, ge=1, le=10_000_000, description="Lines of a batch's input file.")
+    batch_disk_mb: int = Field(
+        10_240,
+        ge=1,
+        le=1 << 30,
+        description="MiB of all files together, results included. Beyond it uploads are refused, and batches wait "
+        "until files are deleted or expire.",
+    )
+    batch_max_files: int = Field(1000, ge=1, le=100_000, description="Files that are kept, results included.")
+    batch_max_jobs: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="Batches that are kept; for a new one the one that ended first is forgotten, and where none has "
+        "ended it is refused with 429.",
+    )
+    batch_keep_days: float = Field(
+        30.0,
+        gt=0,
+        le=3650,
+        description="How long files are kept at most, and batches after their end.",
+    )
+
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Bytes of a request's body or message.")
     buffer_limit_mb: int | None = Field(
         None,

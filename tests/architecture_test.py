@@ -35,15 +35,17 @@ ARROWS = {
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle models inference",
     "tei": "errors records settings models inference oip",
+    # What outlives a request knows neither protocol nor pipeline.
+    "jobs": "errors records settings logs",
     "net": "errors records settings security",
-    "http": "errors records settings lifecycle logs security models inference oip tei net",
+    "http": "errors records settings lifecycle logs security models inference oip tei jobs net",
     "grpc": "errors records settings lifecycle logs security inference oip tei net",
     # Not on a request's way.
     "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
     "operations": "errors host settings lifecycle logs scheduling models engine inference telemetry"
-    " net http grpc rollout",
+    " jobs net http grpc rollout",
     "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
-    " tei net http grpc rollout operations",
+    " tei jobs net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""

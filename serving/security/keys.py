@@ -59,6 +59,14 @@ class ApiKeys:
         return True
 
 
+def owner_of(authorization: bytes | None) -> str:
+    """What stands for the key of a request in what is kept for it: a digest of the key's digest; empty for none."""
+    if authorization is None:
+        return ""
+    key = authorization.partition(b" ")[2].strip()
+    return hashlib.sha256(b"owner:" + hashlib.sha256(key).digest()).hexdigest()
+
+
 def refusal(authorization: bytes | None) -> Unauthenticated:
     """The refusal of a request whose `Authorization` carries none of the keys."""
     if authorization is None:

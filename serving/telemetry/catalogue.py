@@ -55,6 +55,24 @@ CACHE_TEXTS = Metric(
 )
 CACHE_BYTES = Metric("bertserve_cache_bytes", "gauge", "What the cache of answers holds.")
 
+JOBS = Metric(
+    "bertserve_batches",
+    "gauge",
+    "Batches of `/v1/batches` that are kept.",
+    {
+        "state": "`validating`, `in_progress`, `cancelling`, `completed`, `failed` (the input file is not valid),"
+        " `expired`, `cancelled`"
+    },
+)
+JOB_LINES = Metric(
+    "bertserve_batch_lines_total",
+    "counter",
+    "Lines of batches that were settled.",
+    {"outcome": "`completed`, or `failed`: an error, or not computed in time"},
+)
+JOB_FILES = Metric("bertserve_batch_files", "gauge", "Files of `/v1/files` that are kept.")
+JOB_BYTES = Metric("bertserve_batch_files_bytes", "gauge", "What they have, and what unfinished batches have written.")
+
 QUEUE_TEXTS = Metric("bertserve_queue_texts", "gauge", "Texts that wait for an engine.")
 QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the texts that wait.")
 QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to compute what waits.")
@@ -181,6 +199,7 @@ SPANS_DROPPED = Metric(
 SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
     *(CACHE_TEXTS, CACHE_BYTES),
+    *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),

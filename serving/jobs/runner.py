@@ -1,0 +1,456 @@
+"""Works jobs off: reads their lines, has them answered, and settles the results in the order of the lines.
+
+A line is settled once: its result is on the disk before the database says so, and what the database does not say is
+cut off and computed again after a crash. So each line is in exactly one of the two files, in the input's order.
+
+Lines are answered through the ordinary pipeline. What passes (overload, an engine that restarts, a full disk) is waited
+for; everything else is the line's answer. The event loop starts and awaits; files are read and written in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from serving.errors import (
+    BertserveError,
+    DeadlineExceeded,
+    EngineLost,
+    Overloaded,
+    StorageFull,
+    Unavailable,
+)
+from serving.jobs.lines import Answer, Line, Lines, Result, Results, check_lines
+from serving.jobs.records import Job, JobState
+from serving.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from serving.jobs.records import Problem
+    from serving.jobs.service import Jobs
+    from serving.settings import Settings
+
+T = TypeVar("T")
+
+log = logging.getLogger("bertserve.jobs")
+
+_JOBS_AT_ONCE = 8
+_JOBS_OF_ONE_OWNER = 2
+
+_AHEAD_LINES = 256
+_AHEAD_TEXTS = 1024
+_AHEAD_BYTES = 4 << 20
+"""What is begun of a job and not settled, at most; a single line may have more."""
+
+_READ_BYTES = 1 << 20
+
+_SETTLE_S = 0.5
+"""How often results are written and flushed; as much of the computing is repeated after a crash."""
+
+_TEXTS_AT_ONCE = 256
+"""In the pipeline at once, of all jobs."""
+
+_MOST_LOSSES = 2
+"""A request that was with the engine when it died, again alone, is given up: it may be what kills the engine."""
+_MOST_LATE = 5
+_RETRY_S = 0.25
+_LONGEST_RETRY_S = 10.0
+_HOUSEKEEPING_S = 30.0
+
+_EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+_CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
+
+
+class StoppedError(Exception):
+    """The server ends; what is not settled waits for its next start."""
+
+
+class Retry(Protocol):
+    async def __call__(self, work: Callable[[], Awaitable[T]], texts: int) -> T:
+        """What work with so many texts returns; it is repeated while what it raises passes.
+
+        Raises:
+            BertserveError: What does not pass.
+        """
+
+
+class Prepared(Protocol):
+    """A line that was understood."""
+
+    @property
+    def texts(self) -> int: ...
+
+    async def answer(self, retry: Retry) -> Answer: ...
+
+
+class Endpoint(Protocol):
+    """What answers lines."""
+
+    async def prepare(self, line_id: str, body: bytes) -> Prepared:
+        """Raises `BertserveError` where the body cannot be understood."""
+
+    def refusal(self, line_id: str, error: BertserveError) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    line: Line
+    texts: int
+    task: asyncio.Task[Result]
+
+
+@dataclass(slots=True)
+class _Window:
+    """The lines of a job that are begun and not settled, in their order; those of `ready` have their results."""
+
+    begun: deque[_Begun] = field(default_factory=deque)
+    ready: list[Result] = field(default_factory=list)
+    lines: int = 0
+    texts: int = 0
+    bytes: int = 0
+    settled_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def has_room(self) -> bool:
+        return self.lines < _AHEAD_LINES and self.texts < _AHEAD_TEXTS and self.bytes < _AHEAD_BYTES
+
+    def add(self, begun: _Begun) -> None:
+        self.begun.append(begun)
+        self.lines += 1
+        self.texts += begun.texts
+        self.bytes += len(begun.line.body)
+
+    def collect(self) -> None:
+        """Takes the results of the lines that are done, up to the first that is not."""
+        while self.begun and self.begun[0].task.done():
+            self.ready.append(self.begun[0].task.result())
+            self.begun.popleft()
+
+    @property
+    def due(self) -> bool:
+        """Whether results should be settled now: often enough, and before nothing more may be begun."""
+        late = time.monotonic() - self.settled_at > _SETTLE_S
+        return bool(self.ready) and (late or not self.begun or 2 * len(self.begun) < self.lines)
+
+    def take(self) -> list[Result]:
+        """The results, to be settled."""
+        taken, self.ready = self.ready, []
+        self.lines, self.texts = len(self.begun), sum(begun.texts for begun in self.begun)
+        self.bytes = sum(len(begun.line.body) for begun in self.begun)
+        self.settled_at = time.monotonic()
+        return taken
+
+
+class _Running:
+    """A job that is worked off.
+
+    Attributes:
+        told: Set when it was cancelled, or the server ends.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.told = asyncio.Event()
+
+
+class Runner:
+    """Works off the jobs of a store.
+
+    Attributes:
+        lines: Lines settled since the start: `completed` and `failed`.
+    """
+
+    def __init__(
+        self, jobs: Jobs, endpoint: Endpoint, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` is in seconds since 1970, as the store's."""
+        self._jobs, self._endpoint, self._settings, self._clock = jobs, endpoint, settings, clock
+        self._slots, self._entering = asyncio.Semaphore(_TEXTS_AT_ONCE), asyncio.Lock()
+        self._alone = asyncio.Lock()
+        self._running: dict[str, _Running] = {}
+        self._stopping, self._changed = asyncio.Event(), asyncio.Event()
+        self._room_missing = False
+        self.lines = {"completed": 0, "failed": 0}
+        jobs.on_change.append(self._on_change)
+
+    async def run(self) -> None:
+        """Works until it is stopped, and then until what is under way is settled."""
+        tasks: dict[asyncio.Task[None], str] = {}
+        cleaned_at = float("-inf")
+        try:
+            while not self._stopping.is_set():
+                self._changed.clear()
+                for task in [task for task in tasks if task.done()]:
+                    self._ended(tasks.pop(task), task)
+                try:
+                    if time.monotonic() - cleaned_at > _HOUSEKEEPING_S:
+                        cleaned_at = time.monotonic()
+                        await self._jobs.run(lambda store: store.expire())
+                    for job in await self._due():
+                        tasks[asyncio.create_task(self._work_off(job))] = job.id
+                except (StorageFull, OSError, sqlite3.Error):
+                    log.exception("files and batches could not be looked through; it is tried again")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _HOUSEKEEPING_S)
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Begins nothing more; `run` ends when what is under way is settled."""
+        self._stopping.set()
+        self._changed.set()
+        for running in self._running.values():
+            running.told.set()
+
+    def _on_change(self, job: Job) -> None:
+        if running := self._running.get(job.id):
+            running.job = msgspec.structs.replace(running.job, state=job.state)
+            running.told.set()
+        self._changed.set()
+
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._forget(job_id)
+            return
+        log.error("a batch could not be worked on; it is taken up again", extra=fields(batch=job_id), exc_info=error)
+        asyncio.get_running_loop().call_later(_LONGEST_RETRY_S, self._forget, job_id)
+
+    def _forget(self, job_id: str) -> None:
+        del self._running[job_id]
+        self._changed.set()
+
+    async def _due(self) -> list[Job]:
+        """Jobs to begin: of the owners of whom the fewest run, and there the oldest."""
+        waiting = [job for job in await self._jobs.run(lambda store: store.unfinished()) if job.id not in self._running]
+        owners = Counter(running.job.owner for running in self._running.values())
+        due: list[Job] = []
+        while waiting and len(self._running) < _JOBS_AT_ONCE:
+            job = min(waiting, key=lambda job: owners[job.owner])  # of equals the first, which is the oldest
+            if owners[job.owner] >= _JOBS_OF_ONE_OWNER:
+                break
+            waiting.remove(job)
+            owners[job.owner] += 1
+            due.append(job)
+            self._running[job.id] = _Running(job)
+        return due
+
+    # One job.
+
+    async def _work_off(self, job: Job) -> None:
+        try:
+            with contextlib.suppress(StoppedError):
+                await self._to_its_end(self._running[job.id])
+        finally:
+            self._changed.set()
+
+    async def _to_its_end(self, running: _Running) -> None:
+        """Works a job off from where it stands. Raises `StoppedError` where the server ends before it does."""
+        jobs, job = self._jobs, running.job
+        if job.in_progress_at is None and not await self._begin_job(running):
+            return
+        paths = [jobs.store.path(name) for name in (job.output_id, job.error_id)]
+        with await self._room(lambda: jobs.in_thread(Results, *paths, running.job)) as results:
+            if not results.complete:
+                log.error("results of a batch are gone; all of it is computed again", extra=fields(batch=job.id))
+                await jobs.in_thread(results.clear)
+                await self._update(running, position=0, completed=0, failed=0, output_bytes=0, error_bytes=0)
+            with await self._open_lines(running) as lines:
+                await self._compute(running, results, lines)
+            if running.job.settled < running.job.total:
+                await self._give_up(running, results)
+        state = JobState.EXPIRED if running.job.expired else JobState.COMPLETED
+        await self._room(lambda: jobs.run(lambda store: store.end_job(job.id, state)))
+
+    async def _begin_job(self, running: _Running) -> bool:
+        """Whether there is anything to compute; if the input is not valid, or it was cancelled, the job ends here."""
+        job, settings = running.job, self._settings
+        total = 0
+        problems: list[Problem] = []
+        state = JobState.CANCELLED
+        if job.state is not JobState.CANCELLING:
+            state = JobState.FAILED
+            total, problems = await self._jobs.in_thread(
+                check_lines,
+                *(self._jobs.store.path(job.input_file_id), job.endpoint),
+                *(settings.batch_max_lines, settings.body_limit_bytes),
+            )
+        if not total or problems:
+            await self._room(lambda: self._jobs.run(lambda store: store.end_job(job.id, state, problems)))
+            return False
+        running.job = await self._room(lambda: self._jobs.run(lambda store: store.begin_job(job.id, total)))
+        return True
+
+    async def _compute(self, running: _Running, results: Results, lines: Lines) -> None:
+        """Has lines answered and settles them, until all are or the job is given up; raises `StoppedError`."""
+        window, read = _Window(), deque[Line]()
+        try:
+            while self._given_up(running) is None:
+                while window.has_room and not self._stopping.is_set():
+                    if not read:
+                        read.extend(await self._jobs.in_thread(lines.read, _READ_BYTES))
+                    if not read:
+                        break
+                    window.add(await self._begin(read.popleft()))
+                    await asyncio.sleep(0)  # one line in a turn of the loop: others are not held up
+                if not window.lines:
+                    break
+                await self._wait(running, window.begun[0].task, _SETTLE_S if window.ready else None)
+                window.collect()
+                if window.due:
+                    await self._settle(running, results, window.take())
+        finally:
+            for begun in window.begun:
+                begun.task.cancel()
+            await asyncio.gather(*(begun.task for begun in window.begun), return_exceptions=True)
+            if window.ready:
+                await self._settle(running, results, window.take())
+        if self._stopping.is_set() and running.job.settled < running.job.total:
+            raise StoppedError
+
+    async def _begin(self, line: Line) -> _Begun:
+        """Starts the answer to a line."""
+        try:
+            prepared = await self._endpoint.prepare(line.id, line.body)
+        except BertserveError as error:
+            return _Begun(line, 1, asyncio.create_task(self._refused(line, error.bare())))
+        return _Begun(line, prepared.texts, asyncio.create_task(self._answered(line, prepared)))
+
+    async def _answered(self, line: Line, prepared: Prepared) -> Result:
+        try:
+            return Result(line, await prepared.answer(self._persist))
+        except BertserveError as error:
+            return await self._refused(line, error.bare())
+
+    async def _refused(self, line: Line, error: BertserveError) -> Result:
+        return Result(line, self._endpoint.refusal(line.id, error))
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, texts: int) -> AsyncIterator[None]:
+        """Holds a slot for each text, one request after another: of two that wait, none holds what the other needs."""
+        held = 0
+        try:
+            async with self._entering:
+                while held < min(texts, _TEXTS_AT_ONCE):
+                    await self._slots.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                self._slots.release()
+
+    async def _persist(self, work: Callable[[], Awaitable[T]], texts: int) -> T:
+        """See `Retry`."""
+        losses = late = 0
+        wait_s = _RETRY_S
+        while True:
+            try:
+                async with self._admitted(texts):
+                    if not losses:
+                        return await work()
+                    async with self._alone:
+                        return await work()
+            except EngineLost as error:
+                losses += 1
+                if losses == _MOST_LOSSES:
+                    raise
+                after_s = error.retry_after_s
+            except DeadlineExceeded as error:
+                late += 1
+                if late == _MOST_LATE:
+                    raise
+                after_s = error.retry_after_s
+            except (Overloaded, Unavailable) as error:
+                after_s = error.retry_after_s
+            await self._pause(max(after_s or 0.0, wait_s))
+            wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+
+    async def _give_up(self, running: _Running, results: Results) -> None:
+        """Writes for each line that is left that it was not computed."""
+        code, message = self._given_up(running) or _EXPIRED
+        if code == _EXPIRED[0] and not running.job.expired:
+            await self._update(running, expired=True)
+        with await self._open_lines(running) as lines:
+            while read := await self._jobs.in_thread(lines.read, _READ_BYTES):
+                await self._settle(running, results, [Result(line, None, code, message) for line in read])
+
+    async def _settle(self, running: _Running, results: Results, ready: Sequence[Result]) -> None:
+        """Writes results and says so in the database; waits while there is no room."""
+        while self._jobs.store.full and self._given_up(running) is None:
+            self._tell_of_missing_room("all files together have as many bytes as they may")
+            await self._pause(_LONGEST_RETRY_S)
+        good = sum(result.good for result in ready)
+        output_bytes, error_bytes = await self._room(lambda: self._jobs.in_thread(results.append, ready))
+        await self._update(
+            running,
+            position=ready[-1].line.end,
+            completed=running.job.completed + good,
+            failed=running.job.failed + len(ready) - good,
+            output_bytes=output_bytes,
+            error_bytes=error_bytes,
+        )
+        self.lines["completed"] += good
+        self.lines["failed"] += len(ready) - good
+
+    async def _update(self, running: _Running, **changes: Any) -> None:  # noqa: ANN401  fields of `Job`
+        job_id = running.job.id
+        running.job = await self._room(lambda: self._jobs.run(lambda store: store.update(job_id, **changes)))
+
+    async def _open_lines(self, running: _Running) -> Lines:
+        return await self._jobs.in_thread(Lines, self._jobs.store.path(running.job.input_file_id), running.job)
+
+    async def _room(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What the work returns; it is repeated while there is no room on the disk. May raise `StoppedError`."""
+        while True:
+            try:
+                done = await work()
+            except StorageFull as error:
+                self._tell_of_missing_room(error.message)
+                await self._pause(_LONGEST_RETRY_S)
+            else:
+                self._room_missing = False
+                return done
+
+    def _tell_of_missing_room(self, why: str) -> None:
+        if not self._room_missing:
+            log.warning("batches wait for room: %s", why)
+        self._room_missing = True
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits; raises `StoppedError` where the server ends meanwhile."""
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+        raise StoppedError
+
+    async def _wait(self, running: _Running, task: asyncio.Task[Result], limit_s: float | None) -> None:
+        """Waits for a line's answer, no longer than `limit_s`, or until the job is given up or the server ends."""
+        told = asyncio.create_task(running.told.wait())
+        left_s = max(0.0, running.job.expires_at - self._clock())
+        try:
+            timeout_s = left_s if limit_s is None else min(left_s, limit_s)
+            await asyncio.wait({task, told}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            running.told.clear()
+
+    def _given_up(self, running: _Running) -> tuple[str, str] | None:
+        """The code and the sentence for lines that are not computed any more; None while they are."""
+        job = running.job
+        if job.state is JobState.CANCELLING:
+            return _CANCELLED
+        return _EXPIRED if job.expired or self._clock() >= job.expires_at else None

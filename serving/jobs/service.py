@@ -1,0 +1,148 @@
+"""The store as the event loop uses it: its own thread, uploads that are bounded while they arrive, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from serving.errors import BodyTooLarge
+from serving.jobs.store import Store, StoreLimits, room_on_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    from serving.jobs.records import Job, StoredFile
+    from serving.settings import Settings
+
+T = TypeVar("T")
+
+_FILE_THREADS = 4
+"""Of their own, so that a slow disk takes none from the tokenizer."""
+
+
+class Jobs:
+    """Files and jobs.
+
+    Attributes:
+        store: Its counts may be read anywhere; its methods are called by `run` alone.
+        limit_bytes: Of an uploaded file.
+        on_change: Called with a job that a client has made or cancelled.
+    """
+
+    def __init__(self, store: Store, limit_bytes: int) -> None:
+        self.store = store
+        self.limit_bytes = limit_bytes
+        self.on_change: list[Callable[[Job], None]] = []
+        self._database_thread = ThreadPoolExecutor(1, "jobs")
+        self._file_threads = ThreadPoolExecutor(_FILE_THREADS, "files")
+        self._arriving_bytes = 0
+        self._arriving = Lock()
+
+    @classmethod
+    def open(cls, settings: Settings) -> Jobs | None:
+        """Opens the folder that the settings name, if they name one; raises `StartupError` where it cannot be used."""
+        if settings.batch_dir is None:
+            return None
+        return cls(Store(settings.batch_dir, StoreLimits.of(settings)), settings.batch_file_mb << 20)
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        """Works with the store in its thread. What was begun is ended, also where the caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._database_thread, work, self.store)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  those of `work`
+        """Works with files."""
+        return await asyncio.get_running_loop().run_in_executor(self._file_threads, work, *arguments)
+
+    async def create(self, job: Job) -> Job:
+        """See `Store.create_job`."""
+        return self._changed(await self.run(lambda store: store.create_job(job)))
+
+    async def cancel(self, owner: str, job_id: str) -> Job:
+        """See `Store.cancel_job`."""
+        return self._changed(await self.run(lambda store: store.cancel_job(owner, job_id)))
+
+    def _changed(self, job: Job) -> Job:
+        for listener in self.on_change:
+            listener(job)
+        return job
+
+    def close(self) -> None:
+        """Ends the threads, once they have done what they were given, and unlocks the folder."""
+        self._file_threads.shutdown()
+        self._database_thread.shutdown()
+        self.store.close()
+
+    def take_arriving(self, size: int) -> None:
+        """Counts so many bytes more of uploads on their way; raises `StorageFull` where they are too many."""
+        with self._arriving:
+            self.store.check_room(self._arriving_bytes + size)
+            self._arriving_bytes += size
+
+    def give_arriving(self, size: int) -> None:
+        with self._arriving:
+            self._arriving_bytes -= size
+
+
+class Upload:
+    """A file on its way; leaving the `async with` block removes what was not accepted."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self._path = jobs.store.new_upload()
+        self._handle: int | None = None
+        self._size = 0
+        self._dropped = False
+        self._turn = Lock()
+
+    async def __aenter__(self) -> Self:
+        self._jobs.take_arriving(0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self._jobs.in_thread(self._drop))
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Blocks.
+
+        Raises:
+            BodyTooLarge: The file is larger than it may be.
+            StorageFull: There is no room for it.
+        """
+        if self._size + len(data) > self._jobs.limit_bytes:
+            raise BodyTooLarge(f"a file may have {self._jobs.limit_bytes} bytes (--batch-file-mb)")
+        with self._turn, room_on_disk():
+            if self._dropped:  # the caller was cancelled, and this goes on in its thread
+                return
+            self._jobs.take_arriving(len(data))
+            self._size += len(data)
+            if self._handle is None:
+                self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._handle, rest) :]
+
+    async def accept(self, owner: str, name: str, keep_s: int | None) -> StoredFile:
+        """Keeps the file; see `Store.accept`."""
+        await self._jobs.in_thread(self._flush)
+        return await self._jobs.run(lambda store: store.accept(self._path, owner, name, keep_s))
+
+    def _flush(self) -> None:
+        self.write(b"")  # a file without a byte is a file, too
+        if self._handle is not None:
+            with room_on_disk():
+                os.fsync(self._handle)
+
+    def _drop(self) -> None:
+        with self._turn:
+            self._dropped = True
+            if self._handle is not None:
+                os.close(self._handle)
+            self._path.unlink(missing_ok=True)
+            self._jobs.give_arriving(self._size)

@@ -1,0 +1,450 @@
+"""Files and jobs on disk: a folder that one process has locked, with an SQLite database and a file for each file.
+
+    lock            held with flock for as long as the process lives
+    jobs.sqlite     the table of files and the table of jobs; each change is on the disk when its method returns
+    incoming/       uploads on their way
+    files/          what the database lists, and what unfinished jobs have written so far
+
+A file is moved into `files/` before the database lists it, and leaves the database before it is removed: what lies
+there unlisted after a crash belongs to nobody and goes at the next start. Methods block; they are called in one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from serving.errors import Conflict, InvalidRequest, ObjectNotFound, Overloaded, StartupError, StorageFull
+from serving.jobs.records import UNFINISHED, Job, JobState, StoredFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from serving.jobs.records import Problem
+    from serving.settings import Settings
+
+INPUT_PURPOSE = "batch"
+OUTPUT_PURPOSE = "batch_output"
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL, expires_at INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE TABLE jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, state TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, bytes INTEGER NOT NULL, ended_at INTEGER, record BLOB NOT NULL);
+"""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_DAY_S = 86_400
+_UNFINISHED = f"({', '.join(repr(str(state)) for state in UNFINISHED)})"
+_MODE = 0o700
+"""Nobody else on the machine reads what clients have sent."""
+
+_file_decoder = msgspec.json.Decoder(StoredFile)
+_job_decoder = msgspec.json.Decoder(Job)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What is kept at most.
+
+    Attributes:
+        bytes: Of all files together.
+        files: Files, results included.
+        jobs: Jobs, ended ones included; for a new one the one that ended first is forgotten.
+        keep_s: How long a file is kept, and a job after its end.
+    """
+
+    bytes: int
+    files: int
+    jobs: int
+    keep_s: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            bytes=settings.batch_disk_mb << 20,
+            files=settings.batch_max_files,
+            jobs=settings.batch_max_jobs,
+            keep_s=round(settings.batch_keep_days * _DAY_S),
+        )
+
+
+class Store:
+    """The folder.
+
+    Attributes:
+        used_bytes: What all files have together.
+        files: How many there are.
+        states: Jobs by their state.
+    """
+
+    def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+        """Locks the folder and brings it in order.
+
+        Args:
+            folder: Made where it is not there.
+            limits: What is kept at most.
+            clock: Seconds since 1970.
+
+        Raises:
+            StartupError: Another server uses it, it cannot be written, or what lies there is no database of ours.
+        """
+        self._folder, self._limits, self._clock = folder, limits, clock
+        self._files, self._incoming = folder / "files", folder / "incoming"
+        try:
+            for directory in (folder, self._files, self._incoming):
+                directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+            try:
+                self._open()
+            except BaseException:
+                os.close(self._lock)
+                raise
+        except OSError as error:
+            raise StartupError(f"--batch-dir {folder}: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise StartupError(f"--batch-dir {folder}: jobs.sqlite cannot be used: {error}") from error
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._lock)
+
+    def _open(self) -> None:
+        path = self._folder / "jobs.sqlite"
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._check_version()
+            self._sweep()
+            self._count()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _check_version(self) -> None:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise StartupError(
+                f"--batch-dir {self._folder}: written by another version of the server (format {version}, this one"
+                f" reads {_VERSION}); name another folder"
+            )
+
+    def _sweep(self) -> None:
+        """Removes what a crash has left that nothing lists."""
+        listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
+        for job in self.unfinished():
+            listed |= {job.output_id, job.error_id}
+        for path in (*self._incoming.iterdir(), *self._files.iterdir()):
+            if path.parent == self._incoming or path.name not in listed:
+                path.unlink()
+
+    # Files.
+
+    def path(self, file_id: str) -> Path:
+        """Where a file lies, whose id is one of ours."""
+        return self._files / file_id
+
+    def new_upload(self) -> Path:
+        """Where an upload may be written until `accept` takes it."""
+        return self._incoming / secrets.token_hex(16)
+
+    def accept(self, upload: Path, owner: str, name: str, keep_s: int | None) -> StoredFile:
+        """Takes a file that has been written and flushed; it is durable when this returns.
+
+        Raises:
+            StorageFull: There are as many files as there may be.
+        """
+        now = self._now()
+        with self._transaction():
+            self._check_files()
+            file = StoredFile(
+                *(f"file-{secrets.token_hex(16)}", owner, name, INPUT_PURPOSE, upload.stat().st_size, now),
+                now + min(keep_s or self._limits.keep_s, self._limits.keep_s),
+            )
+            upload.rename(self.path(file.id))
+            _sync(self._files)
+            self._insert(file)
+        return file
+
+    def file(self, owner: str, file_id: str) -> StoredFile:
+        """Raises `ObjectNotFound` where there is none, it is another's, or it has expired."""
+        row = self._database.execute(
+            "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?", (file_id, owner, self._now())
+        ).fetchone()
+        if row is None:
+            raise ObjectNotFound("there is no such file; it may have been deleted, or have expired")
+        return _file_decoder.decode(row[0])
+
+    def list_files(
+        self, owner: str, *, after: str | None, limit: int, ascending: bool, purpose: str | None
+    ) -> tuple[list[StoredFile], bool]:
+        """Files in the order of their making, or the reverse, behind the one named `after`; and whether more follow."""
+        where, values = "owner = ? AND expires_at > ?", [owner, self._now()]
+        if purpose is not None:
+            where, values = where + " AND purpose = ?", [*values, purpose]
+        rows, more = self._page("files", where, values, after=after, limit=limit, ascending=ascending)
+        return [_file_decoder.decode(row) for row in rows], more
+
+    def delete_file(self, owner: str, file_id: str) -> None:
+        """Raises `ObjectNotFound`, or `Conflict` where a job still reads it."""
+        self.file(owner, file_id)
+        with self._transaction():
+            if job := self._reader_of(file_id):
+                raise Conflict(f"{job} still reads the file; cancel it first, or wait for its end")
+            self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        self._unlink(file_id)
+
+    # Jobs.
+
+    def create_job(self, job: Job) -> Job:
+        """Keeps a new job.
+
+        Raises:
+            ObjectNotFound: Its input is no file of its owner.
+            InvalidRequest: Its input was not uploaded as one.
+            Overloaded: There are as many unfinished jobs as there may be of all.
+        """
+        file = self.file(job.owner, job.input_file_id)
+        if file.purpose != INPUT_PURPOSE:
+            raise InvalidRequest(f"the input file must have been uploaded with the purpose `{INPUT_PURPOSE}`")
+        with self._transaction():
+            (count,) = self._database.execute("SELECT COUNT(*) FROM jobs").fetchone()
+            if count >= self._limits.jobs:
+                forgotten = self._database.execute(
+                    "DELETE FROM jobs WHERE seq = (SELECT seq FROM jobs WHERE ended_at NOT NULL ORDER BY ended_at, seq"
+                    " LIMIT 1)"
+                )
+                if not forgotten.rowcount:
+                    raise Overloaded(f"there are {count} unfinished batches, as many as there may be; try again later")
+            self._database.execute(
+                "INSERT INTO jobs (id, owner, state, input_file_id, bytes, record) VALUES (?, ?, ?, ?, 0, ?)",
+                (job.id, job.owner, job.state, job.input_file_id, msgspec.json.encode(job)),
+            )
+        return job
+
+    def job(self, owner: str, job_id: str) -> Job:
+        """Raises `ObjectNotFound` where there is none, or it is another's."""
+        job = self._job(job_id)
+        if job is None or job.owner != owner:
+            raise ObjectNotFound("there is no such batch")
+        return job
+
+    def list_jobs(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Job], bool]:
+        """The latest jobs, behind the one named `after`, and whether more follow."""
+        rows, more = self._page("jobs", "owner = ?", [owner], after=after, limit=limit, ascending=False)
+        return [_job_decoder.decode(row) for row in rows], more
+
+    def cancel_job(self, owner: str, job_id: str) -> Job:
+        """Raises `Conflict` where it has ended."""
+        job = self.job(owner, job_id)
+        if job.ended:
+            raise Conflict(f"the batch is {job.state}, and cannot be cancelled any more")
+        if job.state is JobState.CANCELLING:
+            return job
+        return self.update(job_id, state=JobState.CANCELLING, cancelling_at=self._now())
+
+    def unfinished(self) -> list[Job]:
+        rows = self._database.execute(f"SELECT record FROM jobs WHERE state IN {_UNFINISHED} ORDER BY seq")  # noqa: S608  constants
+        return [_job_decoder.decode(row[0]) for row in rows]
+
+    def begin_job(self, job_id: str, total: int) -> Job:
+        """Its input is valid and has so many lines."""
+        return self.update(job_id, total=total, in_progress_at=self._now(), state=JobState.IN_PROGRESS)
+
+    def update(self, job_id: str, **changes: Any) -> Job:  # noqa: ANN401  fields of `Job`
+        """Changes a job; one that is being cancelled stays so until it ends."""
+        with self._transaction():
+            job = self._found(job_id)
+            if job.state is JobState.CANCELLING and changes.get("state") is JobState.IN_PROGRESS:
+                changes = {name: value for name, value in changes.items() if name != "state"}
+            return self._replace(msgspec.structs.replace(job, **changes))
+
+    def end_job(self, job_id: str, state: JobState, problems: Sequence[Problem] = ()) -> Job:
+        """Ends a job, and lists the files that it has written; one that was cancelled meanwhile ends as cancelled."""
+        now = self._now()
+        with self._transaction():
+            job = self._found(job_id)
+            if job.state is JobState.CANCELLING:
+                state = JobState.CANCELLED
+            for file_id, size, kind in (
+                (job.output_id, job.output_bytes, "output"),
+                (job.error_id, job.error_bytes, "error"),
+            ):
+                if size:
+                    expires_at = now + min(job.keep_output_s or self._limits.keep_s, self._limits.keep_s)
+                    name = f"{job.id}_{kind}.jsonl"
+                    self._insert(StoredFile(file_id, job.owner, name, OUTPUT_PURPOSE, size, now, expires_at))
+            ended = self._replace(msgspec.structs.replace(job, state=state, ended_at=now, problems=list(problems)))
+        for file_id, size in ((job.output_id, job.output_bytes), (job.error_id, job.error_bytes)):
+            if not size:
+                self._unlink(file_id)
+        return ended
+
+    def expire(self) -> int:
+        """Removes files whose time is over and that no job reads, and jobs that ended long ago; counts the files."""
+        now = self._now()
+        with self._transaction():
+            gone = self._database.execute(
+                "DELETE FROM files WHERE expires_at <= ? AND id NOT IN"  # noqa: S608  constants
+                f" (SELECT input_file_id FROM jobs WHERE state IN {_UNFINISHED}) RETURNING id",
+                (now,),
+            ).fetchall()
+            self._database.execute("DELETE FROM jobs WHERE ended_at <= ?", (now - self._limits.keep_s,))
+        for (file_id,) in gone:
+            self._unlink(file_id)
+        return len(gone)
+
+    # What they share.
+
+    @property
+    def full(self) -> bool:
+        """Whether the files have as many bytes together as they may."""
+        return self.used_bytes >= self._limits.bytes
+
+    def check_room(self, more_bytes: int) -> None:
+        """Raises `StorageFull` where so many bytes more, in one more file, would be too many."""
+        self._check_files()
+        if self.used_bytes + more_bytes > self._limits.bytes:
+            raise StorageFull(
+                f"all files together may have {self._limits.bytes} bytes (--batch-disk-mb), of which {self.used_bytes}"
+                " are taken; delete files that are not needed"
+            )
+
+    def _check_files(self) -> None:
+        if self.files >= self._limits.files:
+            raise StorageFull(
+                f"{self.files} files are kept, as many as there may be (--batch-max-files); delete some that are not"
+                " needed"
+            )
+
+    def _now(self) -> int:
+        return int(self._clock())
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commits at its end, or undoes everything; raises `StorageFull` where the disk is full."""
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise disk_full() from error
+            raise
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        files = self._database.execute("SELECT COUNT(*), TOTAL(bytes) FROM files").fetchone()
+        (written,) = self._database.execute("SELECT TOTAL(bytes) FROM jobs").fetchone()
+        self.files: int = files[0]
+        self.used_bytes: int = round(files[1] + written)
+        counts: Mapping[str, int] = dict(self._database.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
+        self.states = {str(state): counts.get(state, 0) for state in JobState}
+
+    def _insert(self, file: StoredFile) -> None:
+        self._database.execute(
+            "INSERT INTO files (id, owner, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)",
+            (file.id, file.owner, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
+        )
+
+    def _replace(self, job: Job) -> Job:
+        written = 0 if job.ended else job.output_bytes + job.error_bytes
+        self._database.execute(
+            "UPDATE jobs SET state = ?, bytes = ?, ended_at = ?, record = ? WHERE id = ?",
+            (job.state, written, job.ended_at, msgspec.json.encode(job), job.id),
+        )
+        return job
+
+    def _job(self, job_id: str) -> Job | None:
+        row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else _job_decoder.decode(row[0])
+
+    def _found(self, job_id: str) -> Job:
+        if (job := self._job(job_id)) is None:
+            raise ObjectNotFound("there is no such batch")
+        return job
+
+    def _reader_of(self, file_id: str) -> str | None:
+        row = self._database.execute(
+            f"SELECT id FROM jobs WHERE input_file_id = ? AND state IN {_UNFINISHED}",  # noqa: S608  constants
+            (file_id,),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def _page(
+        self, table: str, where: str, values: Sequence[Any], *, after: str | None, limit: int, ascending: bool
+    ) -> tuple[list[bytes], bool]:
+        if after is not None:
+            row = self._database.execute(f"SELECT seq FROM {table} WHERE {where} AND id = ?", (*values, after))  # noqa: S608  ours
+            if (at := row.fetchone()) is None:
+                raise ObjectNotFound("`after` names nothing that is listed here")
+            where, values = f"{where} AND seq {'>' if ascending else '<'} ?", [*values, at[0]]
+        rows = self._database.execute(
+            f"SELECT record FROM {table} WHERE {where} ORDER BY seq {'ASC' if ascending else 'DESC'} LIMIT ?",  # noqa: S608  ours
+            (*values, limit + 1),
+        ).fetchall()
+        return [row[0] for row in rows[:limit]], len(rows) > limit
+
+    def _unlink(self, file_id: str) -> None:
+        self.path(file_id).unlink(missing_ok=True)
+
+
+def disk_full() -> StorageFull:
+    return StorageFull("the server's disk has no room for it; delete files that are not needed")
+
+
+@contextlib.contextmanager
+def room_on_disk() -> Iterator[None]:
+    """Raises `StorageFull` where a write in the block meets a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise disk_full() from error
+        raise
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor that locks the folder, which no child process inherits."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise StartupError(
+            f"--batch-dir {folder}: another server uses this folder; name one for each server, or stop the other"
+        ) from None
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,406 @@
+"""Jobs over a real folder and database, with an endpoint and a clock that the tests hold."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.errors import (
+    EngineLost,
+    InvalidRequest,
+    NotReady,
+    ObjectNotFound,
+    Overloaded,
+    StartupError,
+    StorageFull,
+)
+from serving.jobs import runner as runner_module
+from serving.jobs.lines import Answer
+from serving.jobs.records import Job, JobState
+from serving.jobs.runner import Runner
+from serving.jobs.service import Jobs, Upload
+from serving.jobs.store import Store, StoreLimits
+from serving.settings import Settings
+from tests.support.batches import lines_of, request_line
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from serving.errors import BertserveError
+    from serving.jobs.runner import Retry
+
+LIMITS = StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=1000)
+DAY_S = 86_400
+
+
+class Clock:
+    """Seconds since 1970, as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Line:
+    """A line that is answered by `work`."""
+
+    texts = 1
+
+    def __init__(self, body: dict[str, Any], work: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        self._body, self._work = body, work
+
+    async def answer(self, retry: Retry) -> Answer:
+        await retry(lambda: self._work(self._body), 1)
+        return Answer(200, lambda: [json.dumps(self._body).encode()])
+
+
+class Endpoint:
+    """Answers with the line's own body, when `work` has let it pass."""
+
+    def __init__(self, work: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        self._work = work
+
+    async def prepare(self, line_id: str, body: bytes) -> Line:
+        assert line_id.startswith("batch_req_")
+        return Line(json.loads(body), self._work)
+
+    def refusal(self, line_id: str, error: BertserveError) -> Answer:
+        return Answer(error.http_status, lambda: [json.dumps({"id": line_id, "reason": error.reason}).encode()])
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes is tried again at once, and results are settled often."""
+    for name in ("_RETRY_S", "_LONGEST_RETRY_S", "_SETTLE_S"):
+        monkeypatch.setattr(runner_module, name, 0.001)
+
+
+def job_of(file_id: str, clock: Clock, name: str = "batch_a") -> Job:
+    """A new job."""
+    times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
+    return Job(id=name, owner="me", endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
+
+
+async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
+    """The id of a file of so many lines."""
+    async with Upload(jobs) as upload:
+        upload.write(lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)]))
+        return (await upload.accept(owner, "input", None)).id
+
+
+async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, until: Callable[[Job], bool]) -> Job:
+    """The only job once a runner has brought it so far; the runner is stopped."""
+    runner = Runner(jobs, endpoint, Settings(), clock)
+    running = asyncio.create_task(runner.run())
+    async with asyncio.timeout(20):
+        while not until(job := await jobs.run(lambda store: store.job("me", "batch_a"))):  # noqa: ASYNC110  its state is on a disk
+            await asyncio.sleep(0.002)
+        runner.stop()
+        await running
+    return job
+
+
+def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
+    """The lines of a file."""
+    path = jobs.store.path(file_id)
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def run(folder: Path, clock: Clock, work: Callable[[Jobs], Awaitable[None]], limits: StoreLimits = LIMITS) -> None:
+    """Runs a test over a folder."""
+
+    async def main() -> None:
+        jobs = Jobs(Store(folder, limits, clock), 1 << 20)
+        try:
+            await work(jobs)
+        finally:
+            jobs.close()
+
+    asyncio.run(main())
+
+
+async def at_once(_: dict[str, Any]) -> None:
+    """Lets every line pass."""
+
+
+def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
+    """What is done by then is its output; every other line says why it is not."""
+
+    async def work(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 50), clock))
+
+        async def some(body: dict[str, Any]) -> None:
+            if body["n"] == 20:
+                clock.now += DAY_S
+            if body["n"] >= 20:
+                raise NotReady("not now")
+
+        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.ended)
+        assert (job.state, job.total) == (JobState.EXPIRED, 50)
+        output, errors = read(jobs, job.output_id), read(jobs, job.error_id)
+        assert [line["custom_id"] for line in output + errors] == [f"r-{n}" for n in range(50)]
+        assert len(output) <= 20
+        assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+        assert (job.completed, job.failed) == (len(output), len(errors))
+
+    run(tmp_path, clock, work)
+
+
+def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    """Overload and restarts are no line's answer; other errors are, and a line that kills the engine twice."""
+    asked: dict[int, int] = {}
+
+    async def moody(body: dict[str, Any]) -> None:
+        n = body["n"]
+        asked[n] = asked.get(n, 0) + 1
+        if n == 1:
+            raise InvalidRequest("wrong")
+        if n == 2:
+            raise EngineLost("gone")
+        if n == 3 and asked[n] == 1:
+            raise EngineLost("gone")
+        if n == 4 and asked[n] < 10:
+            raise Overloaded("later")
+
+    async def work(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 6), clock))
+        job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
+        assert job.state is JobState.COMPLETED
+        assert [line["custom_id"] for line in read(jobs, job.output_id)] == ["r-0", "r-3", "r-4", "r-5"]
+        errors = [line["response"] for line in read(jobs, job.error_id)]
+        assert [(error["status_code"], error["body"]["reason"]) for error in errors] == [
+            (422, "invalid_request"),
+            (503, "engine_lost"),
+        ]
+        assert (asked[2], asked[4]) == (2, 10)
+
+    run(tmp_path, clock, work)
+
+
+def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, clock: Clock) -> None:
+    """What is settled is not asked again; what was written and not settled is cut off, and computed once more."""
+    asked: list[int] = []
+    stuck = 30
+
+    async def counted(body: dict[str, Any]) -> None:
+        if body["n"] >= stuck:
+            raise NotReady("not now")
+        asked.append(body["n"])
+
+    async def first(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 60), clock))
+        job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.completed == stuck)
+        with jobs.store.path(job.output_id).open("ab") as file:
+            file.write(b'{"a line that the server was writing when it was ki')
+        (tmp_path / "files" / "file-of-nobody").write_text("left by a crash")
+        (tmp_path / "incoming" / "half").write_text("the same")
+
+    async def second(jobs: Jobs) -> None:
+        assert {path.name for path in (tmp_path / "files").iterdir()} & {"file-of-nobody"} == set()
+        assert list((tmp_path / "incoming").iterdir()) == []
+        job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.ended)
+        assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(60)]
+        assert sorted(asked) == list(range(60))
+
+    run(tmp_path, clock, first)
+    stuck = 60
+    run(tmp_path, clock, second)
+
+
+def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) -> None:
+    """All of them: a part would not be known from the whole."""
+    stuck = 10
+
+    async def some(body: dict[str, Any]) -> None:
+        if body["n"] >= stuck:
+            raise NotReady("not now")
+
+    async def first(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 20), clock))
+        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == stuck)
+        jobs.store.path(job.output_id).unlink()
+
+    async def second(jobs: Jobs) -> None:
+        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+        assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(20)]
+        assert (job.completed, job.failed) == (20, 0)
+
+    run(tmp_path, clock, first)
+    run(tmp_path, clock, second)
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that were written in part are cut off and written again; uploads are refused and leave nothing."""
+    writes = os.write
+    left = 3
+
+    def full(handle: int, data: bytes) -> int:
+        nonlocal left
+        if left and Path(f"/proc/self/fd/{handle}").readlink().name.endswith(("-output", "-error")) and len(data) > 20:
+            left -= 1
+            writes(handle, data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return writes(handle, data)
+
+    async def work(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 30), clock))
+        monkeypatch.setattr(os, "write", full)
+        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+        assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(30)]
+        assert left == 0
+
+        def none(_: int, __: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "write", none)
+        with pytest.raises(StorageFull):
+            await uploaded(jobs, 3)
+        assert list((tmp_path / "incoming").iterdir()) == []
+
+    run(tmp_path, clock, work)
+
+
+def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock) -> None:
+    """A batch whose results fill them waits until one is deleted; uploads on their way count, too."""
+    limits = StoreLimits(bytes=14_000, files=20, jobs=3, keep_s=1000)
+
+    async def work(jobs: Jobs) -> None:
+        spare = await uploaded(jobs, 50)
+        file_id = await uploaded(jobs, 60)
+        with pytest.raises(StorageFull):
+            await uploaded(jobs, 80)
+        await jobs.create(job_of(file_id, clock))
+
+        async def delete_when_full() -> None:
+            while not jobs.store.full:  # noqa: ASYNC110  it is no event of a loop
+                await asyncio.sleep(0.001)
+            await jobs.run(lambda store: store.delete_file("me", spare))
+
+        deleted = asyncio.create_task(delete_when_full())
+
+        async def slowly(_: dict[str, Any]) -> None:
+            await asyncio.sleep(0.003)
+
+        job = await worked_off(jobs, Endpoint(slowly), clock, lambda job: job.ended)
+        await deleted
+        assert (job.state, job.completed) == (JobState.COMPLETED, 60)
+
+    run(tmp_path, clock, work, limits)
+
+
+def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
+    """From the disk as from the lists; an input that a job still reads stays until it has ended."""
+
+    async def work(jobs: Jobs) -> None:
+        file_id = await uploaded(jobs, 3)
+        await jobs.create(job_of(file_id, clock))
+        clock.now += LIMITS.keep_s + 1
+        assert await jobs.run(lambda store: store.expire()) == 0
+        with pytest.raises(ObjectNotFound):
+            await jobs.run(lambda store: store.file("me", file_id))
+        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+        assert await jobs.run(lambda store: store.expire()) == 1
+        clock.now += LIMITS.keep_s + 1
+        assert await jobs.run(lambda store: store.expire()) == 1
+        assert list((tmp_path / "files").iterdir()) == []
+        assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
+        with pytest.raises(ObjectNotFound):
+            await jobs.run(lambda store: store.job("me", job.id))
+
+    run(tmp_path, clock, work)
+
+
+def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
+    """Where none has ended it is refused."""
+
+    async def work(jobs: Jobs) -> None:
+        file_id = await uploaded(jobs, 1)
+        for name in ("batch_a", "batch_b", "batch_c"):
+            await jobs.create(job_of(file_id, clock, name))
+        with pytest.raises(Overloaded):
+            await jobs.create(job_of(file_id, clock, "batch_d"))
+        await jobs.run(lambda store: store.end_job("batch_b", JobState.FAILED))
+        await jobs.create(job_of(file_id, clock, "batch_d"))
+        listed, more = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
+        assert ([job.id for job in listed], more) == (["batch_d", "batch_c", "batch_a"], False)
+
+    run(tmp_path, clock, work)
+
+
+@pytest.mark.parametrize("state", ["validating", "in progress"])
+def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
+    """Ends as cancelled, also where the server ended between the two."""
+
+    async def work(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 4), clock))
+        if state == "in progress":
+            await jobs.run(lambda store: store.begin_job("batch_a", 4))
+        await jobs.cancel("me", "batch_a")
+        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+        assert (job.state, job.completed) == (JobState.CANCELLED, 0)
+        assert len(read(jobs, job.error_id)) == (4 if state == "in progress" else 0)
+
+    run(tmp_path, clock, work)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda folder: (folder / "jobs.sqlite").write_text("no database " * 1000), "jobs.sqlite cannot be used"),
+        (lambda folder: (folder / "files").write_text(""), "File exists"),
+        (lambda folder: Store(folder, LIMITS), "another server uses this folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:
+    """The operator is told why."""
+    held = prepare(tmp_path)
+    with pytest.raises(StartupError, match=said):
+        Store(tmp_path, LIMITS)
+    if isinstance(held, Store):
+        held.close()
+        Store(tmp_path, LIMITS).close()
+
+
+def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
+    """Many jobs of one do not keep another's waiting."""
+    limits = StoreLimits(bytes=1 << 20, files=20, jobs=20, keep_s=1000)
+
+    async def work(jobs: Jobs) -> None:
+        file_id = await uploaded(jobs, 2)
+        for n in range(10):
+            await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
+
+        async def never(_: dict[str, Any]) -> None:
+            raise NotReady("not now")
+
+        runner = Runner(jobs, Endpoint(never), Settings(), clock)
+        running = asyncio.create_task(runner.run())
+        other = await uploaded(jobs, 1, "other")
+        await jobs.create(_owned(job_of(other, clock, "batch_o")))
+        begun: Sequence[str] = []
+        async with asyncio.timeout(20):
+            while "batch_o" not in begun:
+                await asyncio.sleep(0.002)
+                found = await jobs.run(lambda store: store.unfinished())
+                begun = [job.id for job in found if job.state is JobState.IN_PROGRESS]
+        runner.stop()
+        await running
+        assert set(begun) <= {"batch_a0", "batch_a1", "batch_o"}
+
+    def _owned(job: Job) -> Job:
+        return Job(**{name: getattr(job, name) for name in job.__struct_fields__} | {"owner": "other"})
+
+    run(tmp_path, clock, work, limits)
