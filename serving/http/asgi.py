@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Scope
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from serving.http.api import Api
 
@@ -26,6 +28,10 @@ log = logging.getLogger("bertserve.http")
 
 _REQUEST = "bertserve.request"
 """In the scope, where our own connection has read the request."""
+
+_PATHSEND = "http.response.pathsend"
+
+_FILE_BYTES = 262_144
 
 _OURS = (b"content-type", b"content-length", b"x-request-id")
 """Headers that a connection writes itself."""
@@ -52,6 +58,27 @@ async def read_request(request: Request, body_limit: int) -> HttpRequest:
     return http
 
 
+class _Stream:
+    """The body of a request that another server brings."""
+
+    def __init__(self, request: Request) -> None:
+        self._pieces = request.stream()
+
+    async def read(self) -> bytes:
+        async for piece in self._pieces:
+            if piece:
+                return piece
+        return b""
+
+
+def stream_request(request: Request) -> HttpRequest:
+    """The request with a body that is still to be read."""
+    http = head_of(request.scope)
+    if http is not request.scope.get(_REQUEST):
+        http.stream = _Stream(request)
+    return http
+
+
 def head_of(scope: Scope) -> HttpRequest:
     """The request without its body, or whole where our own connection has read it."""
     ready = scope.get(_REQUEST)
@@ -72,10 +99,35 @@ def body_too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds {limit} bytes")
 
 
+class _File(Response):
+    """A reply whose body is a file; our own connection sends it itself (ASGI's extension `http.response.pathsend`)."""
+
+    def __init__(self, path: Path, status: int) -> None:
+        super().__init__(b"", status)
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        if _PATHSEND in scope.get("extensions", {}):
+            await send(start)
+            await send({"type": _PATHSEND, "path": str(self._path)})
+            return
+        with await asyncio.to_thread(self._path.open, "rb") as file:
+            self.headers["content-length"] = str(os.fstat(file.fileno()).st_size)
+            await send(start)
+            while piece := await asyncio.to_thread(file.read, _FILE_BYTES):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
 def response_of(reply: HttpReply, request: HttpRequest, scope: Scope) -> Response:
     # A 304 has no body. Our own connection says the length of what it leaves out; other servers would send it.
     bodiless = reply.status == NOT_MODIFIED and _REQUEST not in scope
-    response = Response(b"" if bodiless else reply.body, reply.status)
+    response = (
+        Response(b"" if bodiless else reply.body, reply.status)
+        if reply.file is None
+        else _File(reply.file, reply.status)
+    )
     response.raw_headers += [
         (b"content-type", reply.content_type),
         (b"x-request-id", request.request_id.encode()),
@@ -108,6 +160,7 @@ async def call_app(
         "headers": list(request.headers.items()),
         "client": client,
         "server": None,
+        "extensions": {_PATHSEND: {}},
         _REQUEST: request,
     }
     reply = HttpReply(b"")
@@ -126,6 +179,8 @@ async def call_app(
             headers = dict(message["headers"])
             reply.content_type = headers.get(b"content-type", JSON)
             reply.head = header_lines(pair for pair in message["headers"] if pair[0].lower() not in _OURS)
+        elif message["type"] == _PATHSEND:
+            reply.file = Path(message["path"])
         else:
             pieces.append(message.get("body", b""))
 

@@ -10,11 +10,16 @@ gone.
 There is no ASGI before a hot route: a request is one task and one write. uvicorn's protocol, with its cycle, event
 and messages for each request, was measured to cost a third of what the server spends on a short text. All other
 routes are answered by the application, whose ASGI server this is.
+
+An upload is answered while its body arrives: of that only a window is held, and nothing is received while it is full.
+A file goes back in pieces, each when the client has taken the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
 import time
 from collections import deque
@@ -33,14 +38,17 @@ from serving.errors import (
     BuffersFull,
     HeadersTooLarge,
     MalformedRequest,
+    NotReady,
+    ObjectNotFound,
     SlowRequest,
     Unsupported,
     VersionNotSpoken,
 )
 from serving.http.asgi import body_too_large, call_app, header_lines
+from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
-from serving.http.routes import HotRoute
+from serving.http.routes import HotRoute, UploadRoute
 from serving.net.buffers import FREE_BYTES
 from serving.net.ports import lifetime_s
 from serving.net.requests import request_id
@@ -48,9 +56,11 @@ from serving.net.turns import TurnQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from starlette.routing import BaseRoute
 
+    from serving.http.api import Api
     from serving.http.app import App
     from serving.net.buffers import BufferBudget
     from serving.settings import Settings
@@ -70,8 +80,14 @@ _PIECE_BYTES = 2048
 _FRAMING_COST = 16
 """A byte of the framing of chunks counts for so many of a turn: small chunks take time, and bring nothing."""
 
+_FILE_BYTES = 262_144
+"""A file is read and sent by so much at a time."""
+
 _PIECES = 256
 """Of a body, at most: those of one byte each would take 60 times their size, and long to put together."""
+
+_FORM_BYTES = 65_536
+"""What a form may have beside the file in it."""
 
 _ROOM_BYTES = 65_536
 """A body takes room for so much at a time."""
@@ -94,6 +110,7 @@ class Limits:
     """What a request may take.
 
     Attributes:
+        upload_bytes: Of the body of an upload.
         turn_bytes: What a connection parses in a turn of the event loop; of a body of known length, all that one read
             has brought.
     """
@@ -104,6 +121,7 @@ class Limits:
     body_bytes: int
     free_bytes: int
     body_s: float
+    upload_bytes: int
     lifetime_s: Callable[[], float]
     turn_bytes: int = 32_768
 
@@ -117,6 +135,7 @@ class Limits:
             body_bytes=settings.body_limit_bytes,
             free_bytes=min(FREE_BYTES, settings.body_limit_bytes),
             body_s=settings.body_timeout_s,
+            upload_bytes=(settings.batch_file_mb << 20) + _FORM_BYTES,
             lifetime_s=partial(lifetime_s, settings),
         )
 
@@ -179,6 +198,7 @@ class HttpPort:
         budget: What the connections may hold.
         turns: For what connections have sent beyond their first piece.
         hot: The routes that are answered past ASGI.
+        uploads: Paths of POSTs that are answered while their bodies arrive.
         date: The Date header, a whole line.
         connections: All that are open.
     """
@@ -189,16 +209,27 @@ class HttpPort:
     budget: BufferBudget
     turns: TurnQueue = field(default_factory=TurnQueue)
     hot: HotRoutes = field(init=False)
+    uploads: frozenset[str] = frozenset()
     date: bytes = b""
     connections: set[HttpConnection] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.hot = HotRoutes(self.app.routes)
+        if self.app.api.jobs is not None:
+            self.uploads = frozenset(route.path for route in self.app.routes if isinstance(route, UploadRoute))
 
     def cors_head(self, headers: Mapping[bytes, bytes]) -> bytes:
         """What the reply to a request with these headers says to pages of other origins."""
         origins = self.app.origins
         return header_lines(cors_headers(origins, headers.get(b"origin"))) if origins else b""
+
+
+class _OpenFile:
+    """A file that is sent, with the size that it has now."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.size = os.fstat(self.file.fileno()).st_size
 
 
 class _Reading(Enum):
@@ -216,7 +247,8 @@ class HttpConnection(asyncio.Protocol):
         *("_header_bytes", "_header_lines", "_headers", "_held", "_host", "_idle_since", "_keep_alive"),
         *("_last_at", "_last_reply", "_length", "_limits", "_loop", "_parser", "_path", "_paused", "_port"),
         *("_query", "_reading", "_reply_room", "_rest", "_rest_room", "_room", "_share", "_timed", "_timer"),
-        *("_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation", "_writable"),
+        *("_stream", "_streamed", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
+        "_writable",
     )
 
     def __init__(self, port: HttpPort) -> None:
@@ -239,6 +271,8 @@ class HttpConnection(asyncio.Protocol):
         self._host = b""  # the last one that was valid
         self._keep_alive = True
         self._head_bytes = self._held = 0
+        self._stream: ReceivedBody | None = None
+        self._streamed = 0  # of its bytes, when its progress was looked at last
         self._forget_request()
         self._violation: BertserveError | None = None
         self._last_reply = b""
@@ -291,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
         """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
         at = 0
         left = self._limits.turn_bytes
-        while at < len(self._rest) and left > 0 and not (self._ahead or self._ending):
+        while at < len(self._rest) and left > 0 and not (self._ahead or self._ending or self._stream_is_full):
             missing = self._length - self._body_bytes if self._reading is _Reading.BODY else 0
             piece = self._rest[at : at + max(_PIECE_BYTES, missing)]
             at += len(piece)
@@ -303,15 +337,24 @@ class HttpConnection(asyncio.Protocol):
             self._rest = memoryview(b"")
         elif self._ahead:
             self._keep_rest()
+        elif self._stream_is_full:
+            self._pause()
         elif self._rest or left <= 0:
-            self._paused = True
-            self._transport.pause_reading()
+            self._pause()
             self._read_on_next_turn()
         elif self._paused:
             self._paused = False
             self._transport.resume_reading()
             if self._reading is not self._timed:
                 self._set_timer(self._reading)
+
+    @property
+    def _stream_is_full(self) -> bool:
+        return self._stream is not None and self._stream.full
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
 
     def _keep_rest(self) -> None:
         """Requests wait, so that this may wait long: it needs room."""
@@ -355,9 +398,10 @@ class HttpConnection(asyncio.Protocol):
         elif self._reading is _Reading.HEAD and self._head_bytes > self._limits.header_bytes:
             self._refuse(self._headers_too_large())
         elif self._ahead:
-            self._paused = True
-            self._transport.pause_reading()
+            self._pause()
             self._set_timer(_Reading.NOTHING)
+        elif self._stream_is_full:
+            self._pause()
         elif self._reading is not self._timed:
             self._set_timer(self._reading)
 
@@ -430,17 +474,26 @@ class HttpConnection(asyncio.Protocol):
             self._check_head(version)
         self._check_key()
         self._length = int(headers.get(b"content-length", b"0"))
-        if self._length > self._limits.body_bytes:
-            raise self._violated(body_too_large(self._limits.body_bytes))
+        is_upload = self._path in self._port.uploads and self._parser.get_method() == b"POST"
+        limit = self._limits.upload_bytes if is_upload else self._limits.body_bytes
+        if self._length > limit:
+            raise self._violated(body_too_large(limit))
         self._head_bytes = 0
         self._reading = _Reading.BODY
         if b"expect" in headers and version == "1.1":
             self._maybe_continue()
+        if is_upload:
+            self._begin_upload()
 
     def on_body(self, body: bytes) -> None:
         """Counts what a body really brings."""
         self._body_bytes += len(body)
         self._framing_bytes -= len(body)
+        if self._stream is not None:
+            if self._body_bytes > self._limits.upload_bytes:
+                raise self._violated(body_too_large(self._limits.upload_bytes))
+            self._stream.feed(body)
+            return
         if self._body_bytes > self._room:
             self._make_room()
         self._body.append(body)
@@ -453,6 +506,11 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         if self._timer is not None:
             self._set_timer(_Reading.NOTHING)
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+            self._forget_request()
+            return
         parser, headers, body = self._parser, self._headers, self._body
         upgrade = parser.should_upgrade()
         if upgrade and announces_body(headers):
@@ -469,6 +527,24 @@ class HttpConnection(asyncio.Protocol):
         )
         self._forget_request()
         self._ahead.append((request, self._keep_alive and not upgrade))
+        if self._exchange is None:
+            self._answer_next(ahead=False)
+
+    def _begin_upload(self) -> None:
+        """Has an upload answered while its body arrives. What is held of that takes room from the beginning."""
+        parser, headers = self._parser, self._headers
+        if parser.should_upgrade():
+            raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
+        if not self._share.take(WINDOW_BYTES):
+            raise self._violated(BuffersFull())
+        self._stream = ReceivedBody(self._read_on_next_turn)
+        self._streamed = 0
+        request = HttpRequest(
+            *(parser.get_method().decode(), self._path, headers, b"", request_id(headers.get(b"x-request-id"))),
+            *(time.perf_counter(), self._query, self._share, WINDOW_BYTES),
+            stream=self._stream,
+        )
+        self._ahead.append((request, self._keep_alive))
         if self._exchange is None:
             self._answer_next(ahead=False)
 
@@ -511,17 +587,16 @@ class HttpConnection(asyncio.Protocol):
         port = self._port
         if ahead:
             await port.turns.wait(_ANSWER_S)
-        api, cross_origin = port.app.api, port.app.origins
-        route = port.hot.find(request)
-        if route is None or (cross_origin and b"origin" in request.headers):
-            client = self._transport.get_extra_info("peername")
-            reply = await call_app(port.app, api, request, port.scheme, client and client[:2])
-        else:
-            reply = await api.answer(route.direct, route.path, request)
-            if cross_origin:
-                reply.head += port.cors_head(request.headers)
+        api = port.app.api
+        reply = await self._reply_to(request, api)
         if request.held:
             self._share.give(request.held)
+        if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
+            self._abandon_upload()
+            keep_alive = False
+        opened: _OpenFile | None = None
+        if reply.file is not None:
+            reply, opened = await self._open_file(request, reply, reply.file)
         size = len(reply.body)
         if size > FREE_BYTES and not self._share.take_made(size):
             reply, size = api.refuse(BuffersFull(), request), 0
@@ -530,7 +605,10 @@ class HttpConnection(asyncio.Protocol):
         if keep_alive and (api.lifecycle.closing or self._loop.time() >= self._last_at):
             self._ending = True  # what has been read is still answered
             keep_alive = bool(self._ahead)
-        self._transport.write(self._reply_bytes(request, reply, keep_alive=keep_alive))
+        length = size if opened is None else opened.size
+        self._transport.write(self._reply_bytes(request, reply, length, keep_alive=keep_alive))
+        if opened is not None:
+            await self._send_file(opened, wanted=request.method != "HEAD")
         self._exchange = None
         self._answered(size, keep_alive=keep_alive)
 
@@ -549,12 +627,63 @@ class HttpConnection(asyncio.Protocol):
             self._used = True
             self._idle_since = self._loop.time()
 
-    def _reply_bytes(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> bytes:
+    async def _reply_to(self, request: HttpRequest, api: Api) -> HttpReply:
+        port = self._port
+        cross_origin = port.app.origins
+        route = port.hot.find(request)
+        if route is None or (cross_origin and b"origin" in request.headers):
+            client = self._transport.get_extra_info("peername")
+            return await call_app(port.app, api, request, port.scheme, client and client[:2])
+        reply = await api.answer(route.direct, route.path, request)
+        if cross_origin:
+            reply.head += port.cors_head(request.headers)
+        return reply
+
+    def _abandon_upload(self) -> None:
+        """An upload is answered before all of it is here: what still comes is thrown away, behind the reply."""
+        self._stream = None
+        self._ending = True
+        self._pause()
+        self._set_timer(_Reading.NOTHING)
+
+    async def _open_file(
+        self, request: HttpRequest, reply: HttpReply, path: Path
+    ) -> tuple[HttpReply, _OpenFile | None]:
+        """Opens the file of a reply, and takes room for a piece; or makes the refusal in its place."""
+        api = self._port.app.api
+        if not self._share.take(_FILE_BYTES):
+            return api.refuse(BuffersFull(), request), None
+        try:
+            return reply, await asyncio.to_thread(_OpenFile, path)
+        except FileNotFoundError:
+            refusal: BertserveError = ObjectNotFound("the file has just been deleted")
+        except OSError:
+            refusal = NotReady("the file cannot be read now; try again", retry_after_s=1)
+        self._share.give(_FILE_BYTES)
+        return api.refuse(refusal, request), None
+
+    async def _send_file(self, opened: _OpenFile, *, wanted: bool) -> None:
+        with opened.file:
+            left = opened.size if wanted else 0
+            while left:
+                piece = b""
+                with contextlib.suppress(OSError):
+                    piece = await asyncio.to_thread(opened.file.read, min(left, _FILE_BYTES))
+                if not piece:
+                    self._transport.abort()  # it is shorter than was said
+                    break
+                left -= len(piece)
+                self._transport.write(piece)
+                if not self._writable.is_set():
+                    await self._writable.wait()
+        self._share.give(_FILE_BYTES)
+
+    def _reply_bytes(self, request: HttpRequest, reply: HttpReply, length: int, *, keep_alive: bool) -> bytes:
         parts = [
             _STATUS_LINES[reply.status],
             self._port.date,
             b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-            % (reply.content_type, len(reply.body), request.request_id.encode()),
+            % (reply.content_type, length, request.request_id.encode()),
             reply.head,
             b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
         ]
@@ -633,13 +762,18 @@ class HttpConnection(asyncio.Protocol):
         self._ending = True
         self._violation = None
         error.bare()
+        if self._stream is not None:  # it has a handler, which answers what this tells it
+            self._stream.fail(error)
+            self._abandon_upload()
+            self._rest = memoryview(b"")
+            return
         self._set_timer(_Reading.NOTHING)
         path = (self._url or b"").split(b"?")[0].decode("ascii", "replace")
         method = self._parser.get_method().decode() if self._url else ""
         request = HttpRequest(method, path, self._headers, b"", request_id(None), time.perf_counter())
         refusal = self._port.app.api.refuse(error, request)
         refusal.head += self._port.cors_head(self._headers)
-        reply = self._reply_bytes(request, refusal, keep_alive=False)
+        reply = self._reply_bytes(request, refusal, len(refusal.body), keep_alive=False)
         self._share.give(self._held)
         self._forget_request()
         self._rest = memoryview(b"")
@@ -695,6 +829,11 @@ class HttpConnection(asyncio.Protocol):
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
         if not self._head_bytes and reading is _Reading.HEAD:
             self._hang_up(_QUICK_LINGER_S)  # connected and never sent a byte
+            return
+        stream = self._stream
+        if stream is not None and (self._paused or stream.total - self._streamed >= FREE_BYTES):
+            self._streamed = stream.total
+            self._set_timer(reading)
             return
         part = "headers" if reading is _Reading.HEAD else "body"
         self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))

@@ -6,7 +6,8 @@ import asyncio
 import difflib
 import math
 import re
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path  # noqa: TC003  msgspec reads the annotations
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -176,8 +177,19 @@ def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
     return piece.replace(b'\\"', b""), int(piece.endswith(b"\\"))
 
 
+class BodyStream(Protocol):
+    """A body that is read while it arrives."""
+
+    async def read(self) -> bytes:
+        """The next piece; empty at the end.
+
+        Raises:
+            BertserveError: What keeps the rest from arriving.
+        """
+
+
 class HttpRequest(msgspec.Struct):
-    """A request whose body has been read whole.
+    """A request whose body has been read whole, or arrives yet in a stream.
 
     Attributes:
         method: In capitals.
@@ -191,6 +203,7 @@ class HttpRequest(msgspec.Struct):
         held: Bytes of it that are this request's.
         parameters: The parts of the path that its route names.
         trace: What is noted of the request for the access log and for spans; None where both are off.
+        stream: The body, where the route takes what is too large to be held; `body` is empty then.
     """
 
     method: str
@@ -204,6 +217,7 @@ class HttpRequest(msgspec.Struct):
     held: int = 0
     parameters: dict[str, str] = {}
     trace: RequestTrace | None = None
+    stream: BodyStream | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""
@@ -287,16 +301,18 @@ class HttpRequest(msgspec.Struct):
 
 
 class HttpReply(msgspec.Struct):
-    """What goes back: a whole body, never a stream.
+    """What goes back: a whole body, or a file.
 
     Attributes:
         head: More lines of the head, each with its end.
+        file: Its content is the body; `body` is empty then.
     """
 
     body: bytes
     status: int = 200
     content_type: bytes = JSON
     head: bytes = b""
+    file: Path | None = None
 
 
 def json_reply(message: Any, status: int = 200) -> HttpReply:  # noqa: ANN401  whatever msgspec writes

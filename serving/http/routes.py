@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from serving.http.api import Api, Endpoint
-from serving.http.asgi import read_request, response_of
+from serving.http.asgi import read_request, response_of, stream_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
+    from serving.http.exchange import HttpRequest
     from serving.models.manifest import Task
 
 Models: TypeAlias = Callable[[Api], Sequence[str]]
@@ -45,6 +46,10 @@ class Docs:
         gives_headers: Headers that replies have, beside those of every route.
         binary: Whether tensors may stand behind the JSON, both ways.
         body_optional: Whether the body may be left out.
+        form: Schema of the fields of a form, where the body is one.
+        takes_query: Parameters that the query may bring, by name, with what they say.
+        gives_file: Whether the reply is a file.
+        offered: Whether the route is listed; None where it always is.
     """
 
     takes: Any = None
@@ -57,6 +62,10 @@ class Docs:
     gives_headers: Sequence[str] = ()
     binary: bool = False
     body_optional: bool = False
+    form: Mapping[str, Any] | None = None
+    takes_query: Mapping[str, str] = field(default_factory=dict)
+    gives_file: bool = False
+    offered: Callable[[Api], bool] | None = None
 
 
 class ApiRoute(APIRoute):
@@ -73,7 +82,7 @@ class ApiRoute(APIRoute):
     ) -> None:
         async def over_asgi(request: Request) -> Response:
             api: Api = request.app.api
-            http = await read_request(request, api.settings.body_limit_bytes)
+            http = await self.received(request, api)
             http.parameters = request.path_params
             return response_of(await api.answer(endpoint, path, http), http, request.scope)
 
@@ -94,6 +103,10 @@ class ApiRoute(APIRoute):
         self.docs = docs
         self.public = public
 
+    async def received(self, request: Request, api: Api) -> HttpRequest:
+        """The request, with its body."""
+        return await read_request(request, api.settings.body_limit_bytes)
+
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         # The pattern ends in `$`, which a line's end satisfies too.
         return super().matches(scope) if scope["path"].isprintable() else (Match.NONE, {})
@@ -101,6 +114,13 @@ class ApiRoute(APIRoute):
 
 class HotRoute(ApiRoute):
     """A route that our own connection answers without ASGI: `direct` is called with the parsed request."""
+
+
+class UploadRoute(ApiRoute):
+    """A route that reads its body while it arrives, where files are kept at all."""
+
+    async def received(self, request: Request, api: Api) -> HttpRequest:
+        return stream_request(request) if api.jobs else await super().received(request, api)
 
 
 class Router:
@@ -117,6 +137,13 @@ class Router:
 
     def post(self, path: str, docs: Docs | None = None, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
         return self._route(ApiRoute, "POST", path, docs, summary)
+
+    def delete(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
+        return self._route(ApiRoute, "DELETE", path, docs)
+
+    def upload(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
+        """A POST whose body may be larger than any that is held."""
+        return self._route(UploadRoute, "POST", path, docs)
 
     def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
         """A POST that infers."""

@@ -1,0 +1,68 @@
+"""A body between the connection that receives it and the endpoint that reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.errors import BertserveError
+
+WINDOW_BYTES = 262_144
+"""So much may wait to be read; then nothing more is received."""
+
+
+class ReceivedBody:
+    """A body that is read while it arrives.
+
+    Attributes:
+        ended: Whether all of it has arrived.
+        waiting: Bytes that have arrived and are not read.
+        total: Bytes that have arrived.
+    """
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        """`on_room` is called when what waited has been read, after it was full."""
+        self._on_room = on_room
+        self._pieces: deque[bytes] = deque()
+        self._error: BertserveError | None = None
+        self._arrived = asyncio.Event()
+        self.ended = False
+        self.waiting = self.total = 0
+
+    @property
+    def full(self) -> bool:
+        return self.waiting >= WINDOW_BYTES
+
+    def feed(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.waiting += len(piece)
+        self.total += len(piece)
+        self._arrived.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._arrived.set()
+
+    def fail(self, error: BertserveError) -> None:
+        """The rest will not arrive; whoever reads gets the error."""
+        self._error = error
+        self._arrived.set()
+
+    async def read(self) -> bytes:
+        """All that waits; empty at the end. Raises what kept the rest from arriving."""
+        while not (self._pieces or self.ended or self._error):
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+        was_full = self.full
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self.waiting = 0
+        if was_full:
+            self._on_room()
+        return data

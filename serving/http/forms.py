@@ -1,0 +1,125 @@
+"""Forms with a file (multipart/form-data, RFC 7578), read while they arrive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from serving.errors import InvalidRequest, MalformedRequest, UnsupportedMediaType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_FIELDS = 16
+_MOST_FIELD_BYTES = 4096
+_LONGEST_NAME = 255
+
+
+class FileForm:
+    """A form of some short fields and one file.
+
+    Attributes:
+        fields: The values of the fields that have arrived, by name.
+        file_name: As the client calls it; None while there is no file.
+    """
+
+    def __init__(self, content_type: bytes, file_field: str, write: Callable[[bytes], None]) -> None:
+        """Prepares to read a form.
+
+        Args:
+            content_type: The header.
+            file_field: Name of the field with the file.
+            write: Takes the file's content, piece by piece.
+
+        Raises:
+            UnsupportedMediaType: The body is no such form.
+        """
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            raise UnsupportedMediaType("the Content-Type must be multipart/form-data with a boundary")
+        self.fields: dict[str, str] = {}
+        self.file_name: str | None = None
+        self._file_field, self._write = file_field, write
+        self._header_name = self._header_value = self._disposition = b""
+        self._name: str | None = None
+        self._value = bytearray()
+        self._parts, self._ended = 0, False
+        try:
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": self._add_to_name,
+                    "on_header_value": self._add_to_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._name_part,
+                    "on_part_data": self._take,
+                    "on_part_end": self._end_part,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError:
+            raise MalformedRequest("the form's boundary is longer than 256 bytes") from None
+
+    def feed(self, data: bytes) -> None:
+        """Reads a piece; blocks as `write` does.
+
+        Raises:
+            MalformedRequest: The bytes are no such form.
+            InvalidRequest: It has more fields, or longer ones, than are read.
+        """
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise MalformedRequest("the body is not the form that its Content-Type says") from None
+
+    def finish(self) -> None:
+        """Raises `MalformedRequest` where the form has no end."""
+        if not self._ended:
+            raise MalformedRequest("the form ends too early")
+
+    def _begin_part(self) -> None:
+        self._parts += 1
+        if self._parts > _MOST_FIELDS:
+            raise InvalidRequest(f"a form has at most {_MOST_FIELDS} fields")
+        self._disposition = b""
+        self._name = None
+        self._value.clear()
+
+    def _add_to_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _name_part(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        if self._name in self.fields or (self._name == self._file_field and self.file_name is not None):
+            raise InvalidRequest("a field stands in the form twice")
+        if self._name == self._file_field:
+            name = options.get(b"filename", b"").decode("utf-8", "replace")
+            self.file_name = "".join(letter for letter in name if letter.isprintable())[:_LONGEST_NAME]
+
+    def _take(self, data: bytes, start: int, end: int) -> None:
+        if self._name == self._file_field:
+            self._write(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > _MOST_FIELD_BYTES:
+            raise InvalidRequest(f"a field of the form has more than {_MOST_FIELD_BYTES} bytes")
+
+    def _end_part(self) -> None:
+        if self._name is not None and self._name != self._file_field:
+            self.fields[self._name] = self._value.decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._ended = True
