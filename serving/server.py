@@ -17,11 +17,15 @@ from serving.grpc.server import GrpcListener
 from serving.http.api import Api
 from serving.http.apis import operations
 from serving.http.apis.openai_ids import OpenAiIds
+from serving.http.apis.openai_lines import EmbeddingLines
 from serving.http.app import App
 from serving.http.listener import HttpListener
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
+from serving.jobs.records import JobState
+from serving.jobs.runner import Runner
+from serving.jobs.service import Jobs
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
@@ -79,6 +83,8 @@ class Server:
     places: Places
     budget: BufferBudget
     recent: Recent
+    jobs: Jobs | None
+    runner: Runner | None
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
     span_sender: SpanSender | None
 
@@ -128,8 +134,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     )
     if cache is not None:
         repository.subscribe(cache.clear)
-    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
-    metrics.read(catalogue.CACHE_BYTES, lambda: cache.used_bytes if cache else 0)
+    _show_cache(metrics, cache)
 
     # The engine, and what takes its place.
     loads = LoadBuilder(settings, chooser, metrics.registry)
@@ -160,7 +165,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew)
     record_error = Refusals(metrics, log_writer.limit).refused
     budget = BufferBudget.of(settings)
-    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions)
+    jobs = Jobs.open(settings)
+    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
     tei_service = TeiService(pipeline, repository, settings)
     grpc = GrpcListener(
@@ -184,8 +190,10 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         record_error=record_error,
         keys=keys,
         observer=observer,
+        jobs=jobs,
         read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
+    runner = Runner(jobs, EmbeddingLines(api), settings) if jobs else None
     http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
     probes = ProbeListener(
         App(replace(api, keys=None, observer=None), [operations.router], documented=False),
@@ -222,6 +230,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         places=places,
         budget=budget,
         recent=recent,
+        jobs=jobs,
+        runner=runner,
         background=background,
         span_sender=span_sender,
     )
@@ -243,6 +253,11 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.read(catalogue.CONNECTIONS, lambda: {"http": server.http.connections, "grpc": server.grpc.connections})
     metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
     metrics.read(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
+    jobs, runner = server.jobs, server.runner
+    metrics.read(catalogue.JOBS, lambda: jobs.store.states if jobs else {str(state): 0.0 for state in JobState})
+    metrics.read(catalogue.JOB_LINES, lambda: runner.lines if runner else {"completed": 0.0, "failed": 0.0})
+    metrics.read(catalogue.JOB_FILES, lambda: jobs.store.files if jobs else 0)
+    metrics.read(catalogue.JOB_BYTES, lambda: jobs.store.used_bytes if jobs else 0)
     places = {"clients": server.places, "probes": server.probes.places}
     metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in places.items()})
     metrics.read(
@@ -254,6 +269,11 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.read(
         catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in places.items()}
     )
+
+
+def _show_cache(metrics: Metrics, cache: AnswerCache | None) -> None:
+    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
+    metrics.read(catalogue.CACHE_BYTES, lambda: cache.used_bytes if cache else 0)
 
 
 def _policy(settings: Settings, repository: Repository) -> Policy:
@@ -329,6 +349,7 @@ async def serve(server: Server) -> int:
     lifecycle.to(State.WARMING)
     server.slot.start()
     background = [asyncio.create_task(work()) for work in server.background]
+    jobs = asyncio.create_task(server.runner.run()) if server.runner else None
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -344,6 +365,10 @@ async def serve(server: Server) -> int:
     for task in background:
         task.cancel()
     await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
+    if server.jobs and jobs:
+        jobs.cancel()
+        await asyncio.gather(jobs, return_exceptions=True)
+        await asyncio.to_thread(server.jobs.close)
     if server.span_sender:
         await asyncio.to_thread(server.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
@@ -360,6 +385,8 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
     server.lifecycle.to(State.DRAINING)
     if server.builder:
         server.builder.stop()
+    if server.runner:
+        server.runner.stop()
     log.info("draining: %d requests under way", server.dispatcher.requests)
     # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
     if lame_duck and was_ready and server.settings.lame_duck_s:

@@ -16,6 +16,7 @@ from serving.records import InferRequest, RequestTrace
 if TYPE_CHECKING:
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository
+    from serving.jobs.service import Jobs
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
     from serving.net.requests import RecordError
@@ -53,6 +54,7 @@ class Api:
         record_error: Called with each error that a client gets.
         keys: API keys; None where none is needed.
         observer: Traces requests; None where nothing reads the traces.
+        jobs: Files and batches; None where they are off.
         read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
         turn: Held by the large body that is decompressed, or looked through: one at a time is.
     """
@@ -69,6 +71,7 @@ class Api:
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
+    jobs: Jobs | None = None
     read_ids: ReadIds | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 

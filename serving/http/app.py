@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
 from serving.http.api import NO_ROUTE
-from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
+from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.middleware import Authentication, Cors
 from serving.http.openapi import docs_router, document
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpReply, HttpRequest
 
 PROTOCOLS = (
-    *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
+    *(tei.router, huggingface.router, openai.router, openai_files.router, cohere.router, oip.router),
     *(operations.router, console_page.router),
 )
 

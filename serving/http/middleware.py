@@ -27,7 +27,7 @@ _EXPOSED = (
     b"x-inference-time, inference-header-content-length, www-authenticate"
 )
 _PREFLIGHT = {
-    "access-control-allow-methods": "GET, HEAD, POST",
+    "access-control-allow-methods": "GET, HEAD, POST, DELETE",
     "access-control-allow-headers": "*, authorization",  # the one name that the asterisk does not stand for
     "access-control-max-age": "600",
 }

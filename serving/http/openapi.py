@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.http.api import Api
     from serving.http.routes import Docs
 
-_JSON, _OCTETS = "application/json", "application/octet-stream"
+_JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ABOUT_EXAMPLES = "In the examples of replies vectors have eight components."
 _BREAKS = "a field is unknown, has another type or breaks a limit, and the message names it"
@@ -120,6 +120,7 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
     """
     listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(api)]
+    listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(api)]
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
@@ -136,6 +137,8 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
         example = docs.example(api) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
+        if docs.form is not None:
+            entry["requestBody"] = {"required": True, "content": {_FORM: {"schema": docs.form}}}
         errors = _errors(route, docs, api, keyed=keyed)
         entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(route, docs, schema_of, errors)
         if docs.gives is not None:
@@ -159,9 +162,14 @@ def _without_head(route: ApiRoute) -> ApiRoute:
 
 def _parameters(route: ApiRoute, docs: Docs, api: Api) -> list[dict[str, Any]]:
     values: dict[str, Sequence[str]] = {"model": docs.models(api) if docs.models else (), "version": api.v2.versions}
+    schemas = {name: {"type": "string", "enum": list(known)} for name, known in values.items()}
     parts = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": list(values[name])}}
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in (part[1:-1] for part in route.path.split("/") if part.startswith("{"))
+    ]
+    parts += [
+        {"name": name, "in": "query", "description": said, "schema": {"type": "string"}}
+        for name, said in docs.takes_query.items()
     ]
     headers = ["X-Request-Id", *(_INFERRING if isinstance(route, HotRoute) else ()), *docs.takes_headers]
     return [*parts, *[{"name": name, "in": "header", **_PARAMETERS[name]} for name in headers]]
@@ -203,6 +211,8 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
         done["content"] = {_JSON: {"schema": schema_of[repr(docs.gives)]}}
         if docs.binary:
             done["content"][_OCTETS] = _BYTES
+    if docs.gives_file:
+        done["content"] = {_OCTETS: _BYTES}
     return done
 
 
@@ -227,7 +237,9 @@ def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, 
         400: _malformed(route, docs),
         405: "The path takes other methods, which `Allow` names.",
         408: "The headers or the body did not arrive in time.",
-        413: f"The body has more than {settings.body_limit_bytes:,} bytes, as it was sent or decompressed.",
+        413: f"The body has more than {settings.body_limit_bytes:,} bytes, as it was sent or decompressed."
+        if docs.form is None
+        else f"The file has more than {settings.batch_file_mb << 20:,} bytes.",
         415: "The `Content-Type` or `Content-Encoding` of the body is none that is read.",
         431: f"The headers have more than {settings.header_limit_bytes:,} bytes, or are too many.",
         500: "The server has a fault, or the engine fails at this input; the log has it under the request's id.",
@@ -239,6 +251,8 @@ def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, 
         when[404] = f"No model of that name{' and version' if '{version}' in route.path else ''} is served."
     elif takes and family in {OpenAiError, CohereError}:
         when[404] = "Several models have the task, and none has the name in `model`."
+    if docs.form is not None or docs.takes_query:
+        when[422] = "A field of the form, or a parameter of the query, has none of the values that it may have."
     if takes and family is not V2Error:
         when[422] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
     if takes and family is TeiError:

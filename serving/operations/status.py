@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
+    from serving.jobs.service import Jobs
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Artifact
     from serving.rollout.engine_slot import EngineSlot
@@ -35,6 +36,7 @@ class Status:
     recent: Recent
     slot: EngineSlot
     versions: Versions
+    jobs: Jobs | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """Ready for JSON; times in milliseconds or microseconds by name. The cost tables take most of the time."""
@@ -65,6 +67,7 @@ class Status:
             },
             "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
             "swaps": self.versions.outcomes,
+            "jobs": _jobs(self.jobs),
             "batches": _batches(list(self.metrics.recent)),
             "models": [
                 {
@@ -81,6 +84,13 @@ class Status:
                 for model in self.repository.models
             ],
         }
+
+
+def _jobs(jobs: Jobs | None) -> dict[str, Any] | None:
+    if jobs is None:
+        return None
+    store = jobs.store
+    return {"states": store.states, "files": store.files, "bytes": store.used_bytes, "full": store.full}
 
 
 def _engine(engine: EngineLife | None) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def test_a_preflight_needs_no_key(server: Server, path: str) -> None:
     """Browsers send none with it; every path answers alike, so that none is told to exist."""
     reply = preflight(server, OURS, path)
     assert (reply.status, allowed(reply), reply.body) == (200, OURS, b"")
-    assert reply.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+    assert reply.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
     assert reply.headers["access-control-allow-headers"] == "*, authorization"
 
 

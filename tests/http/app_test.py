@@ -21,6 +21,7 @@ from serving.http.faults import TeiError, error_type
 from serving.http.listener import HttpListener
 from serving.http.routes import ApiRoute, HotRoute
 from serving.inference.served_models import Repository
+from serving.jobs.service import Jobs
 from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
@@ -160,6 +161,7 @@ class Everywhere:
                 record_error=self._record,
                 keys=keys,
                 observer=self._observer,
+                jobs=Jobs.open(settings),
             )
         )
         self._settings = settings
@@ -172,8 +174,21 @@ class Everywhere:
         self._client = TestClient(self.app)
         return self
 
+    def upload(self, body: bytes, headers: dict[str, str]) -> list[str]:
+        """The ids of a file that is uploaded everywhere."""
+        replies = [
+            http_call(address, "POST", "/v1/files", body, headers) for address in (self._address, self._uvicorn_address)
+        ]
+        statuses = [(reply.status, reply.json()) for reply in replies]
+        over_client = self._client.post("/v1/files", content=body, headers=headers)
+        statuses.append((over_client.status_code, over_client.json()))
+        assert [status for status, _ in statuses] == [200] * 3
+        return [reply["id"] for _, reply in statuses]
+
     def __exit__(self, *_: object) -> None:
         self._client.close()
+        if self.app.api.jobs is not None:
+            self.app.api.jobs.close()
         self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
 
@@ -184,7 +199,7 @@ class Everywhere:
         listener = HttpListener(self.app, opened, self._settings, budget=BufferBudget.of(self._settings))
         await listener.start()
         self._address = "{}:{}".format(*listener.address)
-        config = uvicorn.Config(self.app, log_config=None, lifespan="off", server_header=False)
+        config = uvicorn.Config(self.app, log_config=None, lifespan="off", ws="none", server_header=False)
         server, opened = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
         self._uvicorn_address = "{}:{}".format(*opened.getsockname())
         serving = asyncio.create_task(server.serve([opened]))
@@ -280,7 +295,8 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
     for route in plain.routes():
         case = plain.case(route)
         hidden = route.docs is None or (route.docs.models is not None and not route.docs.models(plain.app.api))
-        assert plain.ask(case) in ({200, 400, 424, 501} if hidden else {200}), route.path
+        off = route.docs is not None and route.docs.offered is not None and not route.docs.offered(plain.app.api)
+        assert plain.ask(case) in ({403} if off else {200, 400, 424, 501} if hidden else {200}), route.path
         if route.method == "GET":
             plain.ask(case._replace(method="HEAD"))
 
@@ -412,3 +428,17 @@ def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -
     assert {"/embed", "/models/{model}/embed", "/v1/embeddings", "/"} <= paths
     left_out = {"/predict", "/rerank", "/v2/rerank", "/docs", "/embed_sparse", "/v2/logging"}
     assert not paths & {*left_out, "/v2/repository/models/{model}/load"}
+
+
+def test_files_come_and_go_in_pieces_everywhere(repository: Repository, tmp_path: Path) -> None:
+    """An upload may be larger than any other body, and is fetched as it was sent."""
+    content = b"a line of text\n" * 50_000
+    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    form += b'--b\r\nContent-Disposition: form-data; name="file"; filename="lines"\r\n\r\n' + content + b"\r\n--b--\r\n"
+    with everywhere(repository, "--batch-dir", str(tmp_path)) as served:
+        for file_id in served.upload(form, {"Content-Type": "multipart/form-data; boundary=b"}):
+            assert (tmp_path / "files" / file_id).read_bytes() == content
+            for method in ("GET", "HEAD"):
+                path = f"/v1/files/{file_id}/content"
+                assert served.ask(Case(method, path, None, {"X-Request-Id": "r-1"})) == 200
+        assert served.ask(Case("GET", "/v1/files/file-none/content", None, {"X-Request-Id": "r-1"})) == 404

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.http.api import Api
-    from serving.http.apis.vectors import VectorType
     from serving.http.exchange import HttpRequest
     from serving.inference.served_models import ServedModel
     from serving.records import InputType, Outcome
@@ -37,7 +36,7 @@ _JINA_TASKS: Mapping[str | None, InputType] = {
     "separation": "clustering",
 }
 
-_EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
+EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
 _embed_models = of_task("embed")
 
 
@@ -62,10 +61,34 @@ async def model(api: Api, http: HttpRequest) -> HttpReply:
 @router.hot("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models))
 async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
-    message = await http.json(_EMBEDDINGS, api.turn)
+    message = await http.json(EMBEDDINGS, api.turn)
+    name, inputs = await inputs_of(api, message)
+    outcome = await embedded(api, http, message, name, inputs)
+    reply = {
+        "object": "list",
+        "data": embeddings_of(outcome, message),
+        "model": outcome.model,
+        "usage": usage_of([outcome]),
+    }
+    return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), head=outcome_head(outcome))
+
+
+async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
+    """The model's name, and the texts, and token ids where these are the model's own."""
     name = api.repository.named_or_only(message.model, "embed")
-    inputs = await _inputs(api, api.repository.find(name, task="embed"), message)
-    outcome = await api.pipeline.infer(
+    model = api.repository.find(name, task="embed")
+    inputs, read_ids = text_inputs(message.input), api.read_ids
+    rows = [value for value in inputs if not isinstance(value, str)]
+    if read_ids is None or not rows:
+        return name, [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]
+    return name, await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
+
+
+async def embedded(
+    api: Api, http: HttpRequest, message: EmbeddingsRequest, name: str | None, inputs: Sequence[str | list[int]]
+) -> Outcome[NDArray[np.float32]]:
+    """The vectors of inputs, all of a message's or some."""
+    return await api.pipeline.infer(
         api.request(
             http,
             inputs,
@@ -76,19 +99,6 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
             input_type=message.input_type or _JINA_TASKS.get(message.task),
         )
     )
-    body = orjson.dumps(
-        _reply(outcome, message.embedding_type or message.encoding_format), option=orjson.OPT_SERIALIZE_NUMPY
-    )
-    return HttpReply(body, head=outcome_head(outcome))
-
-
-async def _inputs(api: Api, model: ServedModel, message: EmbeddingsRequest) -> Sequence[str | list[int]]:
-    """The texts, and token ids where these are the model's own."""
-    inputs, read_ids = text_inputs(message.input), api.read_ids
-    rows = [value for value in inputs if not isinstance(value, str)]
-    if read_ids is None or not rows:
-        return [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]
-    return await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
 def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
@@ -118,11 +128,14 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
-def _reply(outcome: Outcome[NDArray[np.float32]], form: VectorType) -> dict[str, Any]:
-    rows = in_form(outcome.answer, form)
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
-        "model": outcome.model,
-        "usage": {"prompt_tokens": outcome.tokens, "total_tokens": outcome.tokens},
-    }
+def embeddings_of(
+    outcome: Outcome[NDArray[np.float32]], message: EmbeddingsRequest, first: int = 0
+) -> list[dict[str, Any]]:
+    """The vectors as the message wants them, counted from `first`."""
+    rows = in_form(outcome.answer, message.embedding_type or message.encoding_format)
+    return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
+
+
+def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
+    tokens = sum([outcome.tokens for outcome in outcomes])
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

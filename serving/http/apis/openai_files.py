@@ -1,0 +1,306 @@
+"""OpenAI's Files and Batches API: `/v1/files` and `/v1/batches`, for batches of `/v1/embeddings`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote
+
+from serving.errors import Forbidden, InvalidRequest, MalformedRequest, UnsupportedMediaType
+from serving.http.apis.openai_files_messages import (
+    LEAST_KEEP_S,
+    MOST_KEEP_S,
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    DeletedFile,
+    FileList,
+    FileObject,
+    batch_object,
+    file_object,
+)
+from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply
+from serving.http.forms import FileForm
+from serving.http.routes import Docs, Router
+from serving.jobs.records import Job
+from serving.jobs.service import Upload
+from serving.jobs.store import INPUT_PURPOSE
+from serving.security.keys import owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.http.api import Api
+    from serving.http.exchange import HttpRequest
+    from serving.jobs.service import Jobs
+
+router = Router("OpenAI")
+
+_WINDOW_S = 86_400
+_MOST_FILES, _MOST_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
+_PURPOSE, _ANCHOR, _SECONDS = "purpose", "expires_after[anchor]", "expires_after[seconds]"
+_MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
+_GONE = {404: "There is no such file or batch of this key."}
+_FULL = {507: "The disk is full, or the files are as many or as large as they may be."}
+_BUSY = {409: "A batch still reads the file."}
+_ENDED = {409: "The batch has ended."}
+
+_BATCH = JsonDecoder(BatchRequest)
+
+_FILE_EXAMPLE = {
+    "id": "file-0f0e2c9be1c94fd2a9d7b1a8f1f5a7c3",
+    "bytes": 1482,
+    "created_at": 1767225600,
+    "filename": "texts.jsonl",
+    "object": "file",
+    "purpose": "batch",
+    "status": "processed",
+    "expires_at": 1769817600,
+    "status_details": None,
+}
+_BATCH_EXAMPLE = {
+    "id": "batch_2c8b52c5b0f24a27a2f0b4e2a7a3a9d1",
+    "object": "batch",
+    "endpoint": "/v1/embeddings",
+    "input_file_id": _FILE_EXAMPLE["id"],
+    "completion_window": "24h",
+    "status": "in_progress",
+    "created_at": 1767225600,
+    "expires_at": 1767312000,
+    "errors": None,
+    "output_file_id": None,
+    "error_file_id": None,
+    "in_progress_at": 1767225601,
+    "finalizing_at": None,
+    "completed_at": None,
+    "failed_at": None,
+    "expired_at": None,
+    "cancelling_at": None,
+    "cancelled_at": None,
+    "request_counts": {"total": 10, "completed": 4, "failed": 0},
+    "metadata": None,
+}
+_FORM = {
+    "type": "object",
+    "required": ["file", _PURPOSE],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        _PURPOSE: {"type": "string", "enum": [INPUT_PURPOSE]},
+        _ANCHOR: {"type": "string", "enum": ["created_at"]},
+        _SECONDS: {"type": "integer", "minimum": LEAST_KEEP_S, "maximum": MOST_KEEP_S},
+    },
+}
+
+
+def _offered(api: Api) -> bool:
+    return api.jobs is not None
+
+
+def _page(example: Mapping[str, Any]) -> dict[str, Any]:
+    ends = {"first_id": example["id"], "last_id": example["id"]}
+    return {"object": "list", "data": [example], **ends, "has_more": False}
+
+
+@router.upload("/v1/files", Docs(gives=FileObject, form=_FORM, reply=_FILE_EXAMPLE, statuses=_FULL, offered=_offered))
+async def create_file(api: Api, http: HttpRequest) -> HttpReply:
+    """Upload a file of requests, a line of JSON each, for a batch."""
+    jobs = _jobs(api)
+    if b"content-encoding" in http.headers:
+        raise UnsupportedMediaType("a file is uploaded as it is, without a Content-Encoding")
+    if http.stream is None:
+        raise MalformedRequest("the request has no body")
+    async with Upload(jobs) as upload:
+        form = FileForm(http.headers.get(b"content-type", b""), "file", upload.write)
+        while data := await http.stream.read():
+            await jobs.in_thread(form.feed, data)
+        form.finish()
+        if form.file_name is None:
+            raise InvalidRequest("the form has no field `file`")
+        keep_s = _kept_s(form.fields)
+        return json_reply(file_object(await upload.accept(_owner(api, http), form.file_name, keep_s)))
+
+
+@router.get(
+    "/v1/files",
+    Docs(
+        gives=FileList,
+        reply=_page(_FILE_EXAMPLE),
+        statuses=_GONE,
+        takes_query={
+            "purpose": "Files of this purpose: `batch` or `batch_output`.",
+            "limit": f"1 to {_MOST_FILES}, which is the default.",
+            "order": "By the time of creation: `asc`, or `desc`, the default.",
+            "after": "Id of a file: those behind it.",
+        },
+        offered=_offered,
+    ),
+)
+async def list_files(api: Api, http: HttpRequest) -> HttpReply:
+    """The files of this key."""
+    jobs, query = _jobs(api), _query(http)
+    limit = _limit(query, _MOST_FILES, _MOST_FILES)
+    order, owner = query.get("order", "desc"), _owner(api, http)
+    if order not in {"asc", "desc"}:
+        raise InvalidRequest("`order` must be `asc` or `desc`")
+    files, more = await jobs.run(
+        lambda store: store.list_files(
+            owner, after=query.get("after"), limit=limit, ascending=order == "asc", purpose=query.get(_PURPOSE)
+        )
+    )
+    data = [file_object(file) for file in files]
+    return json_reply(FileList("list", data, data[0].id if data else None, data[-1].id if data else None, more))
+
+
+@router.get("/v1/files/{file_id}", Docs(gives=FileObject, reply=_FILE_EXAMPLE, statuses=_GONE, offered=_offered))
+async def retrieve_file(api: Api, http: HttpRequest) -> HttpReply:
+    """A file's size, name and times."""
+    owner, file_id = _owner(api, http), http.parameters["file_id"]
+    return json_reply(file_object(await _jobs(api).run(lambda store: store.file(owner, file_id))))
+
+
+@router.get("/v1/files/{file_id}/content", Docs(gives_file=True, statuses=_GONE, offered=_offered))
+async def file_content(api: Api, http: HttpRequest) -> HttpReply:
+    """A file's content."""
+    jobs, owner, file_id = _jobs(api), _owner(api, http), http.parameters["file_id"]
+    file = await jobs.run(lambda store: store.file(owner, file_id))
+    # A browser must not show what a client has sent as a page of this server.
+    name = quote(file.name or file.id).encode()
+    head = b"content-disposition: attachment; filename*=utf-8''%b\r\nx-content-type-options: nosniff\r\n" % name
+    return HttpReply(b"", content_type=OCTETS, head=head, file=jobs.store.path(file.id))
+
+
+@router.delete(
+    "/v1/files/{file_id}",
+    Docs(
+        gives=DeletedFile,
+        reply={"id": _FILE_EXAMPLE["id"], "object": "file", "deleted": True},
+        statuses=_GONE | _BUSY,
+        offered=_offered,
+    ),
+)
+async def delete_file(api: Api, http: HttpRequest) -> HttpReply:
+    """Delete a file."""
+    owner, file_id = _owner(api, http), http.parameters["file_id"]
+    await _jobs(api).run(lambda store: store.delete_file(owner, file_id))
+    return json_reply(DeletedFile(file_id, "file", deleted=True))
+
+
+@router.post(
+    "/v1/batches",
+    Docs(
+        takes=BatchRequest,
+        gives=BatchObject,
+        example={
+            "input_file_id": _FILE_EXAMPLE["id"],
+            "endpoint": "/v1/embeddings",
+            "completion_window": "24h",
+        },
+        reply=_BATCH_EXAMPLE,
+        statuses=_GONE | {429: "As many batches are unfinished as there may be.", 507: "The disk is full."},
+        offered=_offered,
+    ),
+)
+async def create_batch(api: Api, http: HttpRequest) -> HttpReply:
+    """Have the requests of a file answered."""
+    jobs = _jobs(api)
+    message = await http.json(_BATCH, api.turn)
+    pairs = message.metadata or {}
+    if len(pairs) > _MOST_PAIRS or any(
+        len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE for key, value in pairs.items()
+    ):
+        raise InvalidRequest(
+            f"`metadata` has at most {_MOST_PAIRS} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters"
+        )
+    now = int(time.time())
+    job = Job(
+        id=f"batch_{secrets.token_hex(16)}",
+        owner=_owner(api, http),
+        endpoint=message.endpoint,
+        input_file_id=message.input_file_id,
+        completion_window=message.completion_window,
+        created_at=now,
+        expires_at=now + _WINDOW_S,
+        metadata=message.metadata,
+        keep_output_s=message.output_expires_after.seconds if message.output_expires_after else None,
+    )
+    return json_reply(batch_object(await jobs.create(job)))
+
+
+@router.get(
+    "/v1/batches",
+    Docs(
+        gives=BatchList,
+        reply=_page(_BATCH_EXAMPLE),
+        statuses=_GONE,
+        takes_query={
+            "limit": f"1 to {_MOST_BATCHES}; {_USUAL_BATCHES} by default.",
+            "after": "Id of a batch: those before it.",
+        },
+        offered=_offered,
+    ),
+)
+async def list_batches(api: Api, http: HttpRequest) -> HttpReply:
+    """The batches of this key, the latest first."""
+    query, owner = _query(http), _owner(api, http)
+    limit = _limit(query, _USUAL_BATCHES, _MOST_BATCHES)
+    found, more = await _jobs(api).run(lambda store: store.list_jobs(owner, after=query.get("after"), limit=limit))
+    data = [batch_object(job) for job in found]
+    return json_reply(BatchList("list", data, data[0].id if data else None, data[-1].id if data else None, more))
+
+
+@router.get("/v1/batches/{batch_id}", Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE, offered=_offered))
+async def retrieve_batch(api: Api, http: HttpRequest) -> HttpReply:
+    """How far a batch is."""
+    owner, batch_id = _owner(api, http), http.parameters["batch_id"]
+    return json_reply(batch_object(await _jobs(api).run(lambda store: store.job(owner, batch_id))))
+
+
+@router.post(
+    "/v1/batches/{batch_id}/cancel",
+    Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE | _ENDED, offered=_offered),
+)
+async def cancel_batch(api: Api, http: HttpRequest) -> HttpReply:
+    """Cancel a batch; what is computed stays."""
+    return json_reply(batch_object(await _jobs(api).cancel(_owner(api, http), http.parameters["batch_id"])))
+
+
+def _jobs(api: Api) -> Jobs:
+    if api.jobs is None:
+        raise Forbidden("files and batches are off on this server; its operator switches them on with --batch-dir")
+    return api.jobs
+
+
+def _owner(api: Api, http: HttpRequest) -> str:
+    return "" if api.keys is None else owner_of(http.header(b"authorization"))
+
+
+def _kept_s(form: Mapping[str, str]) -> int | None:
+    """The seconds that a form says its file shall be kept. Raises `InvalidRequest` where any of its fields is wrong."""
+    if unknown := form.keys() - {_PURPOSE, _ANCHOR, _SECONDS}:
+        raise InvalidRequest(
+            f"{len(unknown)} fields of the form are unknown; those read are file, {_PURPOSE}, {_ANCHOR}, {_SECONDS}"
+        )
+    if form.get(_PURPOSE) != INPUT_PURPOSE:
+        raise InvalidRequest(f"the field `{_PURPOSE}` must be `{INPUT_PURPOSE}`; files are kept for batches alone")
+    if _ANCHOR not in form and _SECONDS not in form:
+        return None
+    seconds = form.get(_SECONDS, "")
+    if form.get(_ANCHOR) != "created_at" or not (
+        seconds.isascii() and seconds.isdigit() and LEAST_KEEP_S <= int(seconds[:10]) <= MOST_KEEP_S
+    ):
+        raise InvalidRequest(
+            f"`expires_after` has the `anchor` created_at and {LEAST_KEEP_S} to {MOST_KEEP_S} `seconds`"
+        )
+    return int(seconds)
+
+
+def _query(http: HttpRequest) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(http.query.decode("latin-1")).items()}
+
+
+def _limit(query: Mapping[str, str], usual: int, most: int) -> int:
+    value = query.get("limit", str(usual))
+    if not (value.isascii() and value.isdigit() and 1 <= int(value[:10]) <= most):
+        raise InvalidRequest(f"`limit` must be 1 to {most}")
+    return int(value)

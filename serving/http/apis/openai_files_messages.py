@@ -1,0 +1,152 @@
+"""What OpenAI's routes of files and batches take and answer; times are seconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from serving.jobs.records import Job, JobState, Problem, StoredFile
+
+LEAST_KEEP_S, MOST_KEEP_S = 3600, 2_592_000
+
+
+class FileObject(msgspec.Struct):
+    """A file; `purpose` is `batch` or `batch_output`."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    object: Literal["file"]
+    purpose: str
+    status: Literal["processed"]
+    expires_at: int
+    status_details: None = None
+
+
+class FileList(msgspec.Struct):
+    """Files."""
+
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(msgspec.Struct):
+    """A file that is no more."""
+
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """How long the files that a batch writes are kept, from their making."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=LEAST_KEEP_S, le=MOST_KEEP_S)]
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A batch to be made.
+
+    Attributes:
+        input_file_id: A file that was uploaded with the purpose `batch`.
+        endpoint: What its lines ask for.
+        completion_window: After which what is not computed is given up.
+        metadata: Up to 16 pairs, for the client's own use.
+        output_expires_after: Null: as long as any file is kept.
+    """
+
+    input_file_id: str
+    endpoint: Literal["/v1/embeddings"]
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchErrors(msgspec.Struct):
+    """Why an input file is refused, the first hundred problems."""
+
+    object: Literal["list"]
+    data: list[Problem]
+
+
+class RequestCounts(msgspec.Struct):
+    """Lines of the input, and how many are in the output and in the error file."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(msgspec.Struct):
+    """A batch. Its files are named when it has ended, each if it has a line."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: str
+    created_at: int
+    expires_at: int
+    errors: BatchErrors | None
+    output_file_id: str | None
+    error_file_id: str | None
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct):
+    """Batches."""
+
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def file_object(file: StoredFile) -> FileObject:
+    return FileObject(
+        *(file.id, file.bytes, file.created_at, file.name, "file", file.purpose, "processed", file.expires_at)
+    )
+
+
+def batch_object(job: Job) -> BatchObject:
+    def ended(state: JobState) -> int | None:
+        return job.ended_at if job.state is state else None
+
+    return BatchObject(
+        id=job.id,
+        object="batch",
+        endpoint=job.endpoint,
+        input_file_id=job.input_file_id,
+        completion_window=job.completion_window,
+        status=job.state,
+        created_at=job.created_at,
+        expires_at=job.expires_at,
+        errors=BatchErrors("list", job.problems) if job.problems else None,
+        output_file_id=job.output_id if job.ended and job.output_bytes else None,
+        error_file_id=job.error_id if job.ended and job.error_bytes else None,
+        in_progress_at=job.in_progress_at,
+        finalizing_at=ended(JobState.COMPLETED),
+        completed_at=ended(JobState.COMPLETED),
+        failed_at=ended(JobState.FAILED),
+        expired_at=ended(JobState.EXPIRED),
+        cancelling_at=job.cancelling_at,
+        cancelled_at=ended(JobState.CANCELLED),
+        request_counts=RequestCounts(job.total, job.completed, job.failed),
+        metadata=job.metadata,
+    )
