@@ -193,7 +193,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         jobs=jobs,
         read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
-    runner = Runner(jobs, EmbeddingLines(api), settings) if jobs else None
     http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
     probes = ProbeListener(
         App(replace(api, keys=None, observer=None), [operations.router], documented=False),
@@ -231,7 +230,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         recent=recent,
         jobs=jobs,
-        runner=runner,
+        runner=Runner(jobs, EmbeddingLines(api), settings) if jobs else None,
         background=background,
         span_sender=span_sender,
     )
