@@ -148,6 +148,10 @@ class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_E
     """Refused before any work: the queue holds as much as it may."""
 
 
+class BulkOverloaded(Overloaded, reason="bulk_overloaded"):
+    """The same of bulk work, which has a queue of its own: no other request is kept out."""
+
+
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before an answer was there."""
 

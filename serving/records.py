@@ -40,8 +40,11 @@ TokenIds = array
 ModelIndex = NewType("ModelIndex", int)
 """Position of a model in the list that the engine process was started with."""
 
-PRIORITIES = (1, 2, 3)
-"""Classes of requests; a smaller number goes first, always, as Triton counts them."""
+BULK = 4
+"""The class of work that nobody waits for: it has what the others leave, and a share of the device besides."""
+
+PRIORITIES = (1, 2, 3, BULK)
+"""Classes of requests; of the first three a smaller number goes first, always, as Triton counts them."""
 
 DEFAULT_PRIORITY = 2
 
@@ -492,6 +495,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
         truncated_tokens: Tokens cut off, over all inputs.
         compute_type: What computed it; see `EngineChoice`.
         cached: Whether nothing was computed for it: all of it had been, or was being, computed for others.
+        priority: The request's class.
     """
 
     answer: A
@@ -502,6 +506,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     truncated_tokens: int
     compute_type: str = "cpu"
     cached: bool = False
+    priority: int = DEFAULT_PRIORITY
 
 
 class RequestTrace(msgspec.Struct):

@@ -119,7 +119,9 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     observer = RequestObserver(sinks) if sinks else None
     dispatcher = Dispatcher(
         _policy(settings, repository),
-        AdmissionLimits(settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms),
+        AdmissionLimits(
+            settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms, settings.max_bulk_tokens
+        ),
         metrics,
         scheduler=FifoScheduler if settings.scheduling == "fifo" else Scheduler,
     )
@@ -286,6 +288,8 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
         min_batch_gain=settings.min_batch_gain,
         fairness=settings.fairness,
         max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
+        bulk_share=settings.bulk_share,
+        bulk_slice_s=settings.bulk_slice_ms / 1e3,
     )
 
 

@@ -176,6 +176,26 @@ class Settings(BaseModel):
         description="Tokens in flight; beyond it requests are refused with 429, as "
         "are those whose answer would come after their deadline.",
     )
+    max_bulk_tokens: int = Field(
+        524_288,
+        ge=16,
+        le=1 << 30,
+        description="Tokens of bulk work (priority 4) in flight, bounded apart; beyond them it is refused with 429.",
+    )
+    bulk_share: float = Field(
+        0.05,
+        ge=0,
+        le=0.9,
+        description="Share of the device's time that bulk work has at least while it waits; what other requests leave "
+        "comes on top.",
+    )
+    bulk_slice_ms: float = Field(
+        8.0,
+        gt=0,
+        le=60_000,
+        description="How long a batch of bulk work may take while other requests come, which wait for it; a single "
+        "text always runs.",
+    )
     min_batch_gain: float = Field(
         0.05, ge=0, le=0.9, description="A batch is doubled as long as that makes each text cheaper by this share."
     )
@@ -250,9 +270,14 @@ class Settings(BaseModel):
         " takes over. Requests for what is being computed wait for it. 0: every text is computed.",
     )
     default_timeout_ms: int = Field(
-        2000, ge=1, le=3_600_000, description="Deadline of a request that brings none, unless it costs more."
+        2000,
+        ge=1,
+        le=3_600_000,
+        description="Deadline of a request that brings none, unless it costs more; bulk work then has none.",
     )
-    max_timeout_ms: int = Field(60_000, ge=1, le=3_600_000, description="Longest deadline a request may have.")
+    max_timeout_ms: int = Field(
+        60_000, ge=1, le=3_600_000, description="Longest deadline a request may have that is not bulk work."
+    )
 
     batch_dir: Path | None = Field(
         None,

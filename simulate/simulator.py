@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.cost import ModelCosts
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import CostPoint, CostTable
@@ -62,6 +62,30 @@ class Arrival(NamedTuple):
     lengths: tuple[int, ...]
     timeout_s: float = 2.0
     priority: int = DEFAULT_PRIORITY
+
+
+class BulkJob(NamedTuple):
+    """A client that always has several requests of bulk work under way.
+
+    Attributes:
+        seconds: For so long it sends another request for each that is answered.
+        mix: Weights of the texts' lengths in tokens.
+        texts: Of each request.
+        requests: Under way at once.
+    """
+
+    seconds: float
+    mix: Mapping[int, float]
+    texts: int = 32
+    requests: int = 8
+
+
+class BulkDone(msgspec.Struct):
+    """What became of a bulk job within its time."""
+
+    texts: int = 0
+    tokens: int = 0
+    device_us: float = 0.0
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,17 +153,35 @@ def simulate(
     scheduler: type[Scheduler] = Scheduler,
     seed: int = 1,
 ) -> list[Outcome]:
-    """Plays arrivals to their end; returns an outcome for each.
+    """Plays arrivals to their end; returns an outcome for each. Arguments are those of `simulate_beside_bulk`."""
+    simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
+    return simulation.play(arrivals)
+
+
+def simulate_beside_bulk(
+    device: Device,
+    policy: Policy,
+    arrivals: Sequence[Arrival],
+    bulk: BulkJob,
+    *,
+    max_queue_tokens: int = 1 << 19,
+    scheduler: type[Scheduler] = Scheduler,
+    seed: int = 1,
+) -> tuple[list[Outcome], BulkDone]:
+    """Plays arrivals to their end beside a bulk job; returns an outcome for each, and what the job got done.
 
     Args:
         device: What computes.
         policy: Of one model, for the scheduler.
         arrivals: In ascending order of their times.
+        bulk: What is there to do besides.
         max_queue_tokens: Tokens that may be in flight.
         scheduler: What decides.
         seed: Of what varies by chance.
     """
-    return _Simulation(device, policy, max_queue_tokens, scheduler, seed).play(arrivals)
+    simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
+    simulation.begin_bulk(bulk)
+    return simulation.play(arrivals), simulation.bulk_done
 
 
 class _Request:
@@ -195,6 +237,8 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
         self._serial = count()
         self._texts: dict[int, EncodedText] = {}
+        self._job: BulkJob | None = None
+        self.bulk_done = BulkDone()
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         requests = [_Request(arrival) for arrival in arrivals]
@@ -212,6 +256,12 @@ class _Simulation:
                 following = requests[index].arrival.at if index < len(requests) else math.inf
             else:
                 return [request.outcome for request in requests if request.outcome is not None]
+
+    def begin_bulk(self, job: BulkJob) -> None:
+        self._job = job
+        for _ in range(job.requests):
+            self._at(0.0, self._next_bulk, job)
+        self._at(job.seconds, self._end_bulk, None)
 
     def _at(self, when: float, event: Callable[..., None], argument: object) -> None:
         heappush(self._events, (when, next(self._serial), event, argument))
@@ -243,6 +293,27 @@ class _Simulation:
         request.deadline = received - needed_us / 1e6 + request.arrival.timeout_s
         self._at(received, self._submit, request)
 
+    def _next_bulk(self, job: BulkJob) -> None:
+        """A bulk request arrives. A thread tokenises it text by text, so that the front has its turns between them."""
+        if self._job is None:
+            return
+        lengths = self._dice.choices(list(job.mix), list(job.mix.values()), k=job.texts)
+        request = _Request(Arrival(self._now, tuple(lengths), math.inf, BULK))
+        request.deadline = math.inf
+        self._at(self._front(self._overhead.receive_us), self._tokenize, (request, 0))
+
+    def _tokenize(self, progress: tuple[_Request, int]) -> None:
+        request, done = progress
+        lengths = request.arrival.lengths
+        if done == len(lengths):
+            self._submit(request)
+        else:
+            self._at(self._front(self._overhead.token_us * lengths[done]), self._tokenize, (request, done + 1))
+
+    def _end_bulk(self, _: object) -> None:
+        self._job = None
+        self.bulk_done.device_us = self._scheduler.bulk_us
+
     def _submit(self, request: _Request) -> None:
         arrival, now, scheduler = request.arrival, self._now, self._scheduler
         if request.deadline <= now:
@@ -263,7 +334,8 @@ class _Simulation:
         except InvalidRequest:
             self._settle(request, Fate.INVALID)
         else:
-            self._at(request.deadline, self._miss, request)
+            if request.deadline < math.inf:
+                self._at(request.deadline, self._miss, request)
             if assignment is not None:
                 self._give(assignment)
             else:
@@ -272,7 +344,7 @@ class _Simulation:
     def _pump(self, _: object) -> None:
         """Starts what can start."""
         scheduler = self._scheduler
-        if not scheduler.queue.items:
+        if not scheduler.waiting:
             return
         while (assignment := scheduler.next(self._now)) is not None:
             self._give(assignment)
@@ -288,6 +360,9 @@ class _Simulation:
         for item in assignment.items:
             request = _request(item)
             request.missing -= 1
+            if item.priority == BULK and self._job is not None:
+                self.bulk_done.texts += 1
+                self.bulk_done.tokens += item.tokens
             if request.missing == 0 and request.outcome is None:
                 self._settle(request, Fate.ANSWERED, self._front(self._overhead.reply_us))
 
@@ -303,6 +378,8 @@ class _Simulation:
         request.outcome = Outcome(fate, (self._now if when is None else when) - request.arrival.at)
         if request.permit is not None:
             request.permit.__exit__()
+        if request.arrival.priority == BULK and self._job is not None:
+            self._at(max(self._now, self._now if when is None else when), self._next_bulk, self._job)
 
     def _text(self, tokens: int) -> EncodedText:
         known = self._texts.get(tokens)

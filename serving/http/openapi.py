@@ -47,8 +47,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "example": "1000",
     },
     "X-Request-Priority": {
-        "description": "1 goes before 2, and 2 before 3; 0 is the default, 2.",
-        "schema": {"type": "integer", "enum": [0, 1, 2, 3]},
+        "description": "1 goes before 2, and 2 before 3; 4 is bulk work, 0 the default, 2.",
+        "schema": {"type": "integer", "enum": [0, 1, 2, 3, 4]},
     },
     "traceparent": {
         "description": "The trace that the request belongs to (W3C Trace Context), where the server sends traces.",

@@ -131,7 +131,7 @@ class AnswerCache:
                 submitted, cached = submitted or pending.submitted, False
                 self.texts["miss"] += len(mine)
             for key, future in others.items():
-                if (row := await _awaited(future, dispatcher, permit.deadline)) is not None:
+                if (row := await _awaited(future, dispatcher, permit)) is not None:
                     rows[key] = row
                     self.texts["shared"] += 1
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
@@ -162,13 +162,13 @@ class AnswerCache:
         return pending
 
 
-async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, deadline: float) -> Row | None:
+async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, permit: Permit) -> Row | None:
     """Another request's row, or None where it got none; raises `DeadlineExceeded` if that takes too long."""
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(permit.deadline):
             return await asyncio.shield(future)
     except TimeoutError:
-        raise dispatcher.missed() from None
+        raise dispatcher.missed(permit) from None
 
 
 def _key(model: ModelIndex, text: EncodedText) -> Key:

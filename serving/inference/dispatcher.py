@@ -10,6 +10,7 @@ sees one device, and never gives a lane to both engines at once.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from functools import partial
@@ -21,7 +22,7 @@ import msgspec
 
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
 from serving.inference.deadline_timer import DeadlineTimer
-from serving.records import Batch, ModelIndex
+from serving.records import BULK, Batch, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
@@ -83,10 +84,23 @@ class PendingRequest:
         return rows
 
 
+class BulkLoad(msgspec.Struct, frozen=True):
+    """Of bulk work what `Load` says of other requests."""
+
+    queued_texts: int
+    queued_tokens: int
+    queued_work_us: float
+    admitted_tokens: int
+    admitted_limit: int
+    refusals: Mapping[str, int]
+    misses: int
+
+
 class Load(msgspec.Struct, frozen=True):
-    """What a dispatcher holds at one moment, and what it has refused and missed so far.
+    """What a dispatcher holds at one moment, and what it has refused and missed so far; bulk work counts apart.
 
     Attributes:
+        requests: Of all classes.
         queued_work_us: Predicted time to compute the queued texts.
         wait_s: Predicted time until all that is here is answered.
         admitted_tokens: Tokens in flight.
@@ -95,6 +109,7 @@ class Load(msgspec.Struct, frozen=True):
         refusals: Requests refused at admission, by reason.
         misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
         non_finite: Texts whose answers were not finite.
+        device_us: Time of the device that batches have taken, by `online` and `bulk`.
     """
 
     requests: int
@@ -108,6 +123,8 @@ class Load(msgspec.Struct, frozen=True):
     refusals: Mapping[str, int]
     misses: Mapping[str, int]
     non_finite: int
+    device_us: Mapping[str, float]
+    bulk: BulkLoad
 
 
 class Dispatcher:
@@ -127,6 +144,7 @@ class Dispatcher:
         self._scheduler = scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
         self._misses = {"queue": 0, "engine": 0}
+        self._bulk_misses = 0
         self._non_finite = 0
         self.observer = observer
         self._clock = clock
@@ -137,9 +155,9 @@ class Dispatcher:
         self._deadlines = DeadlineTimer()
         self._wake: Deadline | None = None
 
-    def missed(self) -> DeadlineExceeded:
+    def missed(self, permit: Permit) -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued."""
-        self._misses["queue"] += 1
+        self._count_miss(permit.priority, "queue")
         return DeadlineExceeded(_TOO_LATE)
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
@@ -169,7 +187,7 @@ class Dispatcher:
                 self._run(assignment, now)
             else:
                 self._pump()
-            if not request.future.done():
+            if permit.deadline < math.inf and not request.future.done():
                 request.deadline = self._deadlines.at(permit.deadline, partial(self._miss, request))
             await request.future
         finally:
@@ -246,24 +264,34 @@ class Dispatcher:
         return any(self._scheduler.lanes.load)
 
     def load(self) -> Load:
-        outlook, admission = self._scheduler.outlook, self._scheduler.admission
+        scheduler, outlook, admission = self._scheduler, self._scheduler.outlook, self.admission
         return Load(
             requests=len(self._requests),
             queued_texts=outlook.queue.items,
             queued_tokens=outlook.queue.tokens,
             queued_work_us=outlook.queue.backlog.total_us,
             wait_s=outlook.drain_s(self._clock()),
-            admitted_tokens=admission.in_flight,
-            admitted_limit=admission.capacity,
+            admitted_tokens=admission.online.in_flight,
+            admitted_limit=admission.online.capacity,
             lane_tokens=list(outlook.lanes.load),
-            refusals=admission.refusals,
+            refusals=admission.online.refusals,
             misses=self._misses,
             non_finite=self._non_finite,
+            device_us={"online": scheduler.online_us, "bulk": scheduler.bulk_us},
+            bulk=BulkLoad(
+                queued_texts=outlook.bulk.items,
+                queued_tokens=outlook.bulk.tokens,
+                queued_work_us=outlook.bulk.backlog.total_us,
+                admitted_tokens=admission.bulk.in_flight,
+                admitted_limit=admission.bulk.capacity,
+                refusals=admission.bulk.refusals,
+                misses=self._bulk_misses,
+            ),
         )
 
     def _pump(self) -> None:
         """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
-        if self._pumping or not self._scheduler.queue.items:
+        if self._pumping or not self._scheduler.waiting:
             return
         self._pumping = True
         try:
@@ -326,8 +354,14 @@ class Dispatcher:
 
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
-            self._misses["engine" if request.started else "queue"] += 1
+            self._count_miss(request.items[0].priority, "engine" if request.started else "queue")
         self._fail(request, DeadlineExceeded(_TOO_LATE))
+
+    def _count_miss(self, priority: int, where: str) -> None:
+        if priority == BULK:
+            self._bulk_misses += 1
+        else:
+            self._misses[where] += 1
 
     def _fail(self, request: PendingRequest, error: BertserveError) -> None:
         if not request.future.done():

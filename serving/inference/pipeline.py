@@ -13,7 +13,7 @@ import msgspec
 from serving.errors import EmptyInput, InvalidRequest
 from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
-from serving.records import A, Outcome, Timings
+from serving.records import BULK, A, Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
     from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
+    from serving.scheduling.admission import Permit
     from serving.settings import Settings
 
 R = TypeVar("R")
@@ -127,6 +128,7 @@ class Pipeline:
         self._metrics = metrics
         self._cache = cache
         self._tokenizer_turn = asyncio.Lock()
+        self._bulk_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
@@ -163,6 +165,7 @@ class Pipeline:
             truncated_tokens=sum(map(_TRUNCATED, done.texts)),
             compute_type=self._repository.compute_type,
             cached=rows.cached,
+            priority=request.priority,
         )
         if trace is not None:
             trace.answered(outcome, rows.submitted, done.computed_at)
@@ -213,7 +216,7 @@ class Pipeline:
                     texts = job.encode()
                 else:
                     permit.expect(sizes, longest)
-                    texts = await self._in_turn(job.encode, permit.deadline)
+                    texts = await self._in_turn(job.encode, permit)
                     permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6
             rows: Rows
@@ -237,19 +240,23 @@ class Pipeline:
         """
         if size <= _INLINE_BYTES:
             return work(model.tokenizer)
-        with self._dispatcher.admission.reserve(estimate_tokens([size], None), time.perf_counter()):
-            return await self._in_turn(lambda: work(model.tokenizer), None)
+        with self._dispatcher.admission.reserve(estimate_tokens([size], None), time.perf_counter()) as permit:
+            return await self._in_turn(lambda: work(model.tokenizer), permit)
 
-    async def _in_turn(self, work: Callable[[], R], deadline: float | None) -> R:
-        """Tokenises in a thread, once no other request does; raises `DeadlineExceeded` if its turn is late."""
+    async def _in_turn(self, work: Callable[[], R], permit: Permit) -> R:
+        """Tokenises in a thread, once no other request does; raises `DeadlineExceeded` if its turn is late.
+
+        Bulk work takes turns with itself, so that nobody waits for a second's work of it.
+        """
+        turn = self._bulk_turn if permit.priority == BULK else self._tokenizer_turn
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._tokenizer_turn.acquire()
+            async with asyncio.timeout_at(permit.deadline):
+                await turn.acquire()
         except TimeoutError:
-            raise self._dispatcher.missed() from None
+            raise self._dispatcher.missed(permit) from None
         # The turn ends with the thread, which goes on when the client leaves: else others would start beside it.
         running = asyncio.get_running_loop().run_in_executor(None, work)
-        running.add_done_callback(lambda _: self._tokenizer_turn.release())
+        running.add_done_callback(lambda _: turn.release())
         return await asyncio.shield(running)
 
 

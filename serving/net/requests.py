@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from serving.errors import BertserveError, BodyTooLarge, BuffersFull, InvalidRequest, MalformedRequest
-from serving.records import DEFAULT_PRIORITY, PRIORITIES
+from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ def request_id(wanted: bytes | None) -> str:
 
 
 def priority_of(value: object, name: str) -> int:
-    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 0 is Triton's default, 2.
+    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 4 is bulk work, 0 Triton's default, 2.
 
     `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
     """
@@ -43,7 +43,7 @@ def priority_of(value: object, name: str) -> int:
         return DEFAULT_PRIORITY
     if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
         return value
-    raise InvalidRequest(f"{name} must be 0 for the default, or {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (last)")
+    raise InvalidRequest(f"{name} must be 0 for the default, 1 (first) to 3 (last), or {BULK} for bulk work")
 
 
 def inflated(data: bytes, wbits: int, limit: int) -> bytes:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Self
 
-from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from serving.records import DEFAULT_PRIORITY, ModelIndex
+from serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, Overloaded
+from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,14 +36,33 @@ class AdmissionLimits:
     """Settings of admission.
 
     Attributes:
-        max_queue_tokens: Tokens that may be in flight at once.
+        max_queue_tokens: Tokens that may be in flight at once, but for bulk work.
         default_timeout_ms: Of a request without a timeout; more where its predicted cost needs it.
-        max_timeout_ms: The longest timeout of any request.
+        max_timeout_ms: The longest timeout of any request but for bulk work.
+        max_bulk_tokens: Tokens of bulk work that may be in flight at once.
     """
 
     max_queue_tokens: int
     default_timeout_ms: float = 30_000.0
     max_timeout_ms: float = 60_000.0
+    max_bulk_tokens: int = 1 << 19
+
+
+class TokenPool:
+    """A bound on tokens in flight.
+
+    Attributes:
+        capacity: Tokens that may be in flight at once.
+        in_flight: Tokens admitted and not yet answered.
+        refusals: Requests refused so far, by reason.
+    """
+
+    __slots__ = ("capacity", "in_flight", "refusals")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.in_flight = 0
+        self.refusals = {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
 
 
 def estimate_tokens(sizes: Sequence[int], longest: int | None) -> int:
@@ -60,17 +80,18 @@ class Permit:
     """The right to hold tokens until its `with` block ends.
 
     Attributes:
-        deadline: When its answer becomes useless.
+        deadline: When its answer becomes useless; infinity for bulk work without a timeout.
         tokens: What it holds: the estimate, then the exact count.
         alone_us: Predicted time of its only text, once it is confirmed and the device is idle; else None.
         demand: Set once it is confirmed and has to queue.
     """
 
-    __slots__ = ("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "priority", "tokens")
+    __slots__ = ("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "pool", "priority", "tokens")
 
     def __init__(self, admission: Admission, model: ModelIndex, priority: int, deadline: float) -> None:
         self._admission = admission
         self._expected_us = 0
+        self.pool = admission.bulk if priority == BULK else admission.online
         self.model = model
         self.priority = priority
         self.deadline = deadline
@@ -93,6 +114,8 @@ class Permit:
 
         The arguments are those of `Admission.admit`.
         """
+        if self.priority == BULK:
+            return
         outlook = self._admission.outlook
         self._expected_us = int(outlook.demand(self.model, _least_lengths(sizes, longest)).work_us)
         outlook.expected_us += self._expected_us
@@ -107,7 +130,7 @@ class Permit:
     def __exit__(self, *_: object) -> None:
         if self._expected_us:
             self.expect_no_more()
-        self._admission.in_flight -= self.tokens
+        self.pool.in_flight -= self.tokens
         self.tokens = 0
 
 
@@ -115,9 +138,8 @@ class Admission:
     """Who is let in: a bound on the tokens in flight, and a prediction for each deadline.
 
     Attributes:
-        capacity: Tokens that may be in flight at once.
-        in_flight: Tokens admitted and not yet answered.
-        refusals: Requests refused so far, by reason.
+        online: Tokens of requests that somebody waits for.
+        bulk: Tokens of bulk work, bounded apart: a flood of it keeps out nothing else.
     """
 
     def __init__(
@@ -133,9 +155,8 @@ class Admission:
         `jitter` makes numbers in [0, 1), so that clients that are refused together do not come back together.
         """
         self.outlook = outlook
-        self.capacity = limits.max_queue_tokens
-        self.in_flight = 0
-        self.refusals = {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+        self.online = TokenPool(limits.max_queue_tokens)
+        self.bulk = TokenPool(limits.max_bulk_tokens)
         self._limits = limits
         self._jitter = jitter
         self._refuses_late = refuses_late
@@ -158,7 +179,7 @@ class Admission:
             sizes: Bytes of each of its inputs; at least one.
             longest: Tokens of the longest text that the model takes; None where longer ones are read in windows.
             arrival: When the request was complete.
-            timeout_ms: The client's own limit; None for the server's default.
+            timeout_ms: The client's own limit; None for the server's default, which for bulk work is no limit.
             priority: Its class.
             now: The time.
 
@@ -168,6 +189,10 @@ class Admission:
             DeadlineExceeded: The deadline has passed, or even an idle server would be too late.
         """
         tokens = estimate_tokens(sizes, longest)
+        if priority == BULK:
+            permit = Permit(self, model, priority, inf if timeout_ms is None else arrival + timeout_ms / 1e3)
+            self.take(permit, tokens, None, now)
+            return permit
         if timeout_ms is None:
             length = max(1, tokens // len(sizes))
             cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
@@ -182,7 +207,7 @@ class Admission:
 
     def reserve(self, tokens: int, now: float) -> Permit:
         """Lets in work without a deadline that no engine will see; refuses it as `admit` does."""
-        permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, float("inf"))
+        permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, inf)
         self.take(permit, tokens, None, now)
         return permit
 
@@ -196,20 +221,22 @@ class Admission:
             now: The time.
             least_us: What it takes at least, where `demand` is None.
         """
-        outlook, deadline = self.outlook, permit.deadline
-        if tokens > self.capacity:
+        outlook, deadline, priority, pool = self.outlook, permit.deadline, permit.priority, permit.pool
+        if tokens > pool.capacity:
             raise InvalidRequest(
-                f"the request has about {tokens} tokens; the server holds {self.capacity} in all: send fewer at once"
+                f"the request has about {tokens} tokens; the server holds {pool.capacity}{_of(priority)} in all:"
+                " send fewer at once"
             )
-        if self.in_flight - permit.tokens + tokens > self.capacity:
-            self.refusals["queue_full"] += 1
-            raise self._overloaded(f"the queue holds {self.in_flight} of {self.capacity} tokens; try again later", now)
+        if pool.in_flight - permit.tokens + tokens > pool.capacity:
+            pool.refusals["queue_full"] += 1
+            message = f"the queue holds {pool.in_flight} of {pool.capacity} tokens{_of(priority)}; try again later"
+            raise self._overloaded(message, priority, now)
         if demand is not None and self._refuses_late:
             least_us = demand.least_us
         if deadline <= now:
             raise DeadlineExceeded("the deadline had passed before the request could be queued")
         if now + least_us / 1e6 > deadline:
-            self.refusals["hopeless"] += 1
+            pool.refusals["hopeless"] += 1
             raise DeadlineExceeded(
                 f"the deadline cannot be kept: an idle server needs about {least_us / 1e3:.1f} ms for this request,"
                 f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left"
@@ -217,18 +244,23 @@ class Admission:
         if (
             demand is not None
             and self._refuses_late
-            and not outlook.is_early(demand, deadline, now)
+            and not outlook.is_early(demand, priority, deadline, now)
             and not outlook.idle
-            and outlook.finish_at(demand, permit.priority, deadline, now) > deadline
+            and outlook.finish_at(demand, priority, deadline, now) > deadline
         ):
-            self.refusals["predicted_late"] += 1
-            raise self._overloaded("the answer would come after the deadline; try again later", now)
-        self.in_flight += tokens - permit.tokens
+            pool.refusals["predicted_late"] += 1
+            raise self._overloaded("the answer would come after the deadline; try again later", priority, now)
+        pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens
 
-    def _overloaded(self, message: str, now: float) -> Overloaded:
-        drain_s = max(_LEAST_RETRY_S, self.outlook.drain_s(now))
-        return Overloaded(message, retry_after_s=drain_s, jitter=self._jitter())
+    def _overloaded(self, message: str, priority: int, now: float) -> Overloaded:
+        drain_s = max(_LEAST_RETRY_S, self.outlook.drain_s(now, priority))
+        kind = BulkOverloaded if priority == BULK else Overloaded
+        return kind(message, retry_after_s=drain_s, jitter=self._jitter())
+
+
+def _of(priority: int) -> str:
+    return " of bulk work" if priority == BULK else ""
 
 
 def _least_lengths(sizes: Sequence[int], longest: int | None) -> list[int]:

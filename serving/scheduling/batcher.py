@@ -8,6 +8,9 @@ A batch takes texts of the first one's bucket. It grows as long as doublings mak
 `min_batch_gain` each, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
 batch would keep: of a text inside it, of one that it would leave behind, or at the head of another bucket.
 
+Bulk work has a queue of its own. While other requests come, its batches are short and run on the wide lane, so that
+the whole device is soon free again; and texts of it fill up other batches where that costs nearly nothing.
+
 Short texts would leave a narrow lane idle between them, and the event loop busy. So it gets several at once, where
 so many wait that every lane has its share, and its next ones while it still works on the last. An engine computes
 them together where the model is batch-invariant, and else one by one.
@@ -16,12 +19,14 @@ them together where the model is batch-invariant, and else one by one.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from serving.records import BULK
 from serving.scheduling.cost import is_worthwhile
 
 if TYPE_CHECKING:
@@ -34,6 +39,9 @@ WIDE = 0
 """Lane 0 is the wide one; the others are narrow."""
 
 _ROUNDING_S = 1e-9
+
+_FREE = 0.02
+"""By what share bulk work may make a batch longer that others wait for."""
 
 MOST_LOOKED_AT = 256
 """Items of a bucket that a choice looks at, and so the largest batch."""
@@ -62,6 +70,8 @@ class Policy:
         fairness: A text may be overtaken for so many times its own cost.
         max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
         apart: Lanes are GPUs: the wide lane is the first narrow one under another name, and does not block the others.
+        bulk_share: Of the device's time, what bulk work has at least while it waits.
+        bulk_slice_s: How long a batch of bulk work may take while other requests come; a single text may always run.
     """
 
     max_batch_tokens: int
@@ -73,6 +83,8 @@ class Policy:
     fairness: float = 6.0
     max_queue_delay_s: float = 0.0
     apart: bool = False
+    bulk_share: float = 0.05
+    bulk_slice_s: float = 0.008
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -85,6 +97,7 @@ class Assignment(msgspec.Struct, frozen=True):
         given_at: When the lane was given it, in seconds.
         predicted_us: How long the lane will be held.
         could_grow: Whether it is small only because no more texts wait.
+        filled: Of its time, the part that bulk work beside other texts takes.
     """
 
     lane: int
@@ -95,6 +108,12 @@ class Assignment(msgspec.Struct, frozen=True):
     given_at: float
     predicted_us: float
     could_grow: bool = False
+    filled: float = 0.0
+
+    @property
+    def bulk(self) -> float:
+        """Of its time, the part that bulk work takes."""
+        return 1.0 if self.items[0].priority == BULK else self.filled
 
 
 class Lanes(msgspec.Struct):
@@ -114,9 +133,26 @@ class Lanes(msgspec.Struct):
 
 
 def choose(
-    queue: WorkQueue, lanes: Lanes, policy: Policy, costs: Sequence[ModelCosts], now: float
+    queue: WorkQueue,
+    lanes: Lanes,
+    policy: Policy,
+    costs: Sequence[ModelCosts],
+    now: float,
+    *,
+    most_us: float = math.inf,
+    on_wide: bool = False,
 ) -> Assignment | None:
-    """The next batch to start, or None where nothing can start now; the queue is not changed."""
+    """The next batch to start, or None where nothing can start now; the queue is not changed.
+
+    Args:
+        queue: What waits.
+        lanes: What they do.
+        policy: The settings.
+        costs: Of each model.
+        now: The time, in seconds.
+        most_us: How long the batch may take; a single text may always run.
+        on_wide: Use the wide lane alone.
+    """
     head = queue.head()
     load = lanes.load
     if head is None or (load[WIDE] and not policy.apart):
@@ -127,9 +163,9 @@ def choose(
         alone_us = model_costs.batch_us(WIDE, head.tokens, 1)
         return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone)
     together = policy.batch_invariant[head.model]
-    if len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
+    if on_wide or len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
         most = MOST_LOOKED_AT if together else 1
-        return _batch(queue, head, WIDE, policy, model_costs, now, now, most) if idle else None
+        return _batch(queue, head, WIDE, policy, model_costs, now, now, most, most_us) if idle else None
     if load[WIDE]:  # the same GPU as the first narrow lane
         load = [load[WIDE], load[WIDE] + load[1], *load[2:]]
     lane = min(range(1, len(load)), key=load.__getitem__)
@@ -144,9 +180,56 @@ def choose(
             return None
     most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
-    batch = _batch(queue, head, lane, policy, model_costs, now, begin, most)
+    batch = _batch(queue, head, lane, policy, model_costs, now, begin, most, most_us)
     # A group that is sent ahead grows no more: a small one is better left to grow.
     return batch if not ahead or 2 * len(batch.items) >= model_costs.group(head.tokens) else None
+
+
+def filled(
+    batch: Assignment,
+    bulk: WorkQueue,
+    queue: WorkQueue,
+    begin: float,
+    owed_us: float,
+    policy: Policy,
+    costs: ModelCosts,
+) -> Assignment:
+    """The batch with bulk work of its bucket beside it: what costs nearly nothing, and what bulk work is owed.
+
+    It pads the batch to no other length, and breaks no deadline: of its texts, of the first one
+    that it leaves behind, or at the head of another bucket.
+
+    Args:
+        batch: Of other requests.
+        bulk: The bulk work that waits.
+        queue: The other requests that wait.
+        begin: When the lane begins with the batch, in seconds.
+        owed_us: Time of the lane that bulk work is owed.
+        policy: The settings.
+        costs: Of the batch's model.
+    """
+    items, length = batch.items, batch.padded_length
+    first, count = items[0], len(items)
+    if first.alone or not policy.batch_invariant[first.model]:
+        return batch
+    room = min(MOST_LOOKED_AT, policy.max_batch_tokens // length) - count
+    inside = set(map(id, items))
+    behind = [item for item in (*queue.heads(), *queue.peers(first, count + 1)) if id(item) not in inside]
+    tightest = min([*[item.deadline for item in items], *[item.deadline - item.least_us / 1e6 for item in behind]])
+    most_us = min(batch.predicted_us * (1 + _FREE) + max(0.0, owed_us), (tightest - begin) * 1e6)
+    if room <= 0 or costs.batch_us(batch.lane, length, count + 1) > most_us:
+        return batch
+    company = [
+        item
+        for item in bulk.of_bucket((BULK, first.model, first.bucket[2]), MOST_LOOKED_AT)
+        if not item.alone and item.tokens <= length and begin + most_us / 1e6 <= item.deadline
+    ][:room]
+    sizes = range(count + 1, count + len(company) + 1)
+    more = bisect_right(sizes, most_us, key=lambda size: costs.batch_us(batch.lane, length, size))
+    if not more:
+        return batch
+    larger = assigned(batch.lane, [*items, *company[:more]], length, policy, costs, batch.given_at)
+    return msgspec.structs.replace(larger, filled=1 - batch.predicted_us / larger.predicted_us)
 
 
 def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:
@@ -157,7 +240,7 @@ def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts,
     return idle and costs.batch_us(WIDE, head.tokens, 1) <= left_us < costs.batch_us(1, head.tokens, 1)
 
 
-def _batch(
+def _batch(  # noqa: PLR0917  two callers with everything at hand
     queue: WorkQueue,
     head: WorkItem,
     lane: int,
@@ -166,8 +249,9 @@ def _batch(
     now: float,
     begin: float,
     most: int,
+    most_us: float,
 ) -> Assignment:
-    """The batch that the head starts: as many of its candidates as pay off."""
+    """The batch that the head starts: as many of its candidates as pay off, and end within `most_us`."""
     together = policy.batch_invariant[head.model]
     budget = policy.max_batch_tokens if together else policy.group_tokens
     candidates, left = _candidates(queue, head, begin, most, budget)
@@ -179,6 +263,8 @@ def _batch(
         if left is not None:
             heads.append(left)
         size = _grown(candidates, longest, heads, free, costs, lane, begin, policy.min_batch_gain)
+        while size > 1 and costs.batch_us(lane, longest[size - 1], size) > most_us:
+            size -= 1
     could_grow = left is None and not head.alone and size == len(candidates)
     return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now, could_grow=could_grow)
 

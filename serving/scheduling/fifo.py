@@ -32,16 +32,17 @@ class FifoScheduler(Scheduler):
             return None
         batch: list[WorkItem] = []
         longest = 0
-        while (head := self.queue.head()) is not None:
+        queue = self.queue if self.queue.items else self.bulk
+        while (head := queue.head()) is not None:
             if head.deadline <= now:
-                self.queue.remove([head])
+                queue.remove([head])
                 self._drop(head)
                 continue
             larger = max(longest, head.tokens)
             if batch and not self._fits(batch, head, larger):
                 break
             longest = larger
-            self.queue.remove([head])
+            queue.remove([head])
             batch.append(head)
         if not batch:
             return None

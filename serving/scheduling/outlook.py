@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.batcher import WIDE, Lanes
 from serving.scheduling.queue import WorkQueue
 
@@ -49,13 +50,16 @@ class Outlook:
     """The state of a device slot, and predictions from it; times are in seconds of the driver's clock.
 
     Attributes:
+        queue: What waits, but for bulk work.
+        bulk: The bulk work that waits.
         costs: Of each model; empty while there has been no engine.
-        expected_us: Work of requests that are admitted and still being tokenised.
+        expected_us: Work of requests that are admitted and still being tokenised, but for bulk work.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.queue = WorkQueue()
+        self.bulk = WorkQueue()
         self.lanes = Lanes.idle(0)
         self.costs: Sequence[ModelCosts] = ()
         self.expected_us = 0
@@ -93,26 +97,40 @@ class Outlook:
         cost_s = demand.cost_us / 1e6
         return min(deadline - cost_s, now + self.policy.fairness * cost_s)
 
-    def is_early(self, demand: Demand, deadline: float, now: float) -> bool:
+    def is_early(self, demand: Demand, priority: int, deadline: float, now: float) -> bool:
         """Whether the deadline is kept even behind all that is here: quicker to see than `finish_at`."""
         waiting_us = self.queue.backlog.total_us + self.expected_us
+        if priority == BULK:
+            waiting_us += self.bulk.backlog.total_us
         own_us = demand.busy_us + self.policy.fairness * demand.cost_us
         latest = max(now, *self.lanes.free_at) if self.lanes.free_at else now
-        return now + _CAUTION * (latest - now + (waiting_us + own_us) / 1e6) <= deadline
+        return now + _CAUTION * (latest - now + self._slowness(priority) * (waiting_us + own_us) / 1e6) <= deadline
 
     def finish_at(self, demand: Demand, priority: int, deadline: float, now: float) -> float:
         """When a request's answer can be promised if it is queued now.
 
         What goes before it is what runs, what waits with a smaller key or in a higher class, and some of what will
-        arrive before its own key's time has come.
+        arrive before its own key's time has come. Of bulk work it is the earliest time: other requests that come
+        meanwhile go before it, and nobody knows how many.
         """
         key = self.key(demand, deadline, now)
         ahead_us = self.queue.backlog.ahead_us(priority, key) + self.expected_us
+        if priority == BULK:
+            ahead_us += self.bulk.backlog.ahead_us(priority, key)
         overtaken_s = _OVERTAKING * max(0.0, key - now) if self.queue.items else 0.0
-        return now + _CAUTION * (self._occupied_s(now) + (ahead_us + demand.busy_us) / 1e6 + overtaken_s)
+        work_s = self._slowness(priority) * (ahead_us + demand.busy_us) / 1e6
+        return now + _CAUTION * (self._occupied_s(now) + work_s + overtaken_s)
 
-    def drain_s(self, now: float) -> float:
-        return self._occupied_s(now) + (self.queue.backlog.total_us + self.expected_us) / 1e6
+    def drain_s(self, now: float, priority: int = DEFAULT_PRIORITY) -> float:
+        """Seconds until all that is here is done: of bulk work only where the question is of bulk work."""
+        waiting_us = self.queue.backlog.total_us + self.expected_us
+        if priority == BULK:
+            waiting_us += self.bulk.backlog.total_us
+        return self._occupied_s(now) + self._slowness(priority) * waiting_us / 1e6
+
+    def _slowness(self, priority: int) -> float:
+        """By how much work takes longer because bulk work has its share beside it."""
+        return 1 / (1 - self.policy.bulk_share) if self.bulk.items and priority != BULK else 1.0
 
     def _occupied_s(self, now: float) -> float:
         """Seconds until the device has done what it was given: of narrow lanes, on average."""

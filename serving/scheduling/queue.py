@@ -131,8 +131,11 @@ class WorkQueue:
 
     def peers(self, item: WorkItem, most: int) -> Iterator[WorkItem]:
         """The first `most` items of a queued item's class, model and bucket, in order."""
-        for _, _, peer in islice(self._buckets.get(item.bucket, ()), most):
-            yield peer
+        return self.of_bucket(item.bucket, most)
+
+    def of_bucket(self, bucket: BucketKey, most: int) -> Iterator[WorkItem]:
+        for _, _, item in islice(self._buckets.get(bucket, ()), most):
+            yield item
 
     def drain(self) -> list[WorkItem]:
         items = [entry[2] for entries in self._buckets.values() for entry in entries]

@@ -16,11 +16,13 @@ The server's `Dispatcher` drives it from an event loop, a simulator from a list 
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
+from serving.records import BULK
 from serving.scheduling.admission import Admission
-from serving.scheduling.batcher import WIDE, Assignment, Lanes, choose
+from serving.scheduling.batcher import WIDE, Assignment, Lanes, choose, filled
 from serving.scheduling.outlook import Outlook
 
 if TYPE_CHECKING:
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
     from serving.scheduling.batcher import Policy
     from serving.scheduling.cost import ModelCosts
     from serving.scheduling.outlook import Demand
-    from serving.scheduling.queue import WorkItem
+    from serving.scheduling.queue import WorkItem, WorkQueue
+
+_LATELY_S = 5.0
+"""After so long without another request bulk work has the device as it likes."""
 
 
 class Scheduler:
@@ -38,6 +43,8 @@ class Scheduler:
 
     Attributes:
         admission: Who is let in.
+        online_us: Time of the device that batches have taken, but for bulk work, in microseconds.
+        bulk_us: The same of bulk work.
         wake_at: When `next` must be called again although nothing happens; None for not at all.
     """
 
@@ -53,8 +60,12 @@ class Scheduler:
         """Starts without an engine; `drop` gets each item that left the queue as too late, and may call `cancel`."""
         self.outlook = Outlook(policy)
         self.queue = self.outlook.queue
+        self.bulk = self.outlook.bulk
         self.admission = Admission(self.outlook, limits, jitter=jitter, refuses_late=self._refuses_late)
         self.wake_at: float | None = None
+        self.online_us = self.bulk_us = 0.0
+        self._owed_us = self._running_us = 0.0
+        self._last_online = -_LATELY_S
         self._drop = drop
         self._held: list[float] = []
         self._freed: list[float] = []
@@ -76,6 +87,11 @@ class Scheduler:
         """The costs of each model; empty while there has been no engine."""
         return self.outlook.costs
 
+    @property
+    def waiting(self) -> int:
+        """Texts that wait."""
+        return self.queue.items + self.bulk.items
+
     # The engine.
 
     def engine_up(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
@@ -83,6 +99,7 @@ class Scheduler:
         self.outlook.lanes = Lanes.idle(lanes)
         self._held = [0.0] * lanes
         self._freed = [0.0] * lanes
+        self._running_us = 0.0
         self.outlook.costs = costs
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
@@ -111,7 +128,10 @@ class Scheduler:
         time.
         """
         first = items[0]
+        if permit.priority != BULK:
+            self._last_online = now
         if permit.alone_us is not None:
+            first.priority = permit.priority
             first.deadline = permit.deadline
             alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, permit.alone_us)
             return self._start(alone, now)
@@ -131,32 +151,47 @@ class Scheduler:
             item.key = key
             item.deadline = permit.deadline
             item.queued = now
-        self.queue.push(items)
+        self._queue_of(first).push(items)
         return None
 
     def put_back(self, items: Sequence[WorkItem]) -> None:
         """Queues items of a batch that failed once more, each to run alone, at their old positions."""
         for item in items:
             item.alone = True
-        self.queue.push(items)
+            self._queue_of(item).push([item])
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
         """Takes out what still waits of a request."""
-        self.queue.remove(items)
+        if items:
+            self._queue_of(items[0]).remove(items)
 
     def next(self, now: float) -> Assignment | None:
         """The next batch to run, taken out of the queue and counted on its lane; None where nothing can start."""
         self.wake_at = None
         outlook = self.outlook
-        while (head := self.queue.head()) is not None and head.is_late(now):
-            self.queue.remove([head])
-            self._drop(head)
-        if head is None:
+        state = outlook.lanes, outlook.policy, outlook.costs, now
+        head, bulk = self._head(self.queue, now), self._head(self.bulk, now)
+        if bulk is not None and (head is None or self._is_due(bulk)):
+            alone = head is None and now - self._last_online >= _LATELY_S
+            assignment = choose(
+                self.bulk,
+                *state,
+                most_us=math.inf if alone else 1e6 * outlook.policy.bulk_slice_s,
+                on_wide=head is None and not alone and not outlook.policy.apart,
+            )
+        elif head is not None:
+            assignment = choose(self.queue, *state)
+        else:
             return None
-        assignment = choose(self.queue, outlook.lanes, outlook.policy, outlook.costs, now)
         if assignment is None or self._waits_for_company(assignment, now):
             return None
-        self.queue.remove(assignment.items)
+        own = assignment.items
+        if bulk is not None and own[0].priority != BULK:
+            begin = max(now, outlook.lanes.free_at[assignment.lane])
+            costs = outlook.costs[own[0].model]
+            assignment = filled(assignment, self.bulk, self.queue, begin, self._owed_us, outlook.policy, costs)
+            self.bulk.remove(assignment.items[len(own) :])
+        self._queue_of(own[0]).remove(own)
         return self._start(assignment, now)
 
     def done(self, assignment: Assignment, now: float) -> float:
@@ -167,6 +202,7 @@ class Scheduler:
         lanes.free_at[lane] = now + self._held[lane] / 1e6
         occupied_us = (now - max(assignment.given_at, self._freed[lane])) * 1e6
         self._freed[lane] = now
+        self._count(assignment, occupied_us)
         return occupied_us
 
     def learn(self, assignment: Assignment, compute_us: float, occupied_us: float) -> None:
@@ -177,11 +213,48 @@ class Scheduler:
 
     # Inside.
 
+    def _queue_of(self, item: WorkItem) -> WorkQueue:
+        return self.bulk if item.priority == BULK else self.queue
+
+    def _head(self, queue: WorkQueue, now: float) -> WorkItem | None:
+        """The first that is not late; those before it are dropped."""
+        while (head := queue.head()) is not None and head.is_late(now):
+            queue.remove([head])
+            self._drop(head)
+        return head
+
+    # The share of bulk work. While it waits, it is owed a part of the time that other work takes of the device. Once
+    # that is enough for a batch, nothing else starts before it. What it takes, it is owed no more; what others leave
+    # is a gift, but for one batch, which costs it no more than a slightly later turn.
+
+    def _is_due(self, bulk: WorkItem) -> bool:
+        enough_us = min(1e6 * self.policy.bulk_slice_s, self.bulk.backlog.total_us)
+        return self._owed_us - self._running_us >= max(enough_us, bulk.work_us)
+
+    def _device_us(self, lane: int, us: float) -> float:
+        """Time of the whole device that time of a lane stands for."""
+        lanes, policy = len(self.lanes.load), self.policy
+        return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
+
+    def _count(self, assignment: Assignment, occupied_us: float) -> None:
+        """Counts what a batch has taken."""
+        share, bulk = self.policy.bulk_share, assignment.bulk
+        us = self._device_us(assignment.lane, occupied_us)
+        self.bulk_us += bulk * us
+        self.online_us += (1 - bulk) * us
+        if bulk:
+            self._running_us -= bulk * self._device_us(assignment.lane, assignment.predicted_us)
+            self._owed_us = max(self._owed_us - bulk * us, -1e6 * self.policy.bulk_slice_s)
+        if self.bulk.items:
+            self._owed_us += (1 - bulk) * us * share / (1 - share)
+
     def _key(self, demand: Demand, deadline: float, now: float) -> float:
         return self.outlook.key(demand, deadline, now)
 
     def _start(self, assignment: Assignment, now: float) -> Assignment:
         lane, lanes = assignment.lane, self.outlook.lanes
+        if assignment.bulk:
+            self._running_us += assignment.bulk * self._device_us(lane, assignment.predicted_us)
         lanes.load[lane] += assignment.tokens
         self._held[lane] += assignment.predicted_us
         lanes.free_at[lane] = max(now, lanes.free_at[lane]) + assignment.predicted_us / 1e6

@@ -34,7 +34,9 @@ REQUESTS = Metric(
     "bertserve_requests_total", "counter", "Requests by outcome.", {"reason": "`ok`, or the reason of an error"}
 )
 REQUEST_SECONDS = Metric(
-    "bertserve_request_seconds", "histogram", "Time from a request's arrival to its answer, of those answered."
+    "bertserve_request_seconds",
+    "histogram",
+    "Time from a request's arrival to its answer, of those answered. This and the next three leave out bulk work.",
 )
 TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Time to tokenise a request.")
 QUEUE_SECONDS = Metric(
@@ -73,7 +75,12 @@ JOB_LINES = Metric(
 JOB_FILES = Metric("bertserve_batch_files", "gauge", "Files of `/v1/files` that are kept.")
 JOB_BYTES = Metric("bertserve_batch_files_bytes", "gauge", "What they have, and what unfinished batches have written.")
 
-QUEUE_TEXTS = Metric("bertserve_queue_texts", "gauge", "Texts that wait for an engine.")
+QUEUE_TEXTS = Metric(
+    "bertserve_queue_texts",
+    "gauge",
+    "Texts that wait for an engine. Bulk work counts apart: not here, nor in what is named queue, predicted wait,"
+    " admitted, refusals and deadline misses below.",
+)
 QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the texts that wait.")
 QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to compute what waits.")
 PREDICTED_WAIT = Metric(
@@ -96,6 +103,38 @@ DEADLINE_MISSES = Metric(
     "counter",
     "Requests admitted and not answered in time, by where their deadline met them.",
     {"where": "`queue`, `engine`"},
+)
+
+BULK_REQUEST_SECONDS = Metric(
+    "bertserve_bulk_request_seconds",
+    "histogram",
+    "Time from a bulk request's arrival to its answer, of those answered.",
+)
+BULK_QUEUE_TEXTS = Metric("bertserve_bulk_queue_texts", "gauge", "Texts of bulk work that wait for an engine.")
+BULK_QUEUE_TOKENS = Metric("bertserve_bulk_queue_tokens", "gauge", "Tokens of the bulk work that waits.")
+BULK_QUEUE_WORK = Metric(
+    "bertserve_bulk_queue_work_seconds",
+    "gauge",
+    "Predicted time to compute the bulk work that waits, on all of the device.",
+)
+BULK_ADMITTED_TOKENS = Metric("bertserve_bulk_admitted_tokens", "gauge", "Tokens of bulk work in flight.")
+BULK_ADMITTED_LIMIT = Metric(
+    "bertserve_bulk_admitted_limit_tokens", "gauge", "Tokens of bulk work that may be in flight at once."
+)
+BULK_REFUSALS = Metric(
+    "bertserve_bulk_refusals_total",
+    "counter",
+    "Bulk requests refused at admission.",
+    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+)
+BULK_DEADLINE_MISSES = Metric(
+    "bertserve_bulk_deadline_misses_total", "counter", "Bulk requests admitted and not answered before their deadline."
+)
+DEVICE_SECONDS = Metric(
+    "bertserve_device_seconds_total",
+    "counter",
+    "Time of the whole device that batches have taken; a narrow lane counts as its part of it.",
+    {"class": "`online`, `bulk`"},
 )
 
 BATCH_SIZE = Metric("bertserve_batch_size", "histogram", "Texts in a batch.")
@@ -201,6 +240,8 @@ SERVER: Sequence[Metric] = (
     *(CACHE_TEXTS, CACHE_BYTES),
     *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
+    *(BULK_REQUEST_SECONDS, BULK_QUEUE_TEXTS, BULK_QUEUE_TOKENS, BULK_QUEUE_WORK, BULK_ADMITTED_TOKENS),
+    *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
     *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, BUFFERS, BUFFER_REFUSALS),

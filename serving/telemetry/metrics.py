@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from serving.errors import reasons
 from serving.lifecycle import State
-from serving.records import ON_A_GPU, Totals
+from serving.records import BULK, ON_A_GPU, Totals
 from serving.telemetry import catalogue, triton
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _SECONDS = (
     *(10.0, 15.0, 30.0, 60.0),
 )
 """Every 0.1 ms up to 3 ms, then round numbers a quarter apart, up to the longest deadline."""
+
+_BULK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
@@ -151,6 +153,7 @@ class Metrics:
         self._tokenize = Histogram(catalogue.TOKENIZE_SECONDS, registry, _SECONDS)
         self._queue = Histogram(catalogue.QUEUE_SECONDS, registry, _SECONDS)
         self._compute = Histogram(catalogue.COMPUTE_SECONDS, registry, _SECONDS)
+        self._bulk_request = Histogram(catalogue.BULK_REQUEST_SECONDS, registry, _BULK_SECONDS)
         self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
         self._predicted_s = self._actual_s = 0.0
         self._batches = Histogram(catalogue.BATCH_SIZE, registry, _BATCH_SIZES)
@@ -175,10 +178,13 @@ class Metrics:
     def answered(self, outcome: Outcome[Any]) -> None:
         timings = outcome.timings
         self._requests[_ANSWERED] += 1
-        self._tokenize.observe(timings.tokenize_us / 1e6)
-        self._queue.observe(timings.queue_us / 1e6)
-        self._compute.observe(timings.compute_us / 1e6)
-        self._request.observe(timings.total_us / 1e6)
+        if outcome.priority == BULK:
+            self._bulk_request.observe(timings.total_us / 1e6)
+        else:
+            self._tokenize.observe(timings.tokenize_us / 1e6)
+            self._queue.observe(timings.queue_us / 1e6)
+            self._compute.observe(timings.compute_us / 1e6)
+            self._request.observe(timings.total_us / 1e6)
         texts = len(outcome.answer)
         self._texts += texts
         self._tokens += outcome.tokens
@@ -235,6 +241,14 @@ class Metrics:
         self.read(catalogue.NON_FINITE, lambda: load().non_finite)
         self.read(catalogue.REFUSALS, lambda: load().refusals)
         self.read(catalogue.DEADLINE_MISSES, lambda: load().misses)
+        self.read(catalogue.BULK_QUEUE_TEXTS, lambda: load().bulk.queued_texts)
+        self.read(catalogue.BULK_QUEUE_TOKENS, lambda: load().bulk.queued_tokens)
+        self.read(catalogue.BULK_QUEUE_WORK, lambda: load().bulk.queued_work_us / 1e6)
+        self.read(catalogue.BULK_ADMITTED_TOKENS, lambda: load().bulk.admitted_tokens)
+        self.read(catalogue.BULK_ADMITTED_LIMIT, lambda: load().bulk.admitted_limit)
+        self.read(catalogue.BULK_REFUSALS, lambda: load().bulk.refusals)
+        self.read(catalogue.BULK_DEADLINE_MISSES, lambda: load().bulk.misses)
+        self.read(catalogue.DEVICE_SECONDS, lambda: {name: us / 1e6 for name, us in load().device_us.items()})
 
     def follow_models(
         self,

@@ -66,11 +66,12 @@ function throughput(recent) {
   steps("rate-steps", recent.steps.requests_per_s, `Requests/s of each ${recent.steps.seconds} s`, rate);
 }
 
-function queue({ queue: waiting, admission }) {
+function queue({ queue: waiting, admission, bulk }) {
   set("under-way", count(waiting.requests));
   set("waiting", waiting.texts ? `${count(waiting.texts)}, ${counted(waiting.tokens, "token")}` : "0");
   set("drain", waiting.requests ? millis(admission.drain_ms) : "–");
   set("admitted", `${count(admission.tokens)} of ${count(admission.most_tokens)} tokens`);
+  set("bulk", bulk.texts ? `${count(bulk.texts)}, ${counted(bulk.tokens, "token")}` : "0");
 }
 
 function batches({ count: seen, mean_texts: texts, padding_share: padding, predicted_ms: predicted, actual_ms: actual }) {

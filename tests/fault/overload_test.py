@@ -151,14 +151,14 @@ def test_row_38_the_default_deadline_leaves_room_for_what_a_request_costs(serve:
     assert ask(server, TEXT, headers={"X-Request-Timeout-Ms": "100"}) == 504
 
 
-@pytest.mark.parametrize(("given", "status"), [("0", 200), ("1", 200), ("3", 200), ("4", 422), ("-1", 422), ("a", 422)])
-def test_priorities_are_three_classes(fake_server: Server, given: str, status: int) -> None:
+@pytest.mark.parametrize(("given", "status"), [("0", 200), ("1", 200), ("4", 200), ("5", 422), ("-1", 422), ("a", 422)])
+def test_priorities_are_four_classes(fake_server: Server, given: str, status: int) -> None:
     """And 0 for the default; anything else is refused with a word about it."""
     assert ask(fake_server, TEXT, headers={"X-Request-Priority": given}) == status
 
 
 @pytest.mark.parametrize(
-    ("given", "status"), [(0, 200), (1, 200), (3, 200), (4, 400), (-1, 400), ("1", 400), (True, 400)]
+    ("given", "status"), [(0, 200), (1, 200), (4, 200), (5, 400), (-1, 400), ("1", 400), (True, 400)]
 )
 def test_the_v2_protocol_has_a_parameter_for_it(fake_server: Server, given: Any, status: int) -> None:
     """`priority`, as Triton's clients send it, over HTTP and gRPC."""

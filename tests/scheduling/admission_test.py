@@ -55,8 +55,8 @@ def test_a_deadline_that_has_passed_lets_nothing_in() -> None:
         admit(admission, timeout_ms=100.0)
     with admit(admission, timeout_ms=200.0) as permit, pytest.raises(DeadlineExceeded, match="had passed"):
         permit.confirm([8], 7.2)
-    assert admission.in_flight == 0
-    assert not any(admission.refusals.values())
+    assert admission.online.in_flight == 0
+    assert not any(admission.online.refusals.values())
 
 
 def test_what_will_be_cut_off_is_not_counted() -> None:
@@ -88,7 +88,7 @@ def test_an_idle_server_never_asks_to_come_back_later(sizes: list[int], longest:
     assert tokens <= longest * len(sizes)
     with pytest.raises(InvalidRequest, match="send fewer at once") if tokens > capacity else contextlib.nullcontext():
         admission.admit(FIRST, sizes, longest=longest, arrival=0.0, timeout_ms=None, priority=2, now=0.0)
-        assert admission.in_flight == tokens
+        assert admission.online.in_flight == tokens
 
 
 def test_an_estimate_is_a_quarter_of_the_bytes_and_two_tokens_an_input() -> None:
@@ -100,8 +100,8 @@ def test_a_permit_holds_its_tokens_until_its_block_ends() -> None:
     """What was taken is given back."""
     admission = bound(100)
     with admission.reserve(60, 0.0) as permit:
-        assert (admission.in_flight, permit.tokens) == (60, 60)
-    assert (admission.in_flight, permit.tokens) == (0, 0)
+        assert (admission.online.in_flight, permit.tokens) == (60, 60)
+    assert (admission.online.in_flight, permit.tokens) == (0, 0)
 
 
 def test_a_permit_is_given_back_when_its_block_fails() -> None:
@@ -109,7 +109,7 @@ def test_a_permit_is_given_back_when_its_block_fails() -> None:
     admission = bound(100)
     with contextlib.suppress(RuntimeError), admission.reserve(60, 0.0):
         raise RuntimeError
-    assert admission.in_flight == 0
+    assert admission.online.in_flight == 0
 
 
 def test_the_last_token_is_given_and_not_one_more() -> None:
@@ -118,7 +118,7 @@ def test_the_last_token_is_given_and_not_one_more() -> None:
     with admission.reserve(60, 0.0), admission.reserve(40, 0.0):
         with pytest.raises(Overloaded):
             admission.reserve(1, 0.0)
-        assert admission.in_flight == 100
+        assert admission.online.in_flight == 100
 
 
 def test_what_does_not_fit_takes_nothing() -> None:
@@ -128,8 +128,8 @@ def test_what_does_not_fit_takes_nothing() -> None:
         with pytest.raises(Overloaded):
             admission.reserve(41, 0.0)
         with admission.reserve(40, 0.0):
-            assert admission.in_flight == 100
-    assert admission.in_flight == 0
+            assert admission.online.in_flight == 100
+    assert admission.online.in_flight == 0
 
 
 def test_more_than_the_whole_queue_is_the_clients_fault() -> None:
@@ -144,8 +144,8 @@ def test_the_exact_count_replaces_the_estimate(exact: int) -> None:
     admission = bound(100)
     with admission.reserve(50, 0.0) as permit:
         permit.confirm([exact], 0.0)
-        assert (admission.in_flight, permit.tokens) == (exact, exact)
-    assert admission.in_flight == 0
+        assert (admission.online.in_flight, permit.tokens) == (exact, exact)
+    assert admission.online.in_flight == 0
 
 
 def test_a_count_that_does_not_fit_keeps_the_estimate_until_the_block_ends() -> None:
@@ -154,8 +154,8 @@ def test_a_count_that_does_not_fit_keeps_the_estimate_until_the_block_ends() -> 
     with admission.reserve(30, 0.0), admission.reserve(50, 0.0) as permit:
         with pytest.raises(Overloaded):
             permit.confirm([71], 0.0)
-        assert (admission.in_flight, permit.tokens) == (80, 50)
-    assert admission.in_flight == 0
+        assert (admission.online.in_flight, permit.tokens) == (80, 50)
+    assert admission.online.in_flight == 0
 
 
 def test_a_count_beyond_the_whole_queue_is_refused_at_resize_too() -> None:
@@ -163,7 +163,7 @@ def test_a_count_beyond_the_whole_queue_is_refused_at_resize_too() -> None:
     admission = bound(100)
     with admission.reserve(1, 0.0) as permit, pytest.raises(InvalidRequest):
         permit.confirm([101], 0.0)
-    assert admission.in_flight == 0
+    assert admission.online.in_flight == 0
 
 
 steps = st.lists(st.tuples(st.sampled_from(["take", "resize", "free"]), st.integers(0, 12), st.integers(0, 5)))
@@ -184,4 +184,4 @@ def test_what_is_in_flight_is_what_the_permits_hold(steps: list[tuple[str, int, 
             elif held:
                 with held.pop(which % len(held)):
                     pass
-        assert admission.in_flight == sum(permit.tokens for permit in held) <= 10
+        assert admission.online.in_flight == sum(permit.tokens for permit in held) <= 10

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, DeadlineExceeded, Overloaded
-from serving.records import DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.queue import WorkItem
@@ -128,7 +128,7 @@ def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error:
     with pytest.raises(error):
         submit(scheduler, 8, timeout=timeout)
     assert scheduler.queue.items == 0
-    assert sum(scheduler.admission.refusals.values()) == 1
+    assert sum(scheduler.admission.online.refusals.values()) == 1
 
 
 def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
@@ -138,7 +138,7 @@ def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
         submit(scheduler, 8, timeout=0.005)
     with pytest.raises(DeadlineExceeded):
         submit(scheduler, *[256] * 8, timeout=0.015)
-    assert scheduler.admission.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
+    assert scheduler.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
 
 
 def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:
@@ -159,7 +159,7 @@ def test_those_who_are_refused_together_come_back_apart() -> None:
     scheduler = one_lane()
     scheduler.admission._jitter = lambda: 0.5
     assert Overloaded("", retry_after_s=2.0, jitter=0.5).retry_after_ms == 3000
-    assert scheduler.admission._overloaded("full", 0.0).retry_after_ms == 30
+    assert scheduler.admission._overloaded("full", DEFAULT_PRIORITY, 0.0).retry_after_ms == 30
 
 
 def test_an_earlier_class_does_not_wait_for_the_later_ones() -> None:
@@ -354,17 +354,17 @@ class Replay:
         """A request comes, and is refused whole or taken whole."""
         arrival = self.arrivals[number]
         request = items(*arrival.lengths, model=arrival.model, owner=number)
-        before = self.scheduler.queue.items
+        before = self.scheduler.waiting
         deadline = self.now + arrival.timeout_ms / 1e3
         try:
             started = start(self.scheduler, request, arrival.priority, deadline, self.now)
         except BertserveError:
-            assert self.scheduler.queue.items == before
+            assert self.scheduler.waiting == before
             assert not any(item.waits for item in request)
             return
         self.accepted[number] = request
         if started is None:
-            assert self.scheduler.queue.items == before + len(request)
+            assert self.scheduler.waiting == before + len(request)
         else:
             self.begin(started)
         if arrival.cancel_after_ms:
@@ -390,14 +390,18 @@ class Replay:
         if self.scheduler.wake_at is not None:
             assert self.scheduler.wake_at > self.now
             self.at(self.scheduler.wake_at, lambda: None)
-        elif self.scheduler.queue.items:
+        elif self.scheduler.waiting:
             assert any(self.scheduler.lanes.load), "something waits and nothing runs"
 
     def begin(self, assignment: Assignment) -> None:
         """A batch runs; it keeps every rule."""
         batch = list(assignment.items)
         first = batch[0]
-        assert len({(item.model, item.priority) for item in batch}) == 1
+        own = [item for item in batch if item.priority == first.priority]
+        assert len({item.model for item in batch}) == 1
+        assert batch[: len(own)] == own
+        assert {item.priority for item in batch[len(own) :]} <= {BULK}
+        assert assignment.padded_length == max(item.tokens for item in own)
         longest = max(item.tokens for item in batch)
         assert len(batch) == 1 or longest * len(batch) <= self.policy.max_batch_tokens
         together = self.policy.batch_invariant[first.model]
@@ -422,8 +426,9 @@ class Replay:
 
     def check(self) -> None:
         """Nothing is left, and everything that was taken has its fate."""
-        queue = self.scheduler.queue
-        assert (queue.items, queue.tokens, queue.backlog.total_us) == (0, 0, 0)
+        for queue in (self.scheduler.queue, self.scheduler.bulk):
+            assert (queue.items, queue.tokens, queue.backlog.total_us) == (0, 0, 0)
+        assert self.scheduler._running_us == pytest.approx(0.0, abs=1e-6)
         assert not any(self.scheduler.lanes.load)
         expected = {(number, item.index) for number, request in self.accepted.items() for item in request}
         assert self.fate.keys() == expected
@@ -439,7 +444,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[Arrival], int, int]:
         lengths = tuple(1 + (b * (place + 1) + c) % (200 if b % 5 == 0 else 40) for place in range(texts))
         timeout = (5, 20, 60, 1000)[c % 4]
         cancel = 1 + d % 16 if c % 9 == 0 else 0
-        arrivals.append(Arrival(d % 64, lengths, b % 3 % 2, PRIORITIES[1 if d % 5 else a % 3], timeout, cancel))
+        arrivals.append(Arrival(d % 64, lengths, b % 3 % 2, PRIORITIES[a % 4 if d % 2 else 1], timeout, cancel))
     return arrivals, drawn[0] + drawn[1], (1, 3, 4)[drawn[2] % 3]
 
 

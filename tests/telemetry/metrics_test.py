@@ -158,7 +158,7 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
     with Permit(scheduler.admission, ModelIndex(0), 2, 1.0) as permit:
         permit.confirm([8, 8], 0.0)
         scheduler.submit(items, permit, 0.0)
-    dispatcher.missed()
+    dispatcher.missed(Permit(dispatcher.admission, ModelIndex(0), 2, 1.0))
     dispatcher._non_finite += 3
     with dispatcher.admission.reserve(60, 0.0), pytest.raises(Overloaded):
         dispatcher.admission.reserve(41, 0.0)

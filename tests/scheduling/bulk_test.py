@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import random
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BulkOverloaded, DeadlineExceeded
+from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
+from serving.scheduling.batcher import WIDE, Policy
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.queue import WorkItem
+from serving.scheduling.scheduler import Scheduler
+from simulate.simulator import Arrival, BulkJob, Device, Fate, simulate, simulate_beside_bulk
+from tests.support.costs import constant, model_costs, per_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.scheduling.batcher import Assignment
+
+MODEL = ModelIndex(0)
+NEVER = float("inf")
+
+
+def scheduler(
+    cost: Callable[[int, int], float],
+    narrow: Callable[[int, int], float] | None = None,
+    *,
+    lanes: int = 1,
+    kind: type[Scheduler] = Scheduler,
+    limits: AdmissionLimits | None = None,
+    **options: Any,
+) -> Scheduler:
+    """A scheduler of one batch-invariant model."""
+    policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, **options)
+    made = kind(policy, limits or AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
+    made.engine_up(lanes, [model_costs(cost, narrow, narrow_lanes=lanes - 1, group_tokens=64)])
+    return made
+
+
+def submit(
+    into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
+) -> list[WorkItem]:
+    """Queues a request."""
+    items, _ = start(into, *lengths, priority=priority, now=now, timeout=timeout)
+    return items
+
+
+def start(
+    into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
+) -> tuple[list[WorkItem], Assignment | None]:
+    """Queues a request, or starts its only text."""
+    texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
+    items = [WorkItem(MODEL, text, len(text.ids), None, index) for index, text in enumerate(texts)]
+    permit = Permit(into.admission, MODEL, priority, now + timeout)
+    permit.confirm(lengths, now)
+    return items, into.submit(items, permit, now)
+
+
+def bulk(into: Scheduler, *lengths: int, now: float = 0.0, timeout: float = NEVER) -> list[WorkItem]:
+    return submit(into, *lengths, priority=BULK, now=now, timeout=timeout)
+
+
+def end(of: Scheduler, batch: Assignment | None) -> float:
+    """A batch takes as long as was predicted; returns when it has ended."""
+    assert batch is not None
+    at = batch.given_at + batch.predicted_us / 1e6
+    of.done(batch, at)
+    return at
+
+
+def busy(cost: Callable[[int, int], float], **options: Any) -> tuple[Scheduler, Assignment]:
+    """A scheduler whose only lane has just begun with a text that somebody waits for."""
+    made = scheduler(cost, **options)
+    _, batch = start(made, 8)
+    assert batch is not None
+    return made, batch
+
+
+def test_bulk_work_goes_after_every_other_class() -> None:
+    """It has what they leave."""
+    made, running = busy(constant(1000))
+    waiting = bulk(made, 40)
+    last = submit(made, 100, priority=3)
+    now = end(made, running)
+    batch = made.next(now)
+    assert batch is not None
+    assert list(batch.items) == last
+    batch = made.next(end(made, batch))
+    assert batch is not None
+    assert list(batch.items) == waiting
+
+
+def test_bulk_work_is_aged_within_itself() -> None:
+    """Short texts overtake long ones for a while, as in every class."""
+    made, running = busy(per_token(100))
+    (long,), (short,), (late,) = bulk(made, 200), bulk(made, 40), bulk(made, 20, now=1.0)
+    order = []
+    now = end(made, running)
+    for _ in range(3):
+        batch = made.next(now)
+        now = end(made, batch)
+        assert batch is not None
+        order += batch.items
+    assert order == [short, long, late]
+
+
+def test_bulk_batches_are_short_while_others_come() -> None:
+    """A slice while a query may come at any moment; as large as pays once none has come for five seconds."""
+    made, running = busy(per_token(10, 1000), bulk_slice_s=0.004)
+    bulk(made, *[20] * 40)
+    first = made.next(end(made, running))
+    assert first is not None
+    assert first.predicted_us <= 4000
+    assert len(first.items) > 1
+    assert made.next(0.02) is None
+    made.done(first, 0.02)
+    second = made.next(6.0)
+    assert second is not None
+    assert second.predicted_us > 4000
+
+
+def test_a_text_longer_than_a_slice_runs_alone() -> None:
+    """It cannot be cut in two."""
+    made, running = busy(per_token(100), bulk_slice_s=0.001)
+    bulk(made, 100, 100)
+    batch = made.next(end(made, running))
+    assert batch is not None
+    assert len(batch.items) == 1
+
+
+def test_beside_queries_bulk_work_runs_on_the_wide_lane() -> None:
+    """All lanes are free again when it ends; without queries it runs on the narrow ones, which carry more."""
+    made = scheduler(per_token(50, 500), per_token(60, 500), lanes=3)
+    submit(made, 20)
+    made.engine_up(3, made.costs)
+    bulk(made, *[20] * 40)
+    batch = made.next(0.001)
+    assert batch is not None
+    assert batch.lane == WIDE
+    assert made.next(0.001) is None
+    made.done(batch, 0.01)
+    lanes = [batch.lane for batch in (made.next(6.0), made.next(6.0)) if batch is not None]
+    assert lanes == [1, 2]
+
+
+def test_a_batch_is_filled_up_with_what_costs_nothing() -> None:
+    """A batch of three that the engine pads to four has room for a text of the bulk work, and not for two."""
+    policy = Policy(1024, batch_invariant=[True], narrow=[False])
+    made = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None)
+    made.engine_up(1, [model_costs(per_token(10, 1000), padded_to=(1, 2, 4, 8))])
+    _, running = start(made, 8)
+    own = [text for _ in range(3) for text in submit(made, 20)]
+    longer = bulk(made, 24)
+    extra = [text for _ in range(3) for text in bulk(made, 18)]
+    batch = made.next(end(made, running))
+    assert batch is not None
+    assert list(batch.items) == [*own, extra[0]]
+    assert (batch.padded_length, batch.filled) == (20, 0.0)
+    assert all(item.waits for item in [*longer, *extra[1:]])
+
+
+def test_filling_up_breaks_no_deadline() -> None:
+    """Where the next text has just the time that the batch without bulk work takes, nothing is added."""
+    for spare_s, sizes in ((0.0, 1), (0.001, 3)):
+        made, running = busy(per_token(1, 10_000))
+        (own,), _ = submit(made, 20), bulk(made, 20, 20)
+        now = end(made, running)
+        own.deadline = now + made.costs[0].batch_us(WIDE, 20, 1) / 1e6 + spare_s
+        batch = made.next(now)
+        assert batch is not None
+        assert len(batch.items) == sizes
+
+
+def test_a_flood_of_bulk_work_refuses_bulk_work_alone() -> None:
+    """Its queue is bounded apart, and nothing that waits in it counts for other requests."""
+    made, _ = busy(per_token(100), limits=AdmissionLimits(1000, max_bulk_tokens=300))
+    held = [bulk(made, 100) for _ in range(2)]
+    with pytest.raises(BulkOverloaded, match="bulk work") as refused:
+        bulk(made, 101)
+    assert refused.value.retry_after_s == pytest.approx(0.02, abs=0.01)
+    assert submit(made, 100, timeout=0.05)
+    assert made.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+    assert made.admission.bulk.refusals["queue_full"] == 1
+    assert all(item.waits for request in held for item in request)
+
+
+def test_bulk_work_has_no_deadline_but_its_own() -> None:
+    """The server's default and its longest do not count; what the client says does, and nothing else."""
+    made = scheduler(constant(1000), limits=AdmissionLimits(1000, default_timeout_ms=10, max_timeout_ms=20))
+
+    def admitted(timeout_ms: float | None) -> Permit:
+        return made.admission.admit(
+            MODEL, [40], longest=None, arrival=1.0, timeout_ms=timeout_ms, priority=BULK, now=1.0
+        )
+
+    assert admitted(None).deadline == NEVER
+    assert admitted(60_000).deadline == pytest.approx(61.0)
+    with pytest.raises(DeadlineExceeded):
+        admitted(0.5).confirm([10], 1.0)
+
+
+def test_bulk_work_with_a_deadline_is_refused_where_it_cannot_be_kept() -> None:
+    """By what waits before it; other requests do not wait for it."""
+    made, _ = busy(per_token(125))
+    for _ in range(20):
+        bulk(made, 64)
+    with pytest.raises(BulkOverloaded):
+        bulk(made, 64, timeout=0.1)
+    assert submit(made, 64, timeout=0.1)
+
+
+def test_predictions_leave_bulk_work_its_share() -> None:
+    """While it waits, everything else takes a little longer."""
+    made, _ = busy(per_token(125), bulk_share=0.5)
+    for _ in range(10):
+        submit(made, 64)
+    alone_s = made.outlook.drain_s(0.0)
+    bulk(made, 64)
+    assert made.outlook.drain_s(0.0) > 1.5 * alone_s
+
+
+def test_what_is_cancelled_or_put_back_keeps_its_queue() -> None:
+    """A batch of both classes that failed returns text by text, each to its own."""
+    made, running = busy(constant(1000), bulk_share=0.0)
+    (own,), (extra,) = submit(made, 20), bulk(made, 20)
+    batch = made.next(end(made, running))
+    assert batch is not None
+    assert list(batch.items) == [own, extra]
+    made.put_back(batch.items)
+    assert (made.queue.items, made.bulk.items) == (1, 1)
+    made.cancel([extra])
+    assert (made.queue.items, made.bulk.items) == (1, 0)
+
+
+def test_first_come_first_served_serves_bulk_work_last() -> None:
+    """The baseline knows no share."""
+    made, running = busy(constant(1000), kind=FifoScheduler)
+    waiting, (own,) = bulk(made, 8, 8), submit(made, 8)
+    first = made.next(end(made, running))
+    assert first is not None
+    assert list(first.items) == [own]
+    second = made.next(end(made, first))
+    assert second is not None
+    assert list(second.items) == waiting
+
+
+def shares(seed: int, *, lanes: int, share: float, windows: int = 5, batches: int = 200) -> list[float]:
+    """The share of bulk work in each of several windows while queries and bulk work both always wait."""
+    dice = random.Random(seed)
+    narrow = per_token(50, 300) if lanes > 1 else None
+    made = scheduler(per_token(30, 300), narrow, lanes=lanes, bulk_share=share)
+    running: list[tuple[float, Assignment]] = []
+    now, found = 0.0, []
+    for _ in range(windows):
+        before = made.online_us, made.bulk_us
+        for _ in range(batches):
+            for of, most in ((made.queue, 10), (made.bulk, 20)):
+                while of.items < most:
+                    priority = BULK if of is made.bulk else DEFAULT_PRIORITY
+                    submit(made, dice.randint(4, 100), dice.randint(4, 60), priority=priority, now=now)
+            while (batch := made.next(now)) is not None:
+                running.append((now + batch.predicted_us * dice.uniform(0.7, 1.5) / 1e6, batch))
+            running.sort(key=lambda one: one[0])
+            now, batch = running.pop(0)
+            made.learn(batch, batch.predicted_us, made.done(batch, now))
+        online, own = made.online_us - before[0], made.bulk_us - before[1]
+        found.append(own / (online + own))
+    return found
+
+
+FULL = 400
+
+
+def check_shares(seed: int, lanes: int, share: float) -> None:
+    """In every window but the first, where nothing is owed yet. What fills up batches nearly for nothing is on top."""
+    found = shares(seed, lanes=lanes, share=share)[1:]
+    assert all(share - 0.015 < one < share + 0.03 for one in found), found
+
+
+@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
+@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
+def test_bulk_work_has_its_share_of_a_device_that_never_rests(seed: int, lanes: int, share: float) -> None:
+    """In every window of two hundred batches, and hardly more."""
+    check_shares(seed, lanes, share)
+
+
+@pytest.mark.long
+@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
+@settings(derandomize=True, max_examples=FULL, deadline=None)
+def test_bulk_work_has_its_share_of_a_device_that_never_rests_at_full_size(seed: int, lanes: int, share: float) -> None:
+    """The same over four hundred schedules."""
+    check_shares(seed, lanes, share)
+
+
+def device(cost: Callable[[int, int], float], narrow: Callable[[int, int], float] | None = None) -> Device:
+    costs = model_costs(cost, narrow)
+    return Device(points=list(costs.points), narrow_lanes=2 if narrow else 0)
+
+
+def poisson(rate: float, seconds: float, seed: int, timeout_s: float = 100.0) -> list[Arrival]:
+    dice, at, made = random.Random(seed), 0.0, []
+    while (at := at + dice.expovariate(rate)) < seconds:
+        made.append(Arrival(at, (dice.randint(8, 64),), timeout_s))
+    return made
+
+
+JOB = BulkJob(10.0, {16: 1.0, 40: 1.0, 64: 1.0}, texts=16, requests=8)
+
+
+@pytest.mark.parametrize("narrow", [None, per_token(40, 200)], ids=["one lane", "three lanes"])
+def test_queries_hardly_wait_for_a_saturating_bulk_job(narrow: Callable[[int, int], float] | None) -> None:
+    """At half of the capacity: each waits for a slice more, at most, and bulk work gets four fifths of the rest."""
+    machine = device(per_token(25, 200), narrow)
+    policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, bulk_slice_s=0.003)
+    queries = poisson(0.5 / 0.0011, 10.0, 1)
+    without = simulate(machine, policy, queries)
+    beside, done = simulate_beside_bulk(machine, policy, queries, JOB)
+    _, alone = simulate_beside_bulk(machine, policy, [], JOB)
+    assert all(outcome.fate is Fate.ANSWERED for outcome in beside)
+    mean_s = [sum(outcome.latency_s for outcome in of) / len(of) for of in (without, beside)]
+    assert mean_s[1] < mean_s[0] + 0.003
+    assert done.texts >= 0.8 * 0.5 * alone.texts
+
+
+def test_deadlines_hold_beside_a_saturating_bulk_job() -> None:
+    """Of what is admitted nothing comes too late, and hardly anything is refused at half of the capacity."""
+    machine = device(per_token(25, 200))
+    policy = Policy(1024, batch_invariant=[True], narrow=[False], bulk_slice_s=0.003)
+    queries = poisson(0.5 / 0.0011, 10.0, 2, timeout_s=0.04)
+    outcomes, _ = simulate_beside_bulk(machine, policy, queries, JOB)
+    fates = [outcome.fate for outcome in outcomes]
+    assert fates.count(Fate.ANSWERED) >= 0.98 * len(fates)
+    assert fates.count(Fate.LATE) <= 0.002 * len(fates)
+
+
+def test_bulk_work_goes_on_while_queries_overload_the_server() -> None:
+    """At twice the capacity it has its twentieth."""
+    machine = device(per_token(25, 200))
+    policy = Policy(1024, batch_invariant=[True], narrow=[False])
+    queries = poisson(2 / 0.0011, 10.0, 3, timeout_s=0.2)
+    _, done = simulate_beside_bulk(machine, policy, queries, JOB)
+    assert done.device_us == pytest.approx(0.05 * 10e6, rel=0.1)
+
+
+Decisions = list[tuple[float, int, list[int], float]]
+
+
+class _Recording(Scheduler):
+    """Keeps what it decides."""
+
+    decided: Decisions
+
+    def next(self, now: float) -> Assignment | None:
+        batch = super().next(now)
+        if batch is not None:
+            self.decided.append((now, batch.lane, [item.tokens for item in batch.items], batch.predicted_us))
+        return batch
+
+
+@pytest.mark.parametrize("narrow", [None, per_token(40, 200)], ids=["one lane", "three lanes"])
+def test_without_bulk_work_its_settings_change_no_decision(narrow: Callable[[int, int], float] | None) -> None:
+    """The same batches at the same times on the same lanes, and the same answers, to the last bit."""
+    found: list[tuple[Decisions, Sequence[Any]]] = []
+    for share, slice_s in ((0.0, 1.0), (0.9, 0.001)):
+        _Recording.decided = []
+        policy = Policy(1024, [True], [narrow is not None], group_tokens=64, bulk_share=share, bulk_slice_s=slice_s)
+        queries = poisson(1.2 / 0.0011, 5.0, 4, timeout_s=0.1)
+        outcomes = simulate(device(per_token(25, 200), narrow), policy, queries, scheduler=_Recording)
+        found.append((_Recording.decided, outcomes))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 1000
