@@ -15,6 +15,7 @@ from serving.http.apis.openai import EMBEDDINGS, embedded, embeddings_of, inputs
 from serving.http.exchange import JSON, HttpRequest
 from serving.http.faults import error_body, status_of
 from serving.jobs.lines import Answer
+from serving.records import BULK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,19 +33,15 @@ PATH = "/v1/embeddings"
 
 _PIECE_TEXTS = 32
 _OK = 200
-_LAST = b"3"
+_BULK = str(BULK).encode()
 
 
 class EmbeddingLines:
-    """Answers lines through the pipeline, behind all other requests."""
+    """Answers lines through the pipeline, as bulk work."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._headers = {
-            b"content-type": JSON,
-            b"x-request-priority": _LAST,
-            b"x-request-timeout-ms": str(api.settings.max_timeout_ms).encode(),
-        }
+        self._headers = {b"content-type": JSON, b"x-request-priority": _BULK}
 
     async def prepare(self, line_id: str, body: bytes) -> EmbeddingLine:
         """See `Endpoint`."""
