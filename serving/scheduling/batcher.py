@@ -97,7 +97,7 @@ class Assignment(msgspec.Struct, frozen=True):
         given_at: When the lane was given it, in seconds.
         predicted_us: How long the lane will be held.
         could_grow: Whether it is small only because no more texts wait.
-        filled: Of its time, the part that bulk work beside other texts takes.
+        bulk: Of its time, the part that bulk work takes.
     """
 
     lane: int
@@ -108,12 +108,7 @@ class Assignment(msgspec.Struct, frozen=True):
     given_at: float
     predicted_us: float
     could_grow: bool = False
-    filled: float = 0.0
-
-    @property
-    def bulk(self) -> float:
-        """Of its time, the part that bulk work takes."""
-        return 1.0 if self.items[0].priority == BULK else self.filled
+    bulk: float = 0.0
 
 
 class Lanes(msgspec.Struct):
@@ -161,7 +156,8 @@ def choose(
     model_costs = costs[head.model]
     if idle and queue.items == 1:
         alone_us = model_costs.batch_us(WIDE, head.tokens, 1)
-        return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone)
+        bulk = float(head.priority == BULK)
+        return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone, bulk)
     together = policy.batch_invariant[head.model]
     if on_wide or len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
         most = MOST_LOOKED_AT if together else 1
@@ -229,7 +225,7 @@ def filled(
     if not more:
         return batch
     larger = assigned(batch.lane, [*items, *company[:more]], length, policy, costs, batch.given_at)
-    return msgspec.structs.replace(larger, filled=1 - batch.predicted_us / larger.predicted_us)
+    return msgspec.structs.replace(larger, bulk=1 - batch.predicted_us / larger.predicted_us)
 
 
 def _belongs_to_the_wide_lane(head: WorkItem, policy: Policy, costs: ModelCosts, now: float, *, idle: bool) -> bool:
@@ -282,7 +278,8 @@ def assigned(
     tokens = sum([item.tokens for item in batch])
     padding = padded_length * len(batch) - tokens if policy.batch_invariant[batch[0].model] else 0
     predicted_us = costs.batch_us(lane, padded_length, len(batch))
-    return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, could_grow)
+    bulk = float(batch[0].priority == BULK)
+    return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, could_grow, bulk)
 
 
 def _candidates(

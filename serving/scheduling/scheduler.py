@@ -133,7 +133,8 @@ class Scheduler:
         if permit.alone_us is not None:
             first.priority = permit.priority
             first.deadline = permit.deadline
-            alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, permit.alone_us)
+            bulk = float(permit.priority == BULK)
+            alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, permit.alone_us, bulk=bulk)
             return self._start(alone, now)
         demand = permit.demand
         if demand is None:

@@ -215,7 +215,8 @@ def test_an_idle_grpc_connection_says_goodbye_and_its_client_does_not_notice(mod
             wait_live(server.http)
             assert metric(server, "bertserve_connections_displaced_total", ports="clients") >= 1
             client.embed(["b"])
-        wait_for(lambda: not metric(server, "bertserve_connections", protocol="http"), "a place")
+        for protocol in ("http", "grpc"):
+            wait_for(lambda p=protocol: not metric(server, "bertserve_connections", protocol=p), "a place")
         with RawHttp2(server.grpc) as connection:
             wait_for(lambda: metric(server, "bertserve_connections", protocol="grpc") == 1, "the connection")
             wait_live(server.http)

@@ -161,7 +161,7 @@ def test_a_batch_is_filled_up_with_what_costs_nothing() -> None:
     batch = made.next(end(made, running))
     assert batch is not None
     assert list(batch.items) == [*own, extra[0]]
-    assert (batch.padded_length, batch.filled) == (20, 0.0)
+    assert (batch.padded_length, batch.bulk) == (20, 0.0)
     assert all(item.waits for item in [*longer, *extra[1:]])
 
 
