@@ -31,8 +31,11 @@ from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
 from serving.net.free_memory import give_back_free_memory
 from serving.net.observer import RequestObserver
+from serving.net.orca import LoadReports
 from serving.oip.service import SERVER_VERSION, V2Service
+from serving.operations.agent_port import AgentPort
 from serving.operations.announcement import Addresses, Announcement
+from serving.operations.load import load_report
 from serving.operations.probe_port import ProbeListener
 from serving.operations.status import Status
 from serving.rollout.engine_build import EngineBuilder
@@ -80,6 +83,7 @@ class Server:
     http: HttpListener
     grpc: GrpcListener
     probes: ProbeListener
+    agent: AgentPort | None
     places: Places
     budget: BufferBudget
     recent: Recent
@@ -165,12 +169,12 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         await grpc.renew()
 
     keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew)
-    record_error = Refusals(metrics, log_writer.limit).refused
-    budget = BufferBudget.of(settings)
+    record_error, budget = Refusals(metrics, log_writer.limit).refused, BufferBudget.of(settings)
     jobs = Jobs.open(settings)
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
     tei_service = TeiService(pipeline, repository, settings)
+    load_reports = LoadReports(lambda: load_report(dispatcher, recent), settings.load_reports)
     grpc = GrpcListener(
         *(ports.grpc, v2_service, tei_service, settings, record_error),
         keys=keys,
@@ -178,6 +182,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         places=places,
         observer=observer,
         budget=budget,
+        load_reports=load_reports,
     )
     api = Api(
         pipeline=pipeline,
@@ -190,6 +195,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         render_metrics=metrics.render,
         metrics_type=CONTENT_TYPE,
         record_error=record_error,
+        load_reports=load_reports,
         keys=keys,
         observer=observer,
         jobs=jobs,
@@ -197,7 +203,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     )
     http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
     probes = ProbeListener(
-        App(replace(api, keys=None, observer=None), [operations.router], documented=False),
+        App(replace(api, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,
@@ -228,6 +234,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         http=http,
         grpc=grpc,
         probes=probes,
+        agent=None if ports.agent is None else AgentPort(ports.agent, lifecycle, dispatcher),
         places=places,
         budget=budget,
         recent=recent,
@@ -243,6 +250,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCounts, log_writer: LogWriter) -> None:
     slot, repository = server.slot, server.repository
     metrics.follow(server.dispatcher)
+    metrics.read(catalogue.UTILIZATION, lambda: load_report(server.dispatcher, server.recent).application_utilization)
     metrics.follow_engine(lambda: slot.engine, repository)
     metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
     metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, server.dispatcher.waiting)
@@ -348,6 +356,8 @@ async def serve(server: Server) -> int:
     await server.probes.start()
     await server.http.start()
     await server.grpc.start()
+    if server.agent:
+        await server.agent.start()
     server.recent.start()
     lifecycle.to(State.WARMING)
     server.slot.start()
@@ -375,6 +385,8 @@ async def serve(server: Server) -> int:
     if server.span_sender:
         await asyncio.to_thread(server.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
+    if server.agent:
+        server.agent.close()
     server.recent.close()
     if lifecycle.state is State.FAILED:
         raise StartupError(lifecycle.failure)

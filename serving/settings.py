@@ -90,6 +90,18 @@ class Settings(BaseModel):
     http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
+    agent_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port of HAProxy's agent checks, which learn this replica's weight from its predicted wait; unset:"
+        " none.",
+    )
+    load_reports: Literal["asked", "always"] = Field(
+        "asked",
+        description="Which replies carry a load report for balancers (ORCA): those to requests with the header"
+        " `endpoint-load-metrics-format`, or all.",
+    )
 
     api_keys_file: Path | None = Field(
         None,
@@ -161,6 +173,9 @@ class Settings(BaseModel):
     fake_batch_ms: str = Field(
         "",
         description="How long the fake engine takes for batches of several texts, `texts:ms,...` (`fake_ms`: for one).",
+    )
+    fake_token_us: float = Field(
+        0.0, ge=0, le=100_000, description="How long it takes for each token of a batch beside that, padding included."
     )
     fake_faults: str = Field(
         "", description="Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang."

@@ -8,6 +8,7 @@ from loadtest.benchmarks import runner
 from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
 from loadtest.benchmarks.cpu_engines import CpuEnginesBenchmark
+from loadtest.benchmarks.fleet import FleetBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
 from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
@@ -31,6 +32,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     OpenLoopBenchmark,
     SchedulingBenchmark,
     RollingBenchmark,
+    FleetBenchmark,
     SwapBenchmark,
     T4Benchmark,
     WiresBenchmark,

@@ -70,6 +70,7 @@ class FakeBackend:
         delay_ms: float = 0.0,
         faults: Mapping[int, Fault] | None = None,
         batch_ms: Mapping[int, float] | None = None,
+        token_us: float = 0.0,
     ) -> None:
         """Takes what it pretends.
 
@@ -79,11 +80,13 @@ class FakeBackend:
             delay_ms: How long a batch takes.
             faults: By the token that provokes them.
             batch_ms: How long batches of more texts take; between two sizes linear, above the largest in proportion.
+            token_us: How long each token of a batch takes beside that, padding included.
         """
         self._models = models
         self._lanes = lanes_for(models, threads)
         points = sorted({**(batch_ms or {}), 1: delay_ms}.items())
         self._sizes, self._delays_ms = [texts for texts, _ in points], [ms for _, ms in points]
+        self._token_ms = token_us / 1e3
         self._faults = dict(faults or {})
 
     def lanes(self) -> Sequence[LaneKind]:
@@ -107,7 +110,7 @@ class FakeBackend:
             finite = finite_rows([answers], len(texts))
         else:
             answers = np.stack(rows) if len(rows) > 1 else rows[0][None]
-        if delay_ms := self._delay_ms(len(texts)):
+        if delay_ms := self._delay_ms(len(texts)) + self._token_ms * len(texts) * batch.padded_length:
             time.sleep(delay_ms / 1e3)
         return BatchOutput(_split(answers, outputs, shapes), finite, (time.perf_counter() - started) * 1e6)
 

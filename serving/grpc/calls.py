@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
     from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.records import RequestTrace
     from serving.security.keys import ApiKeys
@@ -78,6 +79,7 @@ class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
         record_error: Counts and logs an error.
         keys: What all but the open methods need one of.
         observer: Traces requests; None where nothing reads the traces.
+        load_reports: What balancers are told of the load behind a reply; None where nothing is.
         inflating: Held by the call whose message is being decompressed.
     """
 
@@ -85,6 +87,7 @@ class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
     record_error: RecordError
     keys: ApiKeys | None
     observer: RequestObserver | None
+    load_reports: LoadReports | None = None
     inflating: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
 
@@ -173,6 +176,9 @@ class Call(msgspec.Struct, eq=False):
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""
+        reports = self.environment.load_reports
+        if reports is not None and reports.form(self.head.metadata) is not None:
+            self._trailing = (*self._trailing, reports.report().trailer())
         self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
         if self._held and self.stream.unsent is None:
             self._hold(0)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from serving.grpc.h2 import Headers, Stream
     from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
@@ -66,6 +67,7 @@ class CallDispatch:
         budget: BufferBudget,
         keys: ApiKeys | None = None,
         observer: RequestObserver | None = None,
+        load_reports: LoadReports | None = None,
     ) -> None:
         self.methods = methods
         self.settings = settings
@@ -79,7 +81,7 @@ class CallDispatch:
         self.debts = PeerDebts(self.limits.credit, self.limits.credit_per_s)
         self.connections: set[GrpcConnection] = set()
         self.ending = False
-        self._environment = CallEnvironment(settings, record_error, keys, observer)
+        self._environment = CallEnvironment(settings, record_error, keys, observer, load_reports)
 
     def open(
         self, connection: GrpcConnection, stream: Stream, headers: Headers

@@ -10,6 +10,7 @@ from serving.grpc.dispatch import CallDispatch
 from serving.grpc.services.health import SERVICE as HEALTH
 from serving.grpc.services.health import HealthService
 from serving.grpc.services.inference import SERVICE, InferenceService
+from serving.grpc.services.orca import OrcaService
 from serving.grpc.services.reflection import ReflectionService
 from serving.grpc.services.tei import SERVICES as TEI
 from serving.grpc.services.tei import TeiServices
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from serving.net.acceptor import Places
     from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
@@ -45,6 +47,7 @@ class GrpcListener:
         record_error: RecordError,
         *,
         budget: BufferBudget,
+        load_reports: LoadReports,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
         places: Places | None = None,
@@ -56,9 +59,10 @@ class GrpcListener:
         """
         self.health = HealthService([SERVICE, *TEI])
         methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
+        self._orca = OrcaService(load_reports)
         reflection = ReflectionService([SERVICE, *TEI, HEALTH])
-        methods |= {**self.health.methods(), **reflection.methods()}
-        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
+        methods |= {**self.health.methods(), **reflection.methods(), **self._orca.methods()}
+        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer, load_reports)
         self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2", places=places)
         if places is not None:
             places.follow(lambda: self._calls.connections)
@@ -84,6 +88,7 @@ class GrpcListener:
     async def close(self, grace_s: float) -> None:
         """Accepts no more, answers for so long what clients send before they know, then ends their connections."""
         self.health.close()
+        self._orca.close()
         self._calls.ending = True  # for connections whose handshake has not ended
         self._acceptor.close()
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from serving.jobs.service import Jobs
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.records import A, InputType, TaskOptions, TextInput, Truncate
@@ -52,6 +53,7 @@ class Api:
         render_metrics: Makes the body of `/metrics`.
         metrics_type: Its content type.
         record_error: Called with each error that a client gets.
+        load_reports: What balancers are told of the load; None where nothing is.
         keys: API keys; None where none is needed.
         observer: Traces requests; None where nothing reads the traces.
         jobs: Files and batches; None where they are off.
@@ -69,6 +71,7 @@ class Api:
     render_metrics: Callable[[], bytes]
     metrics_type: str
     record_error: RecordError
+    load_reports: LoadReports | None = None
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
     jobs: Jobs | None = None
@@ -167,6 +170,9 @@ class Api:
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             error = InternalError()
             reply = self.refuse(error, request)
+        reports = self.load_reports
+        if reports is not None and (form := reports.form(request.headers)) is not None:
+            reply.head += reports.report().header(form)
         if observer is not None:
             self._end_trace(request, reply, error)
         return reply

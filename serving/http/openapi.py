@@ -63,12 +63,17 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
         "example": "return=minimal",
     },
+    "endpoint-load-metrics-format": {
+        "description": "`TEXT`, `JSON` or `BIN`: the reply carries a load report of ORCA in `endpoint-load-metrics`.",
+        "schema": {"type": "string"},
+        "example": "TEXT",
+    },
     "If-None-Match": {
         "description": "The `ETag` of the page that is there already: 304 where it is the same.",
         "schema": {"type": "string"},
     },
 }
-_INFERRING = ("X-Request-Timeout-Ms", "X-Request-Priority", "traceparent")
+_INFERRING = ("X-Request-Timeout-Ms", "X-Request-Priority", "traceparent", "endpoint-load-metrics-format")
 
 
 def _header(description: str, kind: str = "string") -> dict[str, Any]:
@@ -81,6 +86,7 @@ _OUTCOME_HEADERS = {
     "X-Compute-Type": _header("What computed: `cpu`, `cpu+openvino`, `gpu+onnxruntime` or `gpu+tensorrt`."),
     "X-Compute-Tokens": _header("Tokens computed, special tokens included.", "integer"),
     "X-Truncated-Tokens": _header("Tokens cut off.", "integer"),
+    "endpoint-load-metrics": _header("How busy the replica is, where the request or the settings ask for that."),
     "X-Cache": _header("`hit`, where nothing was computed for this request; else not there."),
 }
 _TEI_HEADERS = {

@@ -34,6 +34,7 @@ class Ports:
     http: socket.socket
     grpc: socket.socket
     metrics: socket.socket
+    agent: socket.socket | None
 
     @classmethod
     def open(cls, settings: Settings) -> Ports:
@@ -44,11 +45,14 @@ class Ports:
         """
         http = bind(settings.host, settings.http_port, "HTTP")
         grpc = bind(settings.host, settings.grpc_port, "gRPC")
-        return cls(http, grpc, bind(settings.host, settings.metrics_port, "metrics"))
+        metrics = bind(settings.host, settings.metrics_port, "metrics")
+        agent = None if settings.agent_port is None else bind(settings.host, settings.agent_port, "agent checks")
+        return cls(http, grpc, metrics, agent)
 
     def close(self) -> None:
-        for port in (self.http, self.grpc, self.metrics):
-            port.close()
+        for port in (self.http, self.grpc, self.metrics, self.agent):
+            if port is not None:
+                port.close()
 
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:

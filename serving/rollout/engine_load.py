@@ -60,6 +60,7 @@ class LoadBuilder:
             costs=costs.read(choice.summary(), models),
             fake_ms=settings.fake_ms,
             fake_batch_ms=settings.batch_ms(),
+            fake_token_us=settings.fake_token_us,
             fake_faults=settings.faults(),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,

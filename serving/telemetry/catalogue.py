@@ -88,6 +88,12 @@ PREDICTED_WAIT = Metric(
     "gauge",
     "Predicted time until all that is here now is answered: what a new request finds before it. Scale by this.",
 )
+UTILIZATION = Metric(
+    "bertserve_utilization_ratio",
+    "gauge",
+    "The predicted wait in proportion to itself and the cost of a text of 64 tokens: 0 while idle, never above 1.",
+)
+REQUESTS_NOW = Metric("bertserve_requests_in_flight", "gauge", "Requests that wait or are being computed.")
 ADMITTED_TOKENS = Metric(
     "bertserve_admitted_tokens", "gauge", "Tokens in flight: admitted, and not answered yet. Scale by this too."
 )
@@ -239,7 +245,8 @@ SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
     *(CACHE_TEXTS, CACHE_BYTES),
     *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
-    *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
+    *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT),
+    *(UTILIZATION, REQUESTS_NOW, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(BULK_REQUEST_SECONDS, BULK_QUEUE_TEXTS, BULK_QUEUE_TOKENS, BULK_QUEUE_WORK, BULK_ADMITTED_TOKENS),
     *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),

@@ -51,11 +51,12 @@ class Replica:
         """Prepares; `start` starts it."""
         self.name = name
         self.log = folder / f"replica-{name}.log"
-        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port, self.agent_port = free_ports(4)
         self._command = [
             *(str(program()), "serve", "--models", str(models), "--host", HOST),
             *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
-            *("--metrics-port", str(self.metrics_port), "--log-format", "json", "--access-log", "true", *options),
+            *("--metrics-port", str(self.metrics_port), "--agent-port", str(self.agent_port)),
+            *("--log-format", "json", "--access-log", "true", *options),
         ]
         self._process: ServerProcess | None = None
 
@@ -134,6 +135,7 @@ class Proxy(ServerProcess):
                 f"{prefix}_HTTP": f"{HOST}:{replica.http_port}",
                 f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}",
                 f"{prefix}_METRICS": str(replica.metrics_port),
+                f"{prefix}_AGENT": str(replica.agent_port),
             }
         super().__init__(
             [*found, "-db", "-f", str(configuration)],

@@ -83,6 +83,7 @@ class Load(msgspec.Struct, frozen=True):
     nice: int = 0
     fake_ms: float = 0.0
     fake_batch_ms: dict[int, float] = {}
+    fake_token_us: float = 0.0
     fake_faults: dict[int, str] = {}
     costs: list[list[CostPoint]] = []
     max_batch_tokens: int = 1024

@@ -143,7 +143,7 @@ def open_backend(load: Load) -> tuple[Backend, str]:
     """The engine with its models, and the version of its library; a library is imported where it is used."""
     if load.engine == "fake":
         faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
-        return FakeBackend(load.models, load.threads, load.fake_ms, faults, load.fake_batch_ms), ""
+        return FakeBackend(load.models, load.threads, load.fake_ms, faults, load.fake_batch_ms, load.fake_token_us), ""
     if load.engine in {"tensorrt", "ort-cuda"}:
         return _gpu(load)
     if load.engine == "ort-cpu":

@@ -1,0 +1,91 @@
+"""HAProxy's agent check: a replica's state and weight for every connection that asks, by its predicted wait.
+
+HAProxy connects, reads a line and closes ("agent-check" in section 5.2 of its configuration manual): `up`, `down`,
+`drain`, `ready` (takes `drain` back), and a percentage of the weight that the server has in the configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from serving.lifecycle import State
+from serving.net.acceptor import PROBE_PLACES, Acceptor, Places
+from serving.operations.load import text_s
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from serving.inference.dispatcher import Dispatcher
+    from serving.lifecycle import Lifecycle
+
+_WHOLE_S = 0.002
+"""An idle replica that answers a text within this has its whole weight. Only ratios of weights count, so all replicas
+must agree."""
+
+_HALVING_S = 0.1
+"""So long a wait halves the weight. The proxy's own count of requests follows the load at once; weights are told later,
+and where they fell sooner all requests between two checks would go to the replica that was idle at the first."""
+
+_PATIENCE_S = 5.0
+
+
+class AgentPort:
+    """The port of agent checks. It has neither keys nor TLS: HAProxy brings none."""
+
+    def __init__(self, opened: socket.socket, lifecycle: Lifecycle, dispatcher: Dispatcher) -> None:
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._connections: set[_Check] = set()
+        places = Places(PROBE_PLACES)
+        places.follow(lambda: self._connections)
+        self._acceptor = Acceptor(opened, lambda: _Check(self._connections, self.line), None, "", places=places)
+
+    async def start(self) -> None:
+        await self._acceptor.start()
+
+    def close(self) -> None:
+        self._acceptor.close()
+        for connection in list(self._connections):
+            connection.give_way()
+
+    def line(self) -> bytes:
+        """What HAProxy is told now."""
+        if self._lifecycle.ready:
+            return b"ready up %d%%\n" % weight_percent(self._dispatcher)
+        return b"drain\n" if self._lifecycle.state is State.DRAINING else b"down\n"
+
+
+def weight_percent(dispatcher: Dispatcher) -> int:
+    """In inverse proportion to the cost of a text, and less where others wait: from 1 to 100."""
+    slowness = max(text_s(dispatcher) / _WHOLE_S, 1.0)
+    return max(1, round(100 / slowness / (1 + dispatcher.load().wait_s / _HALVING_S)))
+
+
+class _Check(asyncio.Protocol):
+    """A connection: told once, and closed."""
+
+    def __init__(self, all_of_them: set[_Check], line: Callable[[], bytes]) -> None:
+        self._all = all_of_them
+        self._line = line
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._all.add(self)
+        loop = asyncio.get_running_loop()
+        self._since = loop.time()
+        self._timer = loop.call_later(_PATIENCE_S, self._transport.abort)
+        self._transport.write(self._line())
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._timer.cancel()
+        self._all.discard(self)
+
+    def idleness(self) -> tuple[bool, float] | None:
+        """As `Closable` has it: once it was told there is nothing left to do."""
+        return (True, self._since)
+
+    def give_way(self) -> None:
+        self._transport.abort()
