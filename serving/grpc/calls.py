@@ -11,6 +11,7 @@ import msgspec
 from serving.errors import BertserveError, BodyTooLarge, BuffersFull, DeadlineExceeded, SlowRequest
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
+from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Call(msgspec.Struct, eq=False):
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""
         reports = self.environment.load_reports
-        if reports is not None and reports.form(self.head.metadata) is not None:
+        if reports is not None and self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is not None:
             self._trailing = (*self._trailing, reports.report().trailer())
         self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
         if self._held and self.stream.unsent is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.logs import fields
+from serving.net.orca import LOAD_FORMAT
 from serving.records import InferRequest, RequestTrace
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Api:
             error = InternalError()
             reply = self.refuse(error, request)
         reports = self.load_reports
-        if reports is not None and (form := reports.form(request.headers)) is not None:
+        if reports is not None and (form := request.headers.get(LOAD_FORMAT, reports.usual_form)) is not None:
             reply.head += reports.report().header(form)
         if observer is not None:
             self._end_trace(request, reply, error)

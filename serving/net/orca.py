@@ -16,7 +16,7 @@ from serving.net.orca_pb2 import OrcaLoadReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-FORMAT = b"endpoint-load-metrics-format"
+LOAD_FORMAT = b"endpoint-load-metrics-format"
 TRAILER = "endpoint-load-metrics-bin"
 
 
@@ -66,12 +66,9 @@ class LoadReports:
 
     Attributes:
         report: Makes one.
+        usual_form: The form for those that do not ask; None where they get none.
     """
 
     def __init__(self, report: Callable[[], LoadReport], sent: Literal["asked", "always"]) -> None:
         self.report = report
-        self._usual = b"TEXT" if sent == "always" else None
-
-    def form(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The form that a request gets, if any."""
-        return headers.get(FORMAT, self._usual)
+        self.usual_form = b"TEXT" if sent == "always" else None

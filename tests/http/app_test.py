@@ -415,7 +415,8 @@ def test_the_document_names_the_headers(plain: Everywhere) -> None:
     document = TestClient(plain.app).get("/openapi.json").json()
     embed = document["paths"]["/embed"]["post"]
     parameters = {entry["name"] for entry in embed["parameters"]}
-    assert parameters == {"X-Request-Id", "X-Request-Timeout-Ms", "X-Request-Priority", "traceparent"}
+    timed = {"X-Request-Timeout-Ms", "X-Request-Priority"}
+    assert parameters == {*timed, "X-Request-Id", "traceparent", "endpoint-load-metrics-format"}
     assert {"Server-Timing", "X-Compute-Tokens", "X-Queue-Time"} <= embed["responses"]["200"]["headers"].keys()
     assert "Retry-After-Ms" in embed["responses"]["429"]["headers"]
 
