@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -11,15 +12,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batch.cli import main
+from batch.job import _read, _Run, _Writer
+from batch.store import Job, OwnedStore
 from tests.support.models import ROOT
 from tests.support.server import environment, free_port
 from tests.support.waiting import wait_for
@@ -31,29 +37,33 @@ ROWS, PART_ROWS = 300, 10
 LIMIT_S = 120.0
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 """Whoever lacks it is refused: a node's ports are open to the network."""
+NODE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+"""A node starts the workers that a job needs, and not one for each CPU beforehand."""
 WORDS = ["it", "is", "a", "text", "and", "not", "on", "the", "server"]
 
 
 def ray_node(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """A node of a Ray cluster, in this process's group; it ends with SIGTERM."""
+    """A node of a Ray cluster, in this process's group."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *options]
     with (folder / "ray.log").open("ab") as log:
         return subprocess.Popen(
             [*command, "--object-store-memory", str(100 << 20)],
             cwd=folder,
-            env=environment(TOKEN),
+            env=environment(TOKEN | NODE),
             stdout=log,
             stderr=log,
         )
 
 
 def stop(node: subprocess.Popen[bytes]) -> None:
-    """Ends a node and what it started."""
-    children = psutil.Process(node.pid).children(recursive=True)
-    node.terminate()
+    """Ends a node and what it started at once: asked to end, it takes half a minute."""
+    processes = psutil.Process(node.pid).children(recursive=True)
+    node.kill()
     node.wait(LIMIT_S)
-    for child in psutil.wait_procs(children, timeout=10)[1]:
-        child.kill()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=LIMIT_S)
 
 
 @dataclass(frozen=True)
@@ -91,15 +101,18 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Jobs:
-    """Runs of the same job: the same command but for where it writes."""
+    """Runs of the same job: the same command but for where it writes.
+
+    Attributes:
+        words: Those that the runs have in common.
+    """
 
     def __init__(self, models: Path, docs: Path, *options: str) -> None:
-        self._command = [sys.executable, "bertserve.py", "batch", "--models", str(models), "--task", "embed"]
-        self._command += ["--input", str(docs), "--id-column", "id", "--part-rows", str(PART_ROWS), "--threads", "2"]
-        self._command += ["--engine", "fake", *options]
+        self.words = ["--models", str(models), "--task", "embed", "--input", str(docs), "--id-column", "id"]
+        self.words += ["--part-rows", str(PART_ROWS), "--threads", "2", "--engine", "fake", *options]
 
     def start(self, out: Path, *options: str) -> subprocess.Popen[str]:
-        command = [*self._command, "--out", str(out), *options]
+        command = [sys.executable, "bertserve.py", "batch", *self.words, "--out", str(out), *options]
         return subprocess.Popen(
             command, cwd=ROOT, env=environment(TOKEN), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -135,24 +148,36 @@ def check_rows(out: Path) -> None:
     assert [(row["row"], row["reason"]) for row in rejected] == [(index, "null") for index in (50, 150, 250)]
 
 
-def test_a_job_that_is_killed_goes_on(cluster: Cluster, docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+def written_here(out: Path, told: Path, models: Path) -> None:
+    """The output of a job that another folder holds, computed and written in this process, without Ray."""
+    job = msgspec.json.decode((told / ".job" / "job.json").read_bytes(), type=Job)
+    run = _Run(job, str(out), str(models), {"threads": 2}, [])
+    with OwnedStore(out, job) as store:
+        write = _Writer(run)
+        for part in _read(pa.table({"file": [0]}), run):
+            write(part)
+        store.conclude()
+
+
+def test_a_job_that_is_killed_goes_on(
+    cluster: Cluster, docs: Path, tasks_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same command finishes it; the output is that of an undisturbed run, file by file."""
-    jobs = Jobs(tasks_repository, docs, "--address", cluster.address)
-    said, _ = jobs.finish(tmp_path / "whole")
-    assert "297 rows answered in 30 parts" in said
-    assert "3 rows rejected" in said
-    check_rows(tmp_path / "whole")
-    killed = jobs.start(tmp_path / "killed", "--fake-ms", "40")
-    wait_for(lambda: finished(tmp_path / "killed") >= 3, "some parts", LIMIT_S)
+    jobs, out = Jobs(tasks_repository, docs, "--address", cluster.address), tmp_path / "killed"
+    killed = jobs.start(out, "--fake-ms", "40")
+    wait_for(lambda: finished(out) >= 3, "some parts", LIMIT_S)
     killed.kill()
     killed.communicate()
-    assert finished(tmp_path / "killed") < 30
-    _, progress = jobs.finish(tmp_path / "killed")
+    assert finished(out) < 30
+    said, progress = jobs.finish(out)
     assert "rows are finished already" in progress
-    check_rows(tmp_path / "killed")
-    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
-    said, _ = jobs.finish(tmp_path / "killed")
-    assert "this run: 0 rows" in said
+    assert "297 rows answered in 30 parts" in said
+    assert "3 rows rejected" in said
+    check_rows(out)
+    written_here(tmp_path / "whole", out, tasks_repository)
+    assert digests(out) == digests(tmp_path / "whole")
+    assert main([*jobs.words, "--out", str(out)]) == 3
+    assert "this run: 0 rows" in capsys.readouterr().out
 
 
 def test_the_pages_example_for_ray_runs(cluster: Cluster, docs: Path, tasks_repository: Path) -> None:
@@ -192,29 +217,38 @@ def run_example(what: str, folder: Path, docs: Path, repository: Path, **extra: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def undisturbed(docs: Path, tasks_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a job on a Ray of its own that nothing happens to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    Jobs(tasks_repository, docs).finish(out)
+    check_rows(out)
+    return digests(out)
+
+
 @pytest.mark.long
-def test_twenty_kills_lose_nothing(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
-    """The driver, an actor or the whole tree, at random moments, of a job on a Ray of its own."""
-    jobs = Jobs(tasks_repository, docs)
-    jobs.finish(tmp_path / "whole")
-    check_rows(tmp_path / "whole")
-    rng, victims = random.Random(20), ["driver", "actor", "tree"]
-    for number in range(20):
-        out, victim = tmp_path / str(number), victims[number % 3]
-        process = jobs.start(out, "--fake-ms", "60")
-        at = rng.randint(0 if victim != "actor" else 1, 25)
-        wait_for(lambda out=out, at=at: finished(out) >= at, f"{at} parts", LIMIT_S)  # type: ignore[misc]  default arguments of a lambda
-        tree = psutil.Process(process.pid).children(recursive=True)
-        kill(process, tree, victim)
-        process.communicate(timeout=LIMIT_S)
-        if victim == "actor":
-            assert process.returncode == 3
-        gone = psutil.wait_procs(tree, timeout=60)[1]
-        assert not gone, f"processes of Ray outlive the {victim}: {gone}"
-        if victim != "actor":
-            jobs.finish(out)
-        check_rows(out)
-        assert digests(out) == digests(tmp_path / "whole")
+@pytest.mark.parametrize("number", range(20))
+def test_a_kill_loses_nothing(
+    number: int, docs: Path, tasks_repository: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    """Of the driver, an actor or the whole tree, at a random moment, of a job on a Ray of its own."""
+    jobs, out, rng = Jobs(tasks_repository, docs), tmp_path / "out", random.Random(number)
+    victim = ("driver", "actor", "tree")[number % 3]
+    process = jobs.start(out, "--fake-ms", "60")
+    at = rng.randint(0 if victim != "actor" else 1, 20)
+    wait_for(lambda: finished(out) >= at, f"{at} parts", LIMIT_S)
+    time.sleep(0.2 * rng.random())  # within a part
+    tree = psutil.Process(process.pid).children(recursive=True)
+    kill(process, tree, victim)
+    said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (3 if victim == "actor" else -signal.SIGKILL), said
+    gone = psutil.wait_procs(tree, timeout=60)[1]
+    assert not gone, f"processes of Ray outlive the {victim}: {gone}"
+    if victim != "actor":
+        assert finished(out) < ROWS // PART_ROWS
+        jobs.finish(out)
+    check_rows(out)
+    assert digests(out) == undisturbed
 
 
 def kill(process: subprocess.Popen[str], tree: list[psutil.Process], victim: str) -> None:
@@ -225,10 +259,8 @@ def kill(process: subprocess.Popen[str], tree: list[psutil.Process], victim: str
         return
     process.kill()
     for child in tree if victim == "tree" else []:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def name_of(process: psutil.Process) -> str:
@@ -271,9 +303,10 @@ def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path
 
 
 @pytest.mark.long
-def test_a_cluster_of_two_nodes_shares_a_job(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_two_nodes_shares_a_job(
+    docs: Path, tasks_repository: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
     """Both nodes compute, and the output is that of one machine."""
-    Jobs(tasks_repository, docs).finish(tmp_path / "whole")
     port, nodes = free_port(), []
     short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}")
@@ -283,10 +316,20 @@ def test_a_cluster_of_two_nodes_shares_a_job(docs: Path, tasks_repository: Path,
         nodes.append(ray_node(tmp_path, "--num-cpus=3", f"--address=127.0.0.1:{port}"))
         wait_for(lambda: (tmp_path / "ray.log").read_text().count("runtime started") == 2, "the node", LIMIT_S)
         jobs = Jobs(tasks_repository, docs, "--address", f"127.0.0.1:{port}")
-        jobs.finish(tmp_path / "out", 3, "--fake-ms", "100")
+        process = jobs.start(tmp_path / "out", "--fake-ms", "400")
+        for node in nodes:
+            wait_for(lambda node=node: computes(node), "an engine on each node", LIMIT_S)  # type: ignore[misc]  see above
+        said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 3, said
     finally:
         for node in reversed(nodes):
             stop(node)
         shutil.rmtree(short, ignore_errors=True)
     check_rows(tmp_path / "out")
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert digests(tmp_path / "out") == undisturbed
+
+
+def computes(node: subprocess.Popen[bytes]) -> bool:
+    """Whether an engine is at work on a part there: Ray names a process by the task that it runs."""
+    names = map(name_of, psutil.Process(node.pid).children(recursive=True))
+    return any("MapWorker" in name and "submit" in name for name in names)
