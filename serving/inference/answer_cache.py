@@ -42,13 +42,18 @@ class CachedRows(NamedTuple):
 
 
 class _Claim:
-    """A text that a request has computed, for others that want it, too."""
+    """A text that a request has computed, for others that want it, too; of `tokens` in all, which end together."""
 
-    __slots__ = ("_row", "priority")
+    __slots__ = ("_priority", "_row", "_tokens")
 
-    def __init__(self, priority: int) -> None:
-        self.priority = priority
+    def __init__(self, priority: int, tokens: int) -> None:
+        self._priority = priority
+        self._tokens = tokens
         self._row: asyncio.Future[Row | None] | None = None
+
+    def serves(self, priority: int, tokens: int) -> bool:
+        """Whether a request of this class that lacks so many tokens would hardly have the row sooner by itself."""
+        return self._priority <= priority and self._tokens <= tokens
 
     def row(self) -> asyncio.Future[Row | None]:
         """The row to come; None where the request that has it computed gets none."""
@@ -103,29 +108,23 @@ class AnswerCache:
         """As `Dispatcher.run`, which is given only what is neither here nor being computed; `outputs` are the model's.
 
         A request that waits for another's computation keeps its own deadline. Where the other one fails, is late or
-        loses its client, the texts are computed for those that wait. A request does not wait for a later class.
+        loses its client, the texts are computed for those that wait. A request waits for no later class, and for no
+        larger request: a query for one text would wait for all that a batch client sent beside it.
         """
         keys = [_key(permit.model, text) for text in texts]
         by_key = dict(zip(keys, texts, strict=True))
         rows: dict[Key, Row] = {}
         queue_us = compute_us = submitted = 0.0
         cached = True
-        while len(rows) < len(by_key):
-            mine: dict[Key, _Claim] = {}
-            others: dict[Key, asyncio.Future[Row | None]] = {}
-            for key in by_key:
-                if key in rows:
-                    continue
-                if (row := self._rows.get(key)) is not None:
-                    rows[key] = row
-                    self.texts["hit"] += 1
-                elif (claim := self._computing.get(key)) is not None and claim.priority <= permit.priority:
-                    others[key] = claim.row()
-                else:
-                    mine[key] = _Claim(permit.priority)
-            if mine:
-                new = [by_key[key] for key in mine]
-                pending = await self._computed(mine, new, dispatcher, permit, outputs)
+        while missing := [key for key in by_key if key not in rows and not self._found(key, rows)]:
+            tokens = sum([len(by_key[key].ids) for key in missing])
+            others = {
+                key: claim.row()
+                for key in missing
+                if (claim := self._computing.get(key)) is not None and claim.serves(permit.priority, tokens)
+            }
+            if mine := {key: by_key[key] for key in missing if key not in others}:
+                pending = await self._computed(mine, dispatcher, permit, outputs)
                 rows.update(zip(mine, pending.result(), strict=True))
                 queue_us, compute_us = max(queue_us, pending.queue_us), max(compute_us, pending.compute_us)
                 submitted, cached = submitted or pending.submitted, False
@@ -136,21 +135,27 @@ class AnswerCache:
                     self.texts["shared"] += 1
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
 
+    def _found(self, key: Key, rows: dict[Key, Row]) -> bool:
+        """Whether a row is here; adds it to the others."""
+        row = self._rows.get(key)
+        if row is None:
+            return False
+        rows[key] = row
+        self.texts["hit"] += 1
+        return True
+
     async def _computed(
-        self,
-        claims: Mapping[Key, _Claim],
-        texts: Sequence[EncodedText],
-        dispatcher: Dispatcher,
-        permit: Permit,
-        outputs: Sequence[TensorSpec],
+        self, texts: Mapping[Key, EncodedText], dispatcher: Dispatcher, permit: Permit, outputs: Sequence[TensorSpec]
     ) -> PendingRequest:
         """As `Dispatcher.run`; lets others wait for the rows and keeps them."""
         generation = self._generation
+        lengths = [len(text.ids) for text in texts.values()]
+        claims = {key: _Claim(permit.priority, sum(lengths)) for key in texts}
         self._computing.update(claims)
         try:
-            pending = await dispatcher.run(permit, texts)
-            for (key, claim), text, row in zip(claims.items(), texts, pending.result(), strict=True):
-                own = _own(row, len(text.ids), outputs)
+            pending = await dispatcher.run(permit, list(texts.values()))
+            for (key, claim), length, row in zip(claims.items(), lengths, pending.result(), strict=True):
+                own = _own(row, length, outputs)
                 if generation == self._generation:
                     self._rows.set(key, own)
                 claim.end(own)

@@ -178,15 +178,15 @@ def test_fill_mask_is_what_transformers_says(server: Server, tiny: dict[str, Tin
         same(row, expected, *keys)
 
 
-@pytest.mark.parametrize(
-    ("path", "inputs"),
-    [
-        ("/classify", TEXTS),
-        ("/tag", [*TEXTS, CONTEXT]),
-        ("/fill-mask", ["[MASK]", "the [MASK] is on", "[MASK] and [MASK] on [MASK]"]),
-        ("/answer", [{"question": QUESTION, "context": context} for context in ("it is on", CONTEXT, CONTEXT * 4)]),
-    ],
-)
+BATCHES: list[tuple[str, list[Any]]] = [
+    ("/classify", TEXTS),
+    ("/tag", [*TEXTS, CONTEXT]),
+    ("/fill-mask", ["[MASK]", "the [MASK] is on", "[MASK] and [MASK] on [MASK]"]),
+    ("/answer", [{"question": QUESTION, "context": context} for context in ("it is on", CONTEXT, CONTEXT * 4)]),
+]
+
+
+@pytest.mark.parametrize(("path", "inputs"), BATCHES)
 def test_a_batch_is_answered_as_each_input_alone(server: Server, path: str, inputs: list[Any]) -> None:
     """Neighbours of other lengths change nothing, and results stand in the order of the inputs."""
     together = json.dumps(ask(server, path, inputs=inputs), sort_keys=True)
@@ -194,6 +194,31 @@ def test_a_batch_is_answered_as_each_input_alone(server: Server, path: str, inpu
     if path == "/classify":
         alone = [result[0] for result in alone]
     assert json.loads(together) == _approximately(alone)
+
+
+@pytest.mark.long
+def test_every_task_answers_the_same_from_the_cache(server: Server, tasks_repository: Path) -> None:
+    """What was computed in a batch, with padding, serves each input alone, and other options of the same text."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    for path, inputs in (*BATCHES, ("/embed", TEXTS), ("/embed_all", TEXTS)):
+        asked += [(path, {"inputs": value}) for value in (inputs, *inputs)]
+    asked += [
+        ("/predict", {"inputs": CONTEXT * 4, "long": "window"}),
+        ("/tag", {"inputs": CONTEXT * 4, "parameters": {"long": "window"}}),
+        ("/predict", {"inputs": TEXTS[0], "raw_scores": True}),
+        ("/tag", {"inputs": CONTEXT, "parameters": {"aggregation_strategy": "none"}}),
+        ("/rerank", {"query": QUESTION, "texts": TEXTS}),
+        ("/rerank", {"query": QUESTION, "texts": TEXTS, "raw_scores": True}),
+        ("/embed", {"inputs": TEXTS[1], "normalize": False, "dimensions": 8}),
+        ("/embed", {"inputs": CONTEXT, "chunk": True, "chunk_tokens": 12, "chunk_overlap": 4}),
+        ("/models/embed_tokens/embed", {"inputs": CONTEXT, "chunk": True, "late_chunking": True, "chunk_tokens": 12}),
+    ]
+    with Server(tasks_repository, "--response-cache-mb", "8") as cached:
+        for path, message in asked:
+            first, second = (post_json(cached.http, path, json.dumps(message).encode()) for _ in range(2))
+            assert first.body == second.body
+            assert second.headers["x-cache"] == "hit"
+            assert second.json() == _approximately(ask(server, path, **message))
 
 
 def _approximately(value: Any) -> Any:

@@ -180,6 +180,23 @@ async def test_an_urgent_request_does_not_wait_for_a_later_class() -> None:
     both.bench.assert_nothing_is_left()
 
 
+@virtually
+async def test_a_request_does_not_wait_for_a_larger_one() -> None:
+    """A query gets its text although a batch client was first to ask for it."""
+    both, one = Cached(), text(20, *[1] * 20)
+    many = [text(number, *[1] * 20) for number in range(1, 21)]
+    large, *small = [await both.ask(*texts, model=TEXT_BY_TEXT) for texts in (many, [one], [one])]
+    while not small[0].done():
+        both.bench.engine.finish(next(iter(both.bench.engine.running)))
+        await asyncio.sleep(0)
+    assert not large.done()
+    both.bench.engine.finish_all()
+    for task, texts in zip((large, *small), (many, [one], [one]), strict=True):
+        assert numbers(await task) == right(*texts)
+    assert both.cache.texts == {"hit": 0, "shared": 1, "miss": 21}
+    both.bench.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
 @virtually
 async def test_an_error_is_not_an_answer(bad: int, error: type[Exception]) -> None:
