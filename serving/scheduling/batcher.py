@@ -200,7 +200,7 @@ def filled(
         bulk: The bulk work that waits.
         queue: The other requests that wait.
         begin: When the lane begins with the batch, in seconds.
-        owed_us: Time of the lane that bulk work is owed.
+        owed_us: Time that bulk work is owed; below zero where more of it runs.
         policy: The settings.
         costs: Of the batch's model.
     """

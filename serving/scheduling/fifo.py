@@ -16,7 +16,7 @@ from serving.scheduling.scheduler import Scheduler
 if TYPE_CHECKING:
     from serving.scheduling.batcher import Assignment
     from serving.scheduling.outlook import Demand
-    from serving.scheduling.queue import WorkItem
+    from serving.scheduling.queue import WorkItem, WorkQueue
 
 
 class FifoScheduler(Scheduler):
@@ -26,13 +26,19 @@ class FifoScheduler(Scheduler):
         return now
 
     def next(self, now: float) -> Assignment | None:
-        """The oldest texts that fit the budget together, once the engine is idle."""
+        """The oldest texts that fit the budget together, once the engine is idle; those of bulk work come last."""
         self.wake_at = None
         if any(self.lanes.load):
             return None
+        batch = self._oldest(self.queue, now) or self._oldest(self.bulk, now)
+        if not batch:
+            return None
+        longest = max([item.tokens for item in batch])
+        return self._start(assigned(WIDE, batch, longest, self.policy, self.costs[batch[0].model], now), now)
+
+    def _oldest(self, queue: WorkQueue, now: float) -> list[WorkItem]:
         batch: list[WorkItem] = []
         longest = 0
-        queue = self.queue if self.queue.items else self.bulk
         while (head := queue.head()) is not None:
             if head.deadline <= now:
                 queue.remove([head])
@@ -44,9 +50,7 @@ class FifoScheduler(Scheduler):
             longest = larger
             queue.remove([head])
             batch.append(head)
-        if not batch:
-            return None
-        return self._start(assigned(WIDE, batch, longest, self.policy, self.costs[batch[0].model], now), now)
+        return batch
 
     def _fits(self, batch: list[WorkItem], head: WorkItem, longest: int) -> bool:
         apart = head.alone or batch[0].alone or head.model != batch[0].model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +143,6 @@ class WorkQueue:
 
 
 _SLOT_S = 0.01
-_MOST_SLOTS = 1 << 13  # more than a minute: no deadline is longer
 
 
 class Backlog:
@@ -177,42 +175,22 @@ class Backlog:
 
 
 class _Slots:
-    """Work by hundredths of a second of its key; the last slot also holds what lies beyond it."""
+    """Work by hundredths of a second of its key."""
 
-    __slots__ = ("_first", "_work", "total")
+    __slots__ = ("_work", "total")
 
     def __init__(self) -> None:
-        self._first = 0
-        self._work: deque[int] = deque()
+        self._work: dict[int, int] = {}
         self.total = 0
 
     def add(self, key: float, us: int) -> None:
         slot = int(key / _SLOT_S)
         self.total += us
-        if self.total == 0 and us < 0:
-            self._work.clear()
-            return
-        if not self._work:
-            self._first = slot
-        elif slot < self._first:
-            self._extend_left(slot)
-        at = min(max(slot - self._first, 0), _MOST_SLOTS - 1)
-        if at >= len(self._work):
-            self._work.extend([0] * (at + 1 - len(self._work)))
-        self._work[at] += us
-        while self._work and self._work[0] == 0:
-            self._work.popleft()
-            self._first += 1
-
-    def _extend_left(self, slot: int) -> None:
-        missing = min(self._first - slot, _MOST_SLOTS - len(self._work))
-        self._work.extendleft([0] * missing)
-        self._first -= missing
+        if work := self._work.get(slot, 0) + us:
+            self._work[slot] = work
+        else:
+            self._work.pop(slot, None)
 
     def up_to(self, key: float) -> int:
-        at = int(key / _SLOT_S) - self._first
-        if at < 0:
-            return 0
-        if at >= len(self._work) - 1:
-            return self.total
-        return sum(islice(self._work, at + 1))
+        last = int(key / _SLOT_S)
+        return sum([work for slot, work in self._work.items() if slot <= last])

@@ -64,10 +64,11 @@ class Scheduler:
         self.admission = Admission(self.outlook, limits, jitter=jitter, refuses_late=self._refuses_late)
         self.wake_at: float | None = None
         self.online_us = self.bulk_us = 0.0
-        self._owed_us = self._running_us = 0.0
+        self._owed_us = 0.0
         self._last_online = -_LATELY_S
         self._drop = drop
         self._held: list[float] = []
+        self._held_bulk: list[float] = []
         self._freed: list[float] = []
 
     @property
@@ -98,8 +99,8 @@ class Scheduler:
         """An engine with so many lanes takes batches from now on; the first lane is the wide one."""
         self.outlook.lanes = Lanes.idle(lanes)
         self._held = [0.0] * lanes
+        self._held_bulk = [0.0] * lanes
         self._freed = [0.0] * lanes
-        self._running_us = 0.0
         self.outlook.costs = costs
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
@@ -115,7 +116,7 @@ class Scheduler:
         load = self.lanes.load
         del load[lanes:]
         load.extend([0] * (lanes - len(load)))
-        for times in (self.lanes.free_at, self._held, self._freed):
+        for times in (self.lanes.free_at, self._held, self._held_bulk, self._freed):
             del times[lanes:]
             times.extend([0.0] * (lanes - len(times)))
 
@@ -190,7 +191,7 @@ class Scheduler:
         if bulk is not None and own[0].priority != BULK:
             begin = max(now, outlook.lanes.free_at[assignment.lane])
             costs = outlook.costs[own[0].model]
-            assignment = filled(assignment, self.bulk, self.queue, begin, self._owed_us, outlook.policy, costs)
+            assignment = filled(assignment, self.bulk, self.queue, begin, self._due_us, outlook.policy, costs)
             self.bulk.remove(assignment.items[len(own) :])
         self._queue_of(own[0]).remove(own)
         return self._start(assignment, now)
@@ -199,7 +200,11 @@ class Scheduler:
         """A batch of the engine that is up has ended; returns for how many microseconds it held its lane."""
         lane, lanes = assignment.lane, self.outlook.lanes
         lanes.load[lane] -= assignment.tokens
-        self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us) if lanes.load[lane] else 0.0
+        if lanes.load[lane]:
+            self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us)
+            self._held_bulk[lane] = max(0.0, self._held_bulk[lane] - assignment.bulk * assignment.predicted_us)
+        else:
+            self._held[lane] = self._held_bulk[lane] = 0.0
         lanes.free_at[lane] = now + self._held[lane] / 1e6
         occupied_us = (now - max(assignment.given_at, self._freed[lane])) * 1e6
         self._freed[lane] = now
@@ -230,7 +235,12 @@ class Scheduler:
 
     def _is_due(self, bulk: WorkItem) -> bool:
         enough_us = min(1e6 * self.policy.bulk_slice_s, self.bulk.backlog.total_us)
-        return self._owed_us - self._running_us >= max(enough_us, bulk.work_us)
+        return self._due_us >= max(enough_us, bulk.work_us)
+
+    @property
+    def _due_us(self) -> float:
+        """Time of the device that bulk work is owed beyond what of it runs."""
+        return self._owed_us - sum([self._device_us(lane, us) for lane, us in enumerate(self._held_bulk)])
 
     def _device_us(self, lane: int, us: float) -> float:
         """Time of the whole device that time of a lane stands for."""
@@ -244,7 +254,6 @@ class Scheduler:
         self.bulk_us += bulk * us
         self.online_us += (1 - bulk) * us
         if bulk:
-            self._running_us -= bulk * self._device_us(assignment.lane, assignment.predicted_us)
             self._owed_us = max(self._owed_us - bulk * us, -1e6 * self.policy.bulk_slice_s)
         if self.bulk.items:
             self._owed_us += (1 - bulk) * us * share / (1 - share)
@@ -254,10 +263,9 @@ class Scheduler:
 
     def _start(self, assignment: Assignment, now: float) -> Assignment:
         lane, lanes = assignment.lane, self.outlook.lanes
-        if assignment.bulk:
-            self._running_us += assignment.bulk * self._device_us(lane, assignment.predicted_us)
         lanes.load[lane] += assignment.tokens
         self._held[lane] += assignment.predicted_us
+        self._held_bulk[lane] += assignment.bulk * assignment.predicted_us
         lanes.free_at[lane] = max(now, lanes.free_at[lane]) + assignment.predicted_us / 1e6
         return assignment
 

@@ -177,6 +177,35 @@ def test_filling_up_breaks_no_deadline() -> None:
         assert len(batch.items) == sizes
 
 
+def test_what_runs_of_bulk_work_is_not_owed_once_more() -> None:
+    """A batch on one lane that takes what is owed leaves nothing to fill up the batch of another lane with."""
+    made = scheduler(per_token(25, 300), per_token(30, 300), lanes=3, bulk_slice_s=0.001)
+    _, running = start(made, 8)
+    due, _ = bulk(made, 60, 60)
+    own = submit(made, 20, 20)
+    made._owed_us = due.work_us
+    now = end(made, running)
+    first = made.next(now)
+    assert first is not None
+    assert list(first.items) == [due]
+    bulk(made, 20, 20, now=now)
+    second = made.next(now)
+    assert second is not None
+    assert (second.lane != first.lane, list(second.items)) == (True, own[:1])
+
+
+def test_lanes_that_come_and_go_leave_nothing_owed() -> None:
+    """An engine with other lanes joins while bulk work runs: once that has ended, none of it counts as running."""
+    made = scheduler(per_token(25, 300), per_token(30, 300), lanes=3)
+    bulk(made, 60, 60)
+    running = [made.next(10.0), made.next(10.0)]
+    made.engine_joins(5, made.costs)
+    for batch in running:
+        assert batch is not None
+        made.done(batch, 10.1)
+    assert made._due_us == made._owed_us
+
+
 def test_a_flood_of_bulk_work_refuses_bulk_work_alone() -> None:
     """Its queue is bounded apart, and nothing that waits in it counts for other requests."""
     made, _ = busy(per_token(100), limits=AdmissionLimits(1000, max_bulk_tokens=300))
@@ -248,6 +277,16 @@ def test_first_come_first_served_serves_bulk_work_last() -> None:
     second = made.next(end(made, first))
     assert second is not None
     assert list(second.items) == waiting
+
+
+def test_first_come_first_served_goes_on_with_bulk_work_behind_what_is_late() -> None:
+    """Nothing else would start it: the engine is idle, and who dropped the late text comes back with no event."""
+    made, running = busy(constant(1000), kind=FifoScheduler)
+    submit(made, 8, timeout=0.0005)
+    waiting = bulk(made, 8)
+    batch = made.next(end(made, running))
+    assert batch is not None
+    assert list(batch.items) == waiting
 
 
 def shares(seed: int, *, lanes: int, share: float, windows: int = 5, batches: int = 200) -> list[float]:

@@ -188,15 +188,16 @@ def test_no_item_is_lost_doubled_or_overtaken_at_full_size() -> None:
     run_state_machine_as_test(_QueueBesideAList, settings=full)
 
 
-works = st.lists(st.tuples(st.floats(0, 50), st.integers(1, 1000), st.sampled_from(PRIORITIES)), max_size=40)
+keys = st.floats(0, 50) | st.floats(0, 1e4)
+works = st.lists(st.tuples(keys, st.integers(1, 1000), st.sampled_from(PRIORITIES)), max_size=40)
 
 
-@given(works, st.floats(0, 60), st.data())
-@settings(derandomize=True, max_examples=500, deadline=None)
+@given(works, keys, st.data())
+@settings(derandomize=True, max_examples=200, deadline=None)
 def test_the_work_ahead_is_that_of_smaller_keys_and_earlier_classes(
     added: list[tuple[float, int, int]], key: float, data: st.DataObject
 ) -> None:
-    """To a hundredth of a second, after any removals."""
+    """To a hundredth of a second, after any removals, and however far keys lie apart: bulk work may wait for hours."""
     items = [item(1, key=at, priority=priority, work_us=us) for at, us, priority in added]
     backlog = Backlog()
     for one in items:
@@ -215,13 +216,14 @@ def test_the_work_ahead_is_that_of_smaller_keys_and_earlier_classes(
 
 
 def test_keys_that_lie_far_apart_take_no_more_memory() -> None:
-    """A deadline of an hour does not make a slot for each hundredth of it."""
+    """A deadline of an hour does not make a slot for each hundredth of it, and what has gone leaves none."""
     backlog = Backlog()
     items = [item(1, key=key, work_us=5) for key in (1e6, 0.0, 5e5, 3600.0, 1e9)]
     for one in items:
         backlog.add(one)
     assert backlog.ahead_us(2, 2e9) == backlog.total_us == 25
-    assert all(len(slots._work) <= 8192 for slots in backlog._classes.values())
+    assert [len(slots._work) for slots in backlog._classes.values()] == [len(items)]
     for one in items:
         backlog.remove(one)
     assert backlog.ahead_us(2, 2e9) == backlog.total_us == 0
+    assert [len(slots._work) for slots in backlog._classes.values()] == [0]
