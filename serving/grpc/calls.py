@@ -177,10 +177,8 @@ class Call(msgspec.Struct, eq=False):
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call well, with its message if it has not been sent."""
-        reports = self.environment.load_reports
-        if reports is not None and self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is not None:
-            self._trailing = (*self._trailing, reports.report().trailer())
-        self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
+        trailing = self._trailing + self._load_report()
+        self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
         if self._held and self.stream.unsent is None:
             self._hold(0)
 
@@ -188,11 +186,17 @@ class Call(msgspec.Struct, eq=False):
         """Ends the call with an error; `request_id` is for a request whose message had an id."""
         request_id = request_id or self.request_id()
         self._record(error, request_id, self.trace)
-        trailers = error_trailers(error, request_id)
+        trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
         self.connection.h2.send(self.stream, None, b"", trailers if self._headed else REPLY_HEADERS + trailers)
         self.waited_s = 0.0
         self._end_later()
         self.connection.flush()
+
+    def _load_report(self) -> Metadata:
+        reports = self.environment.load_reports
+        if reports is None or self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is None:
+            return ()
+        return (reports.report().trailer(),)
 
     def grow(self, size: int) -> bool:
         """Counts so many bytes more of a message that is worked on; whether there is room for them."""

@@ -2,6 +2,9 @@
 
 A reply carries one in the header `endpoint-load-metrics`, in the form that the request's `endpoint-load-metrics-format`
 names, and a call in the trailer `endpoint-load-metrics-bin` (gRPC proposal A51). `OpenRcaService` streams them.
+
+Who asks for TEXT gets what ORCA's proposal shows, as Triton writes it: `name=value`. Envoy reads `name:value` there and
+refuses the proposal's form, so who does not ask gets JSON, which all read.
 """
 
 from __future__ import annotations
@@ -57,8 +60,8 @@ class LoadReport(msgspec.Struct, frozen=True):
         return b"endpoint-load-metrics: %b\r\n" % value.encode()
 
     def trailer(self) -> tuple[str, str]:
-        """The trailer of a call: binary metadata is base64 without padding on the wire."""
-        return TRAILER, b64encode(self.message().SerializeToString()).decode().rstrip("=")
+        """The trailer of a call; padded, as Envoy reads no other base64, and gRPC's clients read both."""
+        return TRAILER, b64encode(self.message().SerializeToString()).decode()
 
 
 class LoadReports:
@@ -71,4 +74,4 @@ class LoadReports:
 
     def __init__(self, report: Callable[[], LoadReport], sent: Literal["asked", "always"]) -> None:
         self.report = report
-        self.usual_form = b"TEXT" if sent == "always" else None
+        self.usual_form = b"JSON" if sent == "always" else None

@@ -64,7 +64,10 @@ def weight_percent(dispatcher: Dispatcher) -> int:
 
 
 class _Check(asyncio.Protocol):
-    """A connection: told once, and closed."""
+    """A connection: told once, and open until the client closes it.
+
+    What that sends (`agent-send`) is read: what is unread when a socket closes takes back what was sent.
+    """
 
     def __init__(self, all_of_them: set[_Check], line: Callable[[], bytes]) -> None:
         self._all = all_of_them
@@ -77,7 +80,7 @@ class _Check(asyncio.Protocol):
         self._since = loop.time()
         self._timer = loop.call_later(_PATIENCE_S, self._transport.abort)
         self._transport.write(self._line())
-        self._transport.close()
+        self._transport.write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._timer.cancel()

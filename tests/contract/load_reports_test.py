@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 import yaml
-from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, json_format, message_factory
 
 from tests.support.clients import Grpc, metric, open_channel, post_json
 from tests.support.http2 import RawHttp2
@@ -65,7 +65,7 @@ def header(server: Server, form: str) -> str | None:
 
 
 def test_a_request_gets_the_form_it_asks_for(fake_server: Server) -> None:
-    """The three of Envoy, with the same figures; nothing where nobody asks, or for another form."""
+    """The three of ORCA's proposal, with the same figures; nothing where nobody asks, or for another form."""
     text, found, binary = (str(header(fake_server, form)) for form in ("TEXT", "json", "BIN"))
     kind, _, pairs = text.partition(" ")
     figures = dict(pair.split("=") for pair in pairs.split(", "))
@@ -74,6 +74,7 @@ def test_a_request_gets_the_form_it_asks_for(fake_server: Server) -> None:
     assert 0 <= float(figures["application_utilization"]) <= 1
     kind, _, document = found.partition(" ")
     report = json.loads(document)
+    assert json_format.Parse(document, Report()).named_metrics.keys() == NAMED
     assert (kind, report.keys(), report["named_metrics"].keys()) == ("JSON", FIGURES | {"named_metrics"}, NAMED)
     kind, _, encoded = binary.partition(" ")
     assert kind == "BIN"
@@ -84,29 +85,34 @@ def test_a_request_gets_the_form_it_asks_for(fake_server: Server) -> None:
     assert (refused.status, refused.headers["endpoint-load-metrics"][:5]) == (422, "TEXT ")
 
 
-def trailers(server: Server, **asked: str) -> dict[str, str]:
+def trailers(server: Server, message: bytes | None = None, **asked: str) -> dict[str, str]:
     """Those of a call with this metadata; gRPC's own client keeps reports to itself."""
     with Grpc(server) as client, RawHttp2(server.grpc) as raw:
-        raw.call(1, client.request(["a text"]).SerializeToString(), **asked)
-        reply = raw.reply(1)
-    assert reply.status == 0
-    return reply.fields
+        raw.call(1, client.request(["a text"]).SerializeToString() if message is None else message, **asked)
+        return raw.reply(1).fields
 
 
 def test_a_call_gets_a_trailer_where_it_is_asked_for(fake_server: Server) -> None:
-    """Binary metadata, base64 without padding; beside the stage times."""
+    """Beside the stage times, or an error's. Of base64 Envoy takes that alone whose length is a multiple of four."""
     found = trailers(fake_server, endpoint_load_metrics_format="BIN")
     encoded = found["endpoint-load-metrics-bin"]
-    assert not encoded.endswith("=")
-    assert set(Report.FromString(b64decode(encoded + "==")).named_metrics) == NAMED
+    assert len(encoded) % 4 == 0
+    assert set(Report.FromString(b64decode(encoded, validate=True)).named_metrics) == NAMED
+    assert found["grpc-status"] == "0"
     assert "bertserve-total-us" in found
     assert "endpoint-load-metrics-bin" not in trailers(fake_server)
+    refused = trailers(fake_server, b"\xff", endpoint_load_metrics_format="BIN")
+    assert (refused["grpc-status"] != "0", "endpoint-load-metrics-bin" in refused) == (True, True)
 
 
 def test_all_get_reports_where_the_settings_say_so(server: Server) -> None:
-    """Balancers do not ask."""
-    assert post_json(server.http, "/embed", BODY).headers["endpoint-load-metrics"].startswith("TEXT ")
+    """Balancers do not ask. They get JSON: Envoy reads another TEXT than the proposal's."""
+    kind, _, document = post_json(server.http, "/embed", BODY).headers["endpoint-load-metrics"].partition(" ")
+    assert kind == "JSON"
+    assert json_format.Parse(document, Report()).named_metrics.keys() == NAMED
     assert "endpoint-load-metrics-bin" in trailers(server)
+    with Grpc(server) as client:
+        assert len(client.embed(["a text"]).vectors) == 1
 
 
 def test_reports_out_of_band(fake_server: Server) -> None:
