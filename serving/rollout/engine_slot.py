@@ -275,7 +275,7 @@ class EngineSlot:
         self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     async def _drained(self, generation: EngineGeneration) -> None:
-        """Waits for the requests that still use a generation's models, each of which has a deadline."""
+        """Waits for the requests that still use a generation's models; no new one does."""
         staying = {model.index for model in self.models}
         leaving = [model.index for model in generation.models if model.index not in staying]
         engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
