@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients clients lint bench bench-peers bench-mixed bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -180,9 +180,6 @@ PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) 
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
 	@$(BIN)/python -m loadtest.benchmarks open-loop
 	@$(BIN)/python -m loadtest.benchmarks peers
-
-bench-mixed: $(call STAMP,dev) models/minilm build/triton/.installed ## mixed lengths beside a tuned Triton; ten minutes
-	@$(BIN)/python -m loadtest.benchmarks mixed-lengths
 
 # The servers that are compared with ours; what they share with it is borrowed from the project's environment.
 build/wires/.installed: loadtest/benchmarks/wires/requirements.txt $(call STAMP,dev)

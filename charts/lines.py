@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from charts.plot import Axis
 
 _HEAD = 48
+_KEYS_AT, _KEY_ROW = -20.0, 18.0
 _LETTER = 6.5
 _PANEL_WIDTH, _PANEL_HEIGHT, _PANEL_GAP, _PANEL_SCALE = 480, 190, 14, 1.5
 _BAR_WIDTH, _BAR_HEIGHT = 760, 26
@@ -90,13 +91,17 @@ class Panel:
 
 def panels_file(title: str, across: Axis, panels: Sequence[Panel]) -> str:
     """Panels below one another as a file of its own, whose letters are still read on a telephone."""
-    parts = [label(0, -32, title, kind="title"), *_keys(panels[0].series, 0)]
+    rows = _rows(panels[0].series)
+    head = _HEAD + _KEY_ROW * (len(rows) - 1)
+    parts = [label(0, 16 - head, title, kind="title")]
+    for number, row in enumerate(reversed(rows)):
+        parts += _keys(row, 0, _KEYS_AT - _KEY_ROW * number)
     for number, panel in enumerate(panels):
         plot = Plot(across, panel.up, width=_PANEL_WIDTH, height=_PANEL_HEIGHT, left=40, right=12, top=24)
         content = _content(plot, [*panel.beside, *panel.series], (), ())
         parts.append(f'<g transform="translate(0 {number * (_PANEL_HEIGHT + _PANEL_GAP)})">{plot.drawn(content)}</g>')
-    height = len(panels) * (_PANEL_HEIGHT + _PANEL_GAP) + _HEAD
-    return svg_file(title, _PANEL_WIDTH, height, parts, -_HEAD, _PANEL_SCALE)
+    height = len(panels) * (_PANEL_HEIGHT + _PANEL_GAP) + head
+    return svg_file(title, _PANEL_WIDTH, height, parts, -head, _PANEL_SCALE)
 
 
 def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> str:
@@ -111,13 +116,27 @@ def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> st
     return f'<svg role="img" aria-label="{escape(description)}" {box}>{"".join(drawn)}</svg>'
 
 
-def _keys(series: Sequence[Series], left: float) -> list[str]:
+def _keys(series: Sequence[Series], left: float, at: float = _KEYS_AT) -> list[str]:
     keys = []
     for entry in series:
-        keys.append(rect(entry.colour, left, -20, 11, 11))
-        keys.append(label(left + 16, -10, entry.name))
-        left += 36 + _LETTER * len(entry.name)
+        keys.append(rect(entry.colour, left, at, 11, 11))
+        keys.append(label(left + 16, at + 10, entry.name))
+        left += _key_width(entry)
     return keys
+
+
+def _key_width(entry: Series) -> float:
+    return 36 + _LETTER * len(entry.name)
+
+
+def _rows(series: Sequence[Series]) -> list[list[Series]]:
+    """The series in rows whose keys fit beside one another."""
+    rows: list[list[Series]] = [[]]
+    for entry in series:
+        if rows[-1] and sum(map(_key_width, [*rows[-1], entry])) > _PANEL_WIDTH:
+            rows.append([])
+        rows[-1].append(entry)
+    return rows
 
 
 def _content(

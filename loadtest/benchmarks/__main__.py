@@ -14,7 +14,6 @@ from loadtest.benchmarks.levers import LeversBenchmark
 from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
 from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
 from loadtest.benchmarks.peers.benchmark import PeersBenchmark
-from loadtest.benchmarks.peers.mixed_lengths import MixedLengthsBenchmark
 from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.peers.tune import TuneBenchmark
 from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
@@ -28,7 +27,6 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     ServerBenchmark,
     PeersBenchmark,
     TuneBenchmark,
-    MixedLengthsBenchmark,
     OpenLoopBenchmark,
     SchedulingBenchmark,
     RollingBenchmark,
