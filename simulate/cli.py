@@ -38,6 +38,7 @@ _REQUESTS = 20_000
 _LEAST_S = 5.0
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
 _MAX_QUEUE_TOKENS = 1 << 19
+_MOST_SHARE = 0.9
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,16 +75,19 @@ class Options:
             prefetch_tokens=PREFETCH_TOKENS,
             min_batch_gain=arguments.min_batch_gain,
             fairness=arguments.fairness,
+            bulk_share=arguments.bulk_share,
+            bulk_slice_s=arguments.bulk_slice_ms / 1e3,
         )
         device = Device(points=table.points, narrow_lanes=table.narrow_lanes, overhead=overhead)
-        world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed)
+        bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
+        world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed, bulk)
         return cls(arguments, table, world, {} if arguments.replay else parse_mix(arguments.tokens))
 
     def run(self, rate: float) -> Figures:
         """A run at a rate."""
         seconds = self.arguments.duration or max(_LEAST_S, _REQUESTS / rate)
         arrivals = poisson(rate, self.mix, seconds, self.arguments.timeout_ms / 1e3, self.arguments.seed)
-        return Figures.of(arrivals, self.world.play(arrivals), seconds)
+        return self.world.run(arrivals, seconds)
 
     def replay(self) -> Figures:
         """The run of a schedule that was kept.
@@ -93,7 +97,7 @@ class Options:
         """
         arrivals = replayed(self.arguments.replay, self.arguments.timeout_ms / 1e3)
         seconds = self.arguments.duration or max(arrivals[-1].at, 1e-9)
-        return Figures.of(arrivals, self.world.play(arrivals), seconds)
+        return self.world.run(arrivals, seconds)
 
     def facts(self) -> list[str]:
         """What the figures rest on, line by line."""
@@ -123,10 +127,12 @@ def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("rate", "duration", "timeout_ms", "slo_p99_ms"):
+    for name in ("rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise SimulateError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    if not 0 <= arguments.bulk_share <= _MOST_SHARE:
+        raise SimulateError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
         raise SimulateError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
     if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
@@ -160,6 +166,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
     made.add_argument("--min-batch-gain", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
     made.add_argument("--fairness", type=float, default=6.0, help="as `serve` has it (default: 6)")
+    made.add_argument("--bulk", metavar="MIX", help="lengths of a bulk job's texts, more than can be done, besides")
+    made.add_argument("--bulk-share", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
+    made.add_argument("--bulk-slice-ms", type=float, default=8.0, help="as `serve` has it (default: 8)")
     for name, what in (
         ("receive", "of the server for each request"),
         ("token", "of the server for each token"),
@@ -230,7 +239,14 @@ def _text(run: Figures) -> list[str]:
         "SIMULATED, not measured",
         f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
         f"latency of the answered, ms: p50 {p50}, p99 {p99}, of the shortest third {short}",
+        *_bulk_text(run),
     ]
+
+
+def _bulk_text(run: Figures) -> list[str]:
+    if run.bulk_per_s is None or run.bulk_device_share is None:
+        return []
+    return [f"bulk work: {run.bulk_per_s:.1f} texts/s in {100 * run.bulk_device_share:.1f}% of the device's time"]
 
 
 def _plain(run: Figures) -> dict[str, object]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.generator.search import bracket
 from loadtest.report.sample import percentile as nearest_rank
-from simulate.simulator import Arrival, Fate, Outcome, simulate
+from simulate.simulator import Arrival, BulkJob, Fate, Outcome, simulate, simulate_beside_bulk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.scheduling.batcher import Policy
     from serving.scheduling.scheduler import Scheduler
@@ -32,6 +32,7 @@ class World:
         scheduler: By whom.
         max_queue_tokens: Tokens in flight.
         seed: Of what varies by chance.
+        bulk: Weights of the lengths of a saturating bulk job's texts; None where there is none.
     """
 
     device: Device
@@ -39,6 +40,24 @@ class World:
     scheduler: type[Scheduler]
     max_queue_tokens: int
     seed: int
+    bulk: Mapping[int, float] | None = None
+
+    def run(self, arrivals: Sequence[Arrival], seconds: float) -> Figures:
+        """What becomes of a schedule of so many seconds, summed up."""
+        if not self.bulk:
+            return Figures.of(arrivals, self.play(arrivals), seconds)
+        outcomes, done = simulate_beside_bulk(
+            self.device,
+            self.policy,
+            arrivals,
+            BulkJob(seconds, self.bulk),
+            max_queue_tokens=self.max_queue_tokens,
+            scheduler=self.scheduler,
+            seed=self.seed,
+        )
+        share = done.device_us / 1e6 / seconds
+        found = Figures.of(arrivals, outcomes, seconds)
+        return replace(found, bulk_per_s=done.texts / seconds, bulk_device_share=share)
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """What becomes of the arrivals."""
@@ -64,6 +83,8 @@ class Figures:
         short_p99_ms: Of the answered among the shortest third of the requests.
         slo_ms: The 99th percentile of all requests, in which one without an answer has taken for ever.
         fates: How many requests ended how, by the words of `Fate`.
+        bulk_per_s: Texts of a bulk job; None where there was none.
+        bulk_device_share: What it took of the device's time.
     """
 
     offered_per_s: float
@@ -73,6 +94,8 @@ class Figures:
     short_p99_ms: float
     slo_ms: float
     fates: dict[str, int]
+    bulk_per_s: float | None = None
+    bulk_device_share: float | None = None
 
     @classmethod
     def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:

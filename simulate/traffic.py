@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 _MIX = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?(?::(\d+(?:\.\d+)?))?")
 
 
-def parse_mix(given: str) -> dict[int, float]:
+def parse_mix(given: str, option: str = "--tokens") -> dict[int, float]:
     """Weights by number of tokens, as in `128`, `8:70,32:30` or `10-250`, a range whose lengths share its weight.
+
+    `option` is where it stands, for the error.
 
     Raises:
         SimulateError: It looks otherwise.
@@ -32,12 +34,12 @@ def parse_mix(given: str) -> dict[int, float]:
         found = _MIX.fullmatch(part.strip())
         low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not found or not 0 < low <= high:
-            raise SimulateError(f"--tokens {given}: must look like 128, 8:70,32:30 or 10-250")
+            raise SimulateError(f"{option} {given}: must look like 128, 8:70,32:30 or 10-250")
         weight = float(found[3] or 1) / (high - low + 1)
         for tokens in range(low, high + 1):
             mix[tokens] = mix.get(tokens, 0.0) + weight
     if not any(mix.values()):
-        raise SimulateError(f"--tokens {given}: no length has any weight")
+        raise SimulateError(f"{option} {given}: no length has any weight")
     return mix
 
 

@@ -210,6 +210,21 @@ def test_an_objective_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) 
     assert "BROKEN: p99 <= 2 ms" in out
 
 
+def test_a_bulk_job_has_what_the_load_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its share where that is all, and a mix that is none is refused by the option's name."""
+    words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--duration", "5", "--bulk", "32:3,128:1")
+    code, out, _ = run(capsys, *words, "--rate", "100")
+    assert code == 0
+    found = re.search(r"bulk work: ([0-9.]+) texts/s in ([0-9.]+)% of the device's time", out)
+    assert found
+    assert float(found[2]) > 50
+    words = ("--cost", "t4-bert-large-fp16", *words[2:])
+    overloaded = json.loads(run(capsys, *words, "--rate", "500", "--bulk-share", "0.1", "--json")[1])
+    assert overloaded["bulk_device_share"] == pytest.approx(0.1, abs=0.03)
+    assert overloaded["bulk_per_s"] > 0
+    assert run(capsys, *words[:-1], "many", "--rate", "100")[2].startswith("bertserve simulate: --bulk many: must look")
+
+
 def test_capacity_is_found_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The rate keeps its objective in a run of its own, and the curve stands in a file of each kind."""
     words = ("--cost", "t4-bert-base-int8", "--tokens", "128", "--slo-p99-ms", "10", "--duration", "4")

@@ -35,7 +35,7 @@ def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, o
         costs.write_text(json.dumps(status), encoding="utf-8")
         kept.write_text(json.dumps(requests), encoding="utf-8")
         run = ("--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
-        return _asked(*run, *_words(overhead))
+        return asked(*run, *_words(overhead))
 
 
 def capacity(table: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
@@ -53,20 +53,21 @@ def capacity(table: str, tokens: int, slo_ms: float, overhead: Mapping[str, floa
     with tempfile.TemporaryDirectory() as folder:
         curve = Path(folder) / "curve.json"
         words = ("--cost", table, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
-        found = _asked(*words, "--out", str(curve), *_words(overhead))
+        found = asked(*words, "--out", str(curve), *_words(overhead))
         return {**found, "slo_ms": slo_ms, "runs": json.loads(curve.read_bytes())["runs"]}
 
 
 def at_rate(table: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
     """The figures of a published table at one length and one rate; the arguments are those of `capacity`."""
-    return _asked("--cost", table, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
+    return asked("--cost", table, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
 
 
 def _words(overhead: Mapping[str, float]) -> list[str]:
     return [word for name, us in overhead.items() for word in (f"--{name}-us", f"{us:.2f}")]
 
 
-def _asked(*words: str) -> Any:  # noqa: ANN401  JSON
+def asked(*words: str) -> Any:  # noqa: ANN401  JSON
+    """The answer of `bertserve simulate` to these options; raises BenchError where it fails."""
     command = [sys.executable, "-m", "bertserve", "simulate", *words, "--json"]
     told = subprocess.run(
         command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=module_environment()
