@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
@@ -33,6 +35,10 @@ _SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
 _OVERHEAD = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
 """What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
 (p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
+_BESIDE_A_GPU = Overhead(receive_us=225, token_us=0.8, reply_us=135, batch_us=90, wire_us=145)
+"""What HTTP adds to an engine that computes elsewhere, as docs/benchmarks/t4.md has it: 0.61 ms at 8 tokens, 0.70 at
+128 (p50, one connection), for vectors of 768 components."""
+_OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
 
 _REQUESTS = 20_000
 _LEAST_S = 5.0
@@ -117,13 +123,9 @@ class Options:
 
 def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
     """The overhead that the options name, and the usual one where they are silent."""
-    chosen = {
-        name: value
-        for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")
-        if (value := getattr(arguments, name)) is not None
-    }
-    usual = {name: getattr(_OVERHEAD, name) for name in ("receive_us", "token_us", "reply_us", "batch_us", "wire_us")}
-    return Overhead(**{**usual, **chosen}, shared_cores=table.threads)
+    chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
+    usual = _OVERHEAD if table.threads else _BESIDE_A_GPU
+    return msgspec.structs.replace(usual, **chosen, shared_cores=table.threads)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -176,8 +178,8 @@ def parser() -> argparse.ArgumentParser:
         ("batch", "of the server for each batch"),
         ("wire", "until the engine begins with a batch"),
     ):
-        usual = getattr(_OVERHEAD, f"{name}_us")
-        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {usual:g})")
+        usual = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (_OVERHEAD, _BESIDE_A_GPU))
+        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {usual} beside a GPU)")
     made.add_argument("--seed", type=int, default=1, help="of arrivals, mix and spread (default: 1)")
     made.add_argument("--json", action="store_true", help="print figures for programs")
     return made
