@@ -53,6 +53,7 @@ OPEN_CALLS = {
     *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 }
+ENDLESS_CALLS = {"/grpc.health.v1.Health/Watch", "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"}
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 SMALL = b'{"inputs": "small"}'
@@ -91,7 +92,7 @@ def grpc_code(address: str, call: str, key: str | None) -> str:
         fields = request_fields(call) + metadata
         block = frame(HEADERS, END_HEADERS, 1, connection.block(fields))
         connection.send(block + frame(DATA, END_STREAM, 1, prefixed(b"")))
-        if call.endswith("/Watch"):  # which has no end
+        if call in ENDLESS_CALLS:
             arrived = connection.replies.take(connection.await_frame(HEADERS))
             return "OK" if arrived.status < 0 else grpc.StatusCode(_code(arrived.status)).name
         return _code(connection.reply(1).status)[1].upper().replace(" ", "_")
