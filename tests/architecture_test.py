@@ -286,6 +286,7 @@ BROAD_HANDLERS = {
     "serving.http.asgi": "the same around the framework",
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
+    "serving.jobs.runner": "a line's boundary: without it a job would fall over the same line for ever",
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from serving.jobs.records import Problem
-from serving.jobs.store import room_on_disk
+from serving.jobs.store import room_on_disk, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -144,7 +144,7 @@ def check_lines(path: Path, endpoint: str, most_lines: int, most_bytes: int) -> 
                 return count, [*problems, Problem("too_many_lines", message)]
             if problem := _problem(text, endpoint, seen, number):
                 problems.append(problem)
-    if not number or (not count and not problems):
+    if not count and not problems:
         problems.append(Problem("empty_file", "The input file has no line."))
     return count, problems
 
@@ -188,11 +188,7 @@ class Results:
         with room_on_disk():
             self._output = _Appended(output, job.output_bytes)
             self._error = _Appended(error, job.error_bytes)
-            handle = os.open(output.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_directory(output.parent)
 
     def __enter__(self) -> Self:
         return self

@@ -24,18 +24,18 @@ from serving.errors import (
     BertserveError,
     DeadlineExceeded,
     EngineLost,
+    InternalError,
     Overloaded,
     StorageFull,
     Unavailable,
 )
 from serving.jobs.lines import Answer, Line, Lines, Result, Results, check_lines
-from serving.jobs.records import Job, JobState
+from serving.jobs.records import Job, JobState, Problem
 from serving.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from serving.jobs.records import Problem
     from serving.jobs.service import Jobs
     from serving.settings import Settings
 
@@ -45,6 +45,8 @@ log = logging.getLogger("bertserve.jobs")
 
 _JOBS_AT_ONCE = 8
 _JOBS_OF_ONE_OWNER = 2
+_MORE_GIVEN_UP = 8
+"""Jobs that are cancelled, or whose time is over, have only to be ended: they wait for none of the others."""
 
 _AHEAD_LINES = 256
 _AHEAD_TEXTS = 1024
@@ -98,7 +100,8 @@ class Endpoint(Protocol):
     async def prepare(self, line_id: str, body: bytes) -> Prepared:
         """Raises `BertserveError` where the body cannot be understood."""
 
-    def refusal(self, line_id: str, error: BertserveError) -> Answer: ...
+    def refusal(self, line_id: str, error: BertserveError) -> Answer:
+        """What a client gets that asks for it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,7 @@ class Runner:
             if tasks:
                 await asyncio.wait(tasks)
         finally:
+            self.stop()  # what waits for room waits no longer
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -234,10 +238,14 @@ class Runner:
         self._changed.set()
 
     async def _due(self) -> list[Job]:
-        """Jobs to begin: of the owners of whom the fewest run, and there the oldest."""
+        """Jobs to begin: those to be given up, then of the owners of whom the fewest run, and there the oldest."""
         waiting = [job for job in await self._jobs.run(lambda store: store.unfinished()) if job.id not in self._running]
+        left = max(0, _JOBS_AT_ONCE + _MORE_GIVEN_UP - len(self._running))
+        due = [job for job in waiting if self._given_up(job)][:left]
+        for job in due:
+            waiting.remove(job)
+            self._running[job.id] = _Running(job)
         owners = Counter(running.job.owner for running in self._running.values())
-        due: list[Job] = []
         while waiting and len(self._running) < _JOBS_AT_ONCE:
             job = min(waiting, key=lambda job: owners[job.owner])  # of equals the first, which is the oldest
             if owners[job.owner] >= _JOBS_OF_ONE_OWNER:
@@ -260,6 +268,10 @@ class Runner:
     async def _to_its_end(self, running: _Running) -> None:
         """Works a job off from where it stands. Raises `StoppedError` where the server ends before it does."""
         jobs, job = self._jobs, running.job
+        if not await jobs.in_thread(jobs.store.path(job.input_file_id).exists):
+            problem = Problem("missing_input_file", "The input file is gone from the server's disk; upload it again.")
+            await self._room(lambda: jobs.run(lambda store: store.end_job(job.id, JobState.FAILED, [problem])))
+            return
         if job.in_progress_at is None and not await self._begin_job(running):
             return
         paths = [jobs.store.path(name) for name in (job.output_id, job.error_id)]
@@ -298,7 +310,7 @@ class Runner:
         """Has lines answered and settles them, until all are or the job is given up; raises `StoppedError`."""
         window, read = _Window(), deque[Line]()
         try:
-            while self._given_up(running) is None:
+            while self._given_up(running.job) is None:
                 while window.has_room and not self._stopping.is_set():
                     if not read:
                         read.extend(await self._jobs.in_thread(lines.read, _READ_BYTES))
@@ -324,29 +336,38 @@ class Runner:
     async def _begin(self, line: Line) -> _Begun:
         """Starts the answer to a line."""
         try:
-            prepared = await self._endpoint.prepare(line.id, line.body)
-        except BertserveError as error:
-            return _Begun(line, 1, asyncio.create_task(self._refused(line, error.bare())))
+            prepared = await self._persist(lambda: self._endpoint.prepare(line.id, line.body), 0)
+        except StoppedError:
+            raise
+        except Exception as error:  # noqa: BLE001  a line's boundary
+            return _Begun(line, 1, asyncio.create_task(self._refused(line, error)))
         return _Begun(line, prepared.texts, asyncio.create_task(self._answered(line, prepared)))
 
     async def _answered(self, line: Line, prepared: Prepared) -> Result:
         try:
             return Result(line, await prepared.answer(self._persist))
-        except BertserveError as error:
-            return await self._refused(line, error.bare())
+        except StoppedError:
+            raise
+        except Exception as error:  # noqa: BLE001  a line's boundary
+            return await self._refused(line, error)
 
-    async def _refused(self, line: Line, error: BertserveError) -> Result:
-        return Result(line, self._endpoint.refusal(line.id, error))
+    async def _refused(self, line: Line, error: Exception) -> Result:
+        """The answer that an error becomes; what nobody foresaw ends its line, and not the job."""
+        if not isinstance(error, BertserveError):
+            log.error("a line of a batch failed", extra=fields(request_id=line.id), exc_info=error)
+            error = InternalError()
+        return Result(line, self._endpoint.refusal(line.id, error.bare()))
 
     @contextlib.asynccontextmanager
     async def _admitted(self, texts: int) -> AsyncIterator[None]:
         """Holds a slot for each text, one request after another: of two that wait, none holds what the other needs."""
-        held = 0
+        held, needed = 0, min(texts, _TEXTS_AT_ONCE)
         try:
-            async with self._entering:
-                while held < min(texts, _TEXTS_AT_ONCE):
-                    await self._slots.acquire()
-                    held += 1
+            if needed:
+                async with self._entering:
+                    while held < needed:
+                        await self._slots.acquire()
+                        held += 1
             yield
         finally:
             for _ in range(held):
@@ -380,7 +401,7 @@ class Runner:
 
     async def _give_up(self, running: _Running, results: Results) -> None:
         """Writes for each line that is left that it was not computed."""
-        code, message = self._given_up(running) or _EXPIRED
+        code, message = self._given_up(running.job) or _EXPIRED
         if code == _EXPIRED[0] and not running.job.expired:
             await self._update(running, expired=True)
         with await self._open_lines(running) as lines:
@@ -389,7 +410,7 @@ class Runner:
 
     async def _settle(self, running: _Running, results: Results, ready: Sequence[Result]) -> None:
         """Writes results and says so in the database; waits while there is no room."""
-        while self._jobs.store.full and self._given_up(running) is None:
+        while self._jobs.store.full and self._given_up(running.job) is None:
             self._tell_of_missing_room("all files together have as many bytes as they may")
             await self._pause(_LONGEST_RETRY_S)
         good = sum(result.good for result in ready)
@@ -440,17 +461,16 @@ class Runner:
     async def _wait(self, running: _Running, task: asyncio.Task[Result], limit_s: float | None) -> None:
         """Waits for a line's answer, no longer than `limit_s`, or until the job is given up or the server ends."""
         told = asyncio.create_task(running.told.wait())
-        left_s = max(0.0, running.job.expires_at - self._clock())
+        left_s = max(0.0, running.job.expires_at - self._clock())  # a clock may be set: it is looked at now and then
         try:
-            timeout_s = left_s if limit_s is None else min(left_s, limit_s)
+            timeout_s = min(left_s, _HOUSEKEEPING_S if limit_s is None else limit_s)
             await asyncio.wait({task, told}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             told.cancel()
             running.told.clear()
 
-    def _given_up(self, running: _Running) -> tuple[str, str] | None:
+    def _given_up(self, job: Job) -> tuple[str, str] | None:
         """The code and the sentence for lines that are not computed any more; None while they are."""
-        job = running.job
         if job.state is JobState.CANCELLING:
             return _CANCELLED
         return _EXPIRED if job.expired or self._clock() >= job.expires_at else None

@@ -55,8 +55,13 @@ class Jobs:
         return await asyncio.get_running_loop().run_in_executor(self._database_thread, work, self.store)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  those of `work`
-        """Works with files."""
-        return await asyncio.get_running_loop().run_in_executor(self._file_threads, work, *arguments)
+        """Works with files. Where the caller is cancelled the thread ends first: it may write what is closed next."""
+        running = asyncio.get_running_loop().run_in_executor(self._file_threads, work, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
 
     async def create(self, job: Job) -> Job:
         """See `Store.create_job`."""
@@ -96,8 +101,6 @@ class Upload:
         self._path = jobs.store.new_upload()
         self._handle: int | None = None
         self._size = 0
-        self._dropped = False
-        self._turn = Lock()
 
     async def __aenter__(self) -> Self:
         self._jobs.take_arriving(0)
@@ -106,7 +109,7 @@ class Upload:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.shield(self._jobs.in_thread(self._drop))
+        await self._jobs.in_thread(self._drop)
 
     def write(self, data: bytes | memoryview) -> None:
         """Blocks.
@@ -117,9 +120,7 @@ class Upload:
         """
         if self._size + len(data) > self._jobs.limit_bytes:
             raise BodyTooLarge(f"a file may have {self._jobs.limit_bytes} bytes (--batch-file-mb)")
-        with self._turn, room_on_disk():
-            if self._dropped:  # the caller was cancelled, and this goes on in its thread
-                return
+        with room_on_disk():
             self._jobs.take_arriving(len(data))
             self._size += len(data)
             if self._handle is None:
@@ -140,9 +141,7 @@ class Upload:
                 os.fsync(self._handle)
 
     def _drop(self) -> None:
-        with self._turn:
-            self._dropped = True
-            if self._handle is not None:
-                os.close(self._handle)
-            self._path.unlink(missing_ok=True)
-            self._jobs.give_arriving(self._size)
+        if self._handle is not None:
+            os.close(self._handle)
+        self._path.unlink(missing_ok=True)
+        self._jobs.give_arriving(self._size)

@@ -5,8 +5,9 @@
     incoming/       uploads on their way
     files/          what the database lists, and what unfinished jobs have written so far
 
-A file is moved into `files/` before the database lists it, and leaves the database before it is removed: what lies
-there unlisted after a crash belongs to nobody and goes at the next start. Methods block; they are called in one thread.
+A file is moved into `files/` before the database lists it, and removed before it leaves the database, so that there
+is room to say so on a disk that was full. What a crash leaves on one side alone goes at the next start. Methods block;
+they are called in one thread.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import sqlite3
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from serving.jobs.records import Problem
     from serving.settings import Settings
 
+log = logging.getLogger("bertserve.jobs")
+
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
 
@@ -45,10 +49,12 @@ CREATE TABLE jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, state TEXT NOT NULL,
     input_file_id TEXT NOT NULL, bytes INTEGER NOT NULL, ended_at INTEGER, record BLOB NOT NULL);
 """
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_ROOM_FOR_DATABASE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
+"""SQLite's: the second is every failed write but ENOSPC, a quota's among them."""
 _DAY_S = 86_400
 _UNFINISHED = f"({', '.join(repr(str(state)) for state in UNFINISHED)})"
-_MODE = 0o700
+_MODE, _FILE_MODE = 0o700, 0o600
 """Nobody else on the machine reads what clients have sent."""
 
 _file_decoder = msgspec.json.Decoder(StoredFile)
@@ -106,6 +112,7 @@ class Store:
         try:
             for directory in (folder, self._files, self._incoming):
                 directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
+                sync_directory(directory.parent)
             self._lock = _locked(folder)
             try:
                 self._open()
@@ -123,6 +130,7 @@ class Store:
 
     def _open(self) -> None:
         path = self._folder / "jobs.sqlite"
+        path.touch(mode=_FILE_MODE)  # else a folder that the operator made would let others read it
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -145,8 +153,12 @@ class Store:
             )
 
     def _sweep(self) -> None:
-        """Removes what a crash has left that nothing lists."""
+        """Removes what a crash has left: files that nothing lists, and entries whose files are gone."""
         listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
+        lost = [(file_id,) for file_id in listed if not self.path(file_id).exists()]
+        if lost:
+            log.warning("%d files of batches are gone from %s; they are not listed any more", len(lost), self._files)
+            self._database.executemany("DELETE FROM files WHERE id = ?", lost)
         for job in self.unfinished():
             listed |= {job.output_id, job.error_id}
         for path in (*self._incoming.iterdir(), *self._files.iterdir()):
@@ -167,18 +179,21 @@ class Store:
         """Takes a file that has been written and flushed; it is durable when this returns.
 
         Raises:
-            StorageFull: There are as many files as there may be.
+            StorageFull: There are as many files as there may be, or the disk is full; the file is gone then.
         """
         now = self._now()
-        with self._transaction():
-            self._check_files()
-            file = StoredFile(
-                *(f"file-{secrets.token_hex(16)}", owner, name, INPUT_PURPOSE, upload.stat().st_size, now),
-                now + min(keep_s or self._limits.keep_s, self._limits.keep_s),
-            )
-            upload.rename(self.path(file.id))
-            _sync(self._files)
-            self._insert(file)
+        with contextlib.ExitStack() as undo:
+            with self._transaction():
+                self._check_files()
+                file = StoredFile(
+                    *(f"file-{secrets.token_hex(16)}", owner, name, INPUT_PURPOSE, upload.stat().st_size, now),
+                    now + min(keep_s or self._limits.keep_s, self._limits.keep_s),
+                )
+                upload.rename(self.path(file.id))
+                undo.callback(self._unlink, file.id)
+                sync_directory(self._files)
+                self._insert(file)
+            undo.pop_all()
         return file
 
     def file(self, owner: str, file_id: str) -> StoredFile:
@@ -206,8 +221,8 @@ class Store:
         with self._transaction():
             if job := self._reader_of(file_id):
                 raise Conflict(f"{job} still reads the file; cancel it first, or wait for its end")
+            self._unlink(file_id)
             self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
-        self._unlink(file_id)
 
     # Jobs.
 
@@ -304,9 +319,9 @@ class Store:
                 f" (SELECT input_file_id FROM jobs WHERE state IN {_UNFINISHED}) RETURNING id",
                 (now,),
             ).fetchall()
+            for (file_id,) in gone:
+                self._unlink(file_id)
             self._database.execute("DELETE FROM jobs WHERE ended_at <= ?", (now - self._limits.keep_s,))
-        for (file_id,) in gone:
-            self._unlink(file_id)
         return len(gone)
 
     # What they share.
@@ -349,7 +364,7 @@ class Store:
         except sqlite3.OperationalError as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if error.sqlite_errorcode in _NO_ROOM_FOR_DATABASE:
                 raise disk_full() from error
             raise
         finally:
@@ -442,7 +457,7 @@ def _locked(folder: Path) -> int:
     return handle
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

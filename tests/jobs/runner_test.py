@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
+import resource
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +33,7 @@ from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from serving.errors import BertserveError
     from serving.jobs.runner import Retry
@@ -63,13 +66,16 @@ class Line:
 
 
 class Endpoint:
-    """Answers with the line's own body, when `work` has let it pass."""
+    """Answers with the line's own body, when `work` has let it pass; the second line is read at the second try."""
 
     def __init__(self, work: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
-        self._work = work
+        self._work, self._asked = work, set[str]()
 
     async def prepare(self, line_id: str, body: bytes) -> Line:
         assert line_id.startswith("batch_req_")
+        if line_id not in self._asked and line_id.endswith("_2"):
+            self._asked.add(line_id)
+            raise Overloaded("later")
         return Line(json.loads(body), self._work)
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
@@ -94,10 +100,15 @@ def job_of(file_id: str, clock: Clock, name: str = "batch_a") -> Job:
     return Job(id=name, owner="me", endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
 
 
+def some_lines(count: int) -> bytes:
+    """An input file of so many lines."""
+    return lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)])
+
+
 async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
     """The id of a file of so many lines."""
     async with Upload(jobs) as upload:
-        upload.write(lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)]))
+        upload.write(some_lines(count))
         return (await upload.accept(owner, "input", None)).id
 
 
@@ -160,7 +171,7 @@ def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
-    """Overload and restarts are no line's answer; other errors are, and a line that kills the engine twice."""
+    """Overload and restarts are no line's answer; other errors and bugs are, and a line that kills the engine twice."""
     asked: dict[int, int] = {}
 
     async def moody(body: dict[str, Any]) -> None:
@@ -174,16 +185,19 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
             raise EngineLost("gone")
         if n == 4 and asked[n] < 10:
             raise Overloaded("later")
+        if n == 5:
+            raise ValueError("a bug")
 
     async def work(jobs: Jobs) -> None:
-        await jobs.create(job_of(await uploaded(jobs, 6), clock))
+        await jobs.create(job_of(await uploaded(jobs, 7), clock))
         job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
         assert job.state is JobState.COMPLETED
-        assert [line["custom_id"] for line in read(jobs, job.output_id)] == ["r-0", "r-3", "r-4", "r-5"]
+        assert [line["custom_id"] for line in read(jobs, job.output_id)] == ["r-0", "r-3", "r-4", "r-6"]
         errors = [line["response"] for line in read(jobs, job.error_id)]
         assert [(error["status_code"], error["body"]["reason"]) for error in errors] == [
             (422, "invalid_request"),
             (503, "engine_lost"),
+            (500, "internal"),
         ]
         assert (asked[2], asked[4]) == (2, 10)
 
@@ -217,6 +231,30 @@ def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
 
     run(tmp_path, clock, first)
     stuck = 60
+    run(tmp_path, clock, second)
+
+
+@pytest.mark.parametrize("settled", [0, 5])
+def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
+    """Where an operator or a restored backup has lost it: the job ends and says so, what is computed stays."""
+
+    async def some(body: dict[str, Any]) -> None:
+        if body["n"] >= settled:
+            raise NotReady("not now")
+
+    async def first(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 9), clock))
+        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == settled)
+        jobs.store.path(job.input_file_id).unlink()
+
+    async def second(jobs: Jobs) -> None:
+        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+        assert (job.state, [problem.code for problem in job.problems]) == (JobState.FAILED, ["missing_input_file"])
+        assert len(read(jobs, job.output_id)) == job.completed == settled
+        with pytest.raises(ObjectNotFound):
+            await jobs.run(lambda store: store.file("me", job.input_file_id))
+
+    run(tmp_path, clock, first)
     run(tmp_path, clock, second)
 
 
@@ -271,6 +309,91 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
         assert list((tmp_path / "incoming").iterdir()) == []
 
     run(tmp_path, clock, work)
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """No file of this process can grow: what the kernel says then is handled as a full disk is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
+    """A file that cannot be listed does not stay, and one that is deleted makes its room free all the same."""
+
+    async def work(jobs: Jobs) -> None:
+        file_id = await uploaded(jobs, 3)
+        path = jobs.store.path(file_id)
+        upload = tmp_path / "incoming" / "whole"
+        upload.write_text("written before the disk was full")
+        for attempt in (
+            lambda: jobs.store.accept(upload, "me", "name", None),
+            lambda: jobs.store.create_job(job_of(file_id, clock)),
+            lambda: jobs.store.delete_file("me", file_id),
+        ):
+            assert list((tmp_path / "files").iterdir()) == [path]
+            with no_room(), pytest.raises(StorageFull):
+                attempt()
+        assert list((tmp_path / "files").iterdir()) == []
+
+    async def after_a_restart(jobs: Jobs) -> None:
+        assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
+
+    run(tmp_path, clock, work)
+    run(tmp_path, clock, after_a_restart)
+
+
+def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
+    """Who is cancelled while a thread works with a file waits for it: the file's number may be another's at once."""
+
+    async def work(jobs: Jobs) -> None:
+        begun, end = threading.Event(), threading.Event()
+
+        def write() -> None:
+            begun.set()
+            end.wait(20)
+
+        task = asyncio.create_task(jobs.in_thread(write))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(tmp_path, clock, work)
+
+
+def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with results for which there is no room does not keep it."""
+    monkeypatch.setattr(runner_module, "_SETTLE_S", 1000.0)
+    limits = StoreLimits(bytes=len(some_lines(9)), files=20, jobs=3, keep_s=1000)
+
+    async def work(jobs: Jobs) -> None:
+        stuck = asyncio.Event()
+        await jobs.create(job_of(await uploaded(jobs, 9), clock))
+        assert jobs.store.full
+
+        async def only_the_first(body: dict[str, Any]) -> None:
+            if body["n"]:
+                stuck.set()
+                await asyncio.Event().wait()
+
+        running = asyncio.create_task(Runner(jobs, Endpoint(only_the_first), Settings(), clock).run())
+        async with asyncio.timeout(20):
+            await stuck.wait()
+            await asyncio.sleep(0.05)
+            running.cancel()
+            ended, _ = await asyncio.wait({running}, timeout=10)
+            assert ended
+
+    run(tmp_path, clock, work, limits)
 
 
 def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock) -> None:
@@ -374,8 +497,45 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], 
         Store(tmp_path, LIMITS).close()
 
 
+def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
+    """Also where the operator has made it for all to read."""
+    tmp_path.chmod(0o755)
+
+    async def work(jobs: Jobs) -> None:
+        await uploaded(jobs, 1)
+        entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
+        assert entries == dict.fromkeys(
+            ("files", "incoming", "lock", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"), 0
+        )
+
+    run(tmp_path, clock, work)
+
+
+def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set forward, a job's time is over though nothing of it moves; set back, a new job is the latest all the same."""
+    monkeypatch.setattr(runner_module, "_HOUSEKEEPING_S", 0.01)
+
+    async def work(jobs: Jobs) -> None:
+        file_id = await uploaded(jobs, 2)
+        await jobs.create(job_of(file_id, clock))
+
+        async def stuck(body: dict[str, Any]) -> None:
+            await asyncio.sleep(0.05)
+            clock.now += DAY_S * body["n"]
+            await asyncio.Event().wait()
+
+        job = await worked_off(jobs, Endpoint(stuck), clock, lambda job: job.ended)
+        assert (job.state, job.failed) == (JobState.EXPIRED, 2)
+        clock.now -= 3 * DAY_S
+        await jobs.create(job_of(file_id, clock, "batch_b"))
+        listed, _ = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
+        assert [job.id for job in listed] == ["batch_b", "batch_a"]
+
+    run(tmp_path, clock, work, StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=10 * DAY_S))
+
+
 def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
-    """Many jobs of one do not keep another's waiting."""
+    """Many jobs of one do not keep another's waiting, and one that is cancelled or too old waits for none of them."""
     limits = StoreLimits(bytes=1 << 20, files=20, jobs=20, keep_s=1000)
 
     async def work(jobs: Jobs) -> None:
@@ -396,9 +556,17 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
                 await asyncio.sleep(0.002)
                 found = await jobs.run(lambda store: store.unfinished())
                 begun = [job.id for job in found if job.state is JobState.IN_PROGRESS]
+            assert set(begun) <= {"batch_a0", "batch_a1", "batch_o"}
+            ended = ("batch_a5", "batch_a6")
+            await jobs.cancel("me", ended[0])
+            await jobs.run(lambda store: store.update(ended[1], expires_at=0))
+            await jobs.create(job_of(file_id, clock, "batch_a10"))
+            while set(ended) & {job.id for job in await jobs.run(lambda store: store.unfinished())}:  # noqa: ASYNC110  as above
+                await asyncio.sleep(0.002)
         runner.stop()
         await running
-        assert set(begun) <= {"batch_a0", "batch_a1", "batch_o"}
+        cancelled, expired = await jobs.run(lambda store: [store.job("me", name) for name in ended])
+        assert (cancelled.state, expired.state) == (JobState.CANCELLED, JobState.EXPIRED)
 
     def _owned(job: Job) -> Job:
         return Job(**{name: getattr(job, name) for name in job.__struct_fields__} | {"owner": "other"})
