@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from serving.errors import BertserveError
 
 WINDOW_BYTES = 262_144
-"""So much may wait to be read; then nothing more is received."""
+"""So much may wait to be read, or be read and not done with; then nothing more is received."""
 
 
 class ReceivedBody:
@@ -20,26 +20,26 @@ class ReceivedBody:
 
     Attributes:
         ended: Whether all of it has arrived.
-        waiting: Bytes that have arrived and are not read.
+        held: Bytes that have arrived and are not done with: those last read are when more is asked for.
         total: Bytes that have arrived.
     """
 
     def __init__(self, on_room: Callable[[], None]) -> None:
-        """`on_room` is called when what waited has been read, after it was full."""
+        """`on_room` is called when there is room again, after it was full."""
         self._on_room = on_room
         self._pieces: deque[bytes] = deque()
         self._error: BertserveError | None = None
         self._arrived = asyncio.Event()
         self.ended = False
-        self.waiting = self.total = 0
+        self.held = self.total = 0
 
     @property
     def full(self) -> bool:
-        return self.waiting >= WINDOW_BYTES
+        return self.held >= WINDOW_BYTES
 
     def feed(self, piece: bytes) -> None:
         self._pieces.append(piece)
-        self.waiting += len(piece)
+        self.held += len(piece)
         self.total += len(piece)
         self._arrived.set()
 
@@ -54,15 +54,14 @@ class ReceivedBody:
 
     async def read(self) -> bytes:
         """All that waits; empty at the end. Raises what kept the rest from arriving."""
+        was_full, self.held = self.full, sum(map(len, self._pieces))
+        if was_full and not self.full:
+            self._on_room()
         while not (self._pieces or self.ended or self._error):
             self._arrived.clear()
             await self._arrived.wait()
         if self._error is not None:
             raise self._error
-        was_full = self.full
         data = b"".join(self._pieces)
         self._pieces.clear()
-        self.waiting = 0
-        if was_full:
-            self._on_room()
         return data

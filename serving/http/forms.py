@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from python_multipart import MultipartParser
@@ -13,6 +14,9 @@ from serving.errors import InvalidRequest, MalformedRequest, UnsupportedMediaTyp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# It warns of what clients send, a line for each body; they are told, and the log has no use for it.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 4096
 _LONGEST_NAME = 255
@@ -23,7 +27,7 @@ class FileForm:
 
     Attributes:
         fields: The values of the fields that have arrived, by name.
-        file_name: As the client calls it; None while there is no file.
+        file_name: As the client calls it, perhaps with nothing; None while there is no file.
     """
 
     def __init__(self, content_type: bytes, file_field: str, write: Callable[[bytes], None]) -> None:
@@ -106,6 +110,10 @@ class FileForm:
         if self._name in self.fields or (self._name == self._file_field and self.file_name is not None):
             raise InvalidRequest("a field stands in the form twice")
         if self._name == self._file_field:
+            if b"filename" not in self._disposition.lower():
+                raise InvalidRequest(
+                    f"`{self._file_field}` comes without a file name: send a file (curl -F file=@PATH)"
+                )
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.file_name = "".join(letter for letter in name if letter.isprintable())[:_LONGEST_NAME]
 

@@ -443,3 +443,23 @@ def test_files_come_and_go_in_pieces_everywhere(repository: Repository, tmp_path
                 path = f"/v1/files/{file_id}/content"
                 assert served.ask(Case(method, path, None, {"X-Request-Id": "r-1"})) == 200
         assert served.ask(Case("GET", "/v1/files/file-none/content", None, {"X-Request-Id": "r-1"})) == 404
+        # A browser asks no leave for a form; the same pages of this server are let through, here to the next refusal.
+        assert served.ask(Case("POST", "/v1/files", b"{}", {**JSON, "Origin": OTHER})) == 403
+        assert (
+            served.ask(Case("POST", "/v1/files", b"{}", {**JSON, "Origin": OTHER, "Sec-Fetch-Site": "same-origin"}))
+            == 415
+        )
+
+
+def test_files_and_batches_are_off_unless_a_folder_is_named(plain: Everywhere) -> None:
+    """Every route says how they are switched on, and the document leaves them out."""
+    for method, path in (
+        ("GET", "/v1/files"),
+        ("POST", "/v1/files"),
+        ("GET", "/v1/batches"),
+        ("DELETE", "/v1/files/a"),
+    ):
+        assert plain.ask(Case(method, path, b"{}" if method == "POST" else None)) == 403
+        reply = TestClient(plain.app).request(method, path)
+        assert "--batch-dir" in reply.json()["error"]["message"]
+    assert not {path for path in asyncio.run(plain.app.described())["paths"] if "batches" in path}

@@ -106,6 +106,8 @@ def _page(example: Mapping[str, Any]) -> dict[str, Any]:
 async def create_file(api: Api, http: HttpRequest) -> HttpReply:
     """Upload a file of requests, a line of JSON each, for a batch."""
     jobs = _jobs(api)
+    if api.keys is None and _is_foreign_page(api, http):
+        raise Forbidden("pages of other origins may not upload files here; --cors-origins lets them")
     if b"content-encoding" in http.headers:
         raise UnsupportedMediaType("a file is uploaded as it is, without a Content-Encoding")
     if http.stream is None:
@@ -269,6 +271,16 @@ def _jobs(api: Api) -> Jobs:
     if api.jobs is None:
         raise Forbidden("files and batches are off on this server; its operator switches them on with --batch-dir")
     return api.jobs
+
+
+def _is_foreign_page(api: Api, http: HttpRequest) -> bool:
+    """Whether a page of another origin sends a form, for which browsers ask no leave beforehand."""
+    origin, allowed = http.headers.get(b"origin"), api.settings.cors_origins
+    if origin is None or allowed == "*" or origin.decode("latin-1") in allowed.split(","):
+        return False
+    # Behind a proxy the host may be another one, and without TLS browsers say no site.
+    same_host = origin.partition(b"://")[2] == http.headers.get(b"host")
+    return not same_host and http.headers.get(b"sec-fetch-site") != b"same-origin"
 
 
 def _owner(api: Api, http: HttpRequest) -> str:

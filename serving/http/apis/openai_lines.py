@@ -75,14 +75,19 @@ class EmbeddingLine:
         return sum(map(len, self.pieces))
 
     async def answer(self, retry: Retry) -> Answer:
-        """See `Prepared`."""
+        """See `Prepared`. A version that takes over meanwhile answers all of the line: no answer mixes two."""
+        while True:
+            outcomes = await self._once(retry)
+            if len({outcome.version for outcome in outcomes}) == 1:
+                return Answer(_OK, partial(self._body, outcomes))
+
+    async def _once(self, retry: Retry) -> Sequence[Outcome[NDArray[np.float32]]]:
         tasks = [asyncio.ensure_future(retry(partial(self._embed, piece), len(piece))) for piece in self.pieces]
         try:
-            outcomes = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        return Answer(_OK, partial(self._body, outcomes))
 
     async def _embed(self, piece: Sequence[str | list[int]]) -> Outcome[NDArray[np.float32]]:
         http = msgspec.structs.replace(self.http, arrival=time.perf_counter())
