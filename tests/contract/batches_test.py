@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
+import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +17,19 @@ from tests.support.batches import client_of, ended, lines_of, request_line, resu
 from tests.support.clients import RawConnection, get, http_call, metric
 from tests.support.credentials import FIRST, SECOND, bearer, write_keys
 from tests.support.models import NAME
-from tests.support.server import FAKE, MEASURED, Server, refused_start
+from tests.support.server import MEASURED, Server
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+UPLOAD = (
+    b"POST /v1/files HTTP/1.1\r\nHost: h\r\n%bContent-Length: 900000\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+)
+"""The beginning of an upload."""
 
 SLOW = ("--engine", "fake", "--precision", "fp32", "--fake-ms", "5", "--max-batch-tokens", "64", "--threads", "1")
 """Settings of a server that takes a second or so for a few hundred lines."""
@@ -33,11 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, folder: Path) -> Iterator[Server]:
-    """A server with two keys, small files, and few of them."""
+    """A server with two keys, small files and few of them, and room for four uploads at a time."""
     keys = write_keys(folder / "keys", FIRST, SECOND)
     limits = ("--batch-file-mb", "1", "--batch-disk-mb", "3", "--batch-max-files", "12", "--batch-max-lines", "300")
+    limits += ("--buffer-limit-mb", "1", "--body-limit-bytes", "262144", "--default-timeout-ms", "30000")
     where = ("--api-keys-file", str(keys), "--batch-dir", str(folder / "kept"))
-    with Server(models, *FAKE, *where, *limits) as running:
+    with Server(models, *SLOW, *where, *limits) as running:
         yield running
 
 
@@ -206,17 +217,18 @@ def test_what_is_refused_leaves_nothing_behind(client: openai.OpenAI, server: Se
     assert kept(folder) == before
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_nothing(server: Server, folder: Path) -> None:
-    """Its upload is dropped, and the room that it had is free again."""
+def test_clients_that_leave_in_the_middle_leave_nothing(server: Server, folder: Path) -> None:
+    """Uploads are held by a window each, as many as there is room for; when they are dropped it is free again."""
     before = kept(folder)
-    head = (
-        f"POST /v1/files HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {FIRST}\r\nContent-Length: 900000\r\n"
-        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-        '--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
-    ).encode()
-    with RawConnection(server.http) as connection:
-        connection.send(head + b"x" * 400_000)
-        wait_for(lambda: kept(folder) != before, "the upload")
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(RawConnection(server.http))
+            connection.send(UPLOAD % b"Authorization: Bearer %b\r\n" % FIRST.encode() + b"x" * 400_000)
+        wait_for(lambda: len(kept(folder) - before) == 4, "the uploads")
+        assert metric(server, "bertserve_buffer_bytes") == 1 << 20
+        with RawConnection(server.http) as one_more:
+            one_more.send(UPLOAD % b"Authorization: Bearer %b\r\n" % FIRST.encode())
+            assert one_more.status() == 503
     wait_for(lambda: kept(folder) == before, "the end of the upload")
     wait_for(lambda: metric(server, "bertserve_buffer_bytes") == 0, "its room")
 
@@ -229,25 +241,22 @@ def test_an_upload_is_refused_before_its_body(server: Server) -> None:
             assert connection.status() == status
 
 
-def test_cancelling_keeps_what_is_done(models: Path, tmp_path: Path) -> None:
+def test_cancelling_keeps_what_is_done(client: openai.OpenAI) -> None:
     """Lines that were not computed stand in the error file; an input in use cannot be deleted."""
-    with Server(models, *SLOW, "--batch-dir", str(tmp_path / "kept")) as server:
-        client = client_of(server)
-        file = to_file(client, [request_line(f"r-{n}", {"input": [f"text {n}"] * 8}) for n in range(2000)])
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-        wait_for(lambda: completed(client, batch.id) > 0, "progress")
-        with pytest.raises(openai.ConflictError):
-            client.files.delete(file.id)
-        assert client.batches.cancel(batch.id).status in {"cancelling", "cancelled"}
-        done = ended(client, batch.id)
-        assert done.status == "cancelled"
-        output, errors = results_of(client, done)
-        assert 0 < len(output) < 2000
-        assert [line["custom_id"] for line in output + errors] == [f"r-{n}" for n in range(2000)]
-        assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
-        with pytest.raises(openai.ConflictError):
-            client.batches.cancel(batch.id)
+    file = to_file(client, [request_line(f"r-{n}", {"input": [f"text {n}"] * 32, "dimensions": 4}) for n in range(300)])
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    wait_for(lambda: completed(client, batch.id) > 0, "progress")
+    with pytest.raises(openai.ConflictError):
         client.files.delete(file.id)
+    assert client.batches.cancel(batch.id).status in {"cancelling", "cancelled"}
+    done = ended(client, batch.id)
+    assert done.status == "cancelled"
+    output, errors = results_of(client, done)
+    assert 0 < len(output) < 300
+    assert [line["custom_id"] for line in output + errors] == [f"r-{n}" for n in range(300)]
+    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(batch.id)
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:
@@ -256,29 +265,32 @@ def completed(client: openai.OpenAI, batch_id: str) -> int:
     return counts.completed if counts else 0
 
 
-@pytest.mark.parametrize(
-    ("kills", "number"),
-    [
-        (1, signal.SIGKILL),
-        (1, signal.SIGTERM),
-        pytest.param(20, signal.SIGKILL, marks=pytest.mark.long),
-    ],
-)
-def test_a_server_that_ends_in_the_middle_goes_on(
-    models: Path, tmp_path: Path, kills: int, number: signal.Signals
-) -> None:
-    """Killed or told to stop: accepted files and batches are there, each line is answered once, in its order."""
-    total = 200 + 200 * kills
-    options = (*SLOW, "--batch-dir", str(tmp_path / "kept"))
-    with Server(models, *options) as server:
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, kills: int) -> None:
+    """Killed, or told to stop: what was accepted is there, and each line is answered once, in its order."""
+    total = 500 + 200 * kills
+    lines = [request_line(f"r-{n}", {"input": f"text {n % 7}", "encoding_format": "base64"}) for n in range(total)]
+    where = ("--batch-dir", str(tmp_path / "kept"), "--body-timeout-s", "1")
+    with Server(models, *SLOW, *where) as server:
         client = client_of(server)
-        file = to_file(client, [request_line(f"r-{n}", {"input": f"text {n % 7}"}) for n in range(total)])
+        file = to_file(client, lines)
+        _, most = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        # What is begun and not settled has room, and some of the results of all lines.
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (700_000, most))
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-        _end_after(server, client, batch.id, 50, number)
+        server.wait_logged("batches wait for room", 30.0)
+        with pytest.raises(openai.InternalServerError, match="no room"):
+            client.files.create(file=("large", b"x" * 800_000), purpose="batch")
+        assert kept(tmp_path) == {file.id, *results_under_way(tmp_path)}
+        assert 0 < completed(client, batch.id) < total
+        end(server, client, signal.SIGKILL)
     for kill in range(1, kills):
-        with Server(models, *options) as server:
-            _end_after(server, client_of(server), batch.id, 50 + kill * total // (kills + 1), number)
-    with Server(models, *options) as server:
+        with Server(models, *SLOW, *where) as server:
+            client = client_of(server)
+            wait_for(lambda: completed(client, batch.id) >= kill * total // (kills + 1), "progress", 30.0)  # noqa: B023
+            end(server, client, signal.SIGTERM if kill % 4 == 0 else signal.SIGKILL)
+    with Server(models, "--precision", "fp32", *MEASURED, *where) as server, RawConnection(server.http) as slow:
+        slow.send(UPLOAD % b"" + b"x" * 400)
         client = client_of(server)
         done = ended(client, batch.id, 60.0)
         assert done.status == "completed"
@@ -286,42 +298,25 @@ def test_a_server_that_ends_in_the_middle_goes_on(
         assert errors == []
         assert [line["custom_id"] for line in output] == [f"r-{n}" for n in range(total)]
         assert len({line["id"] for line in output}) == total
-        for line in output:
-            n = int(line["custom_id"][2:])
-            assert line["response"]["body"] == output[n % 7]["response"]["body"]
-        assert client.files.content(file.id).content == lines_of(
-            [request_line(f"r-{n}", {"input": f"text {n % 7}"}) for n in range(total)]
-        )
-        assert kept(tmp_path) == {file.id, done.output_file_id}
+        rows = [line["response"]["body"]["data"][0]["embedding"] for line in output[-7:]]
+        found = [np.frombuffer(base64.b64decode(row), np.float32) for row in rows]
+        asked = client.embeddings.create(model=NAME, input=[line["body"]["input"] for line in lines[-7:]])
+        assert np.abs(np.array(found) - [row.embedding for row in asked.data]).max() < 1e-4
+        assert client.files.content(file.id).content == lines_of(lines)
+        assert slow.status() == 408
+        wait_for(lambda: kept(tmp_path) == {file.id, done.output_file_id}, "the end of the slow upload")
 
 
-def _end_after(server: Server, client: openai.OpenAI, batch_id: str, lines: int, number: signal.Signals) -> None:
-    wait_for(lambda: completed(client, batch_id) >= lines, "progress", 30.0)
+def results_under_way(folder: Path) -> set[str]:
+    """The names of files that belong to a batch which has not ended."""
+    return {name for name in kept(folder) if name.endswith(("-output", "-error"))}
+
+
+def end(server: Server, client: openai.OpenAI, number: signal.Signals) -> None:
+    """Ends a server with a signal."""
     client.close()
     server.signal(number)
     assert server.wait() == (0 if number is signal.SIGTERM else -number)
-
-
-def test_one_server_to_a_folder(server: Server, models: Path, folder: Path) -> None:
-    """A second one is told so, and the first goes on."""
-    told = refused_start("--models", str(models), *FAKE, "--http-port", "0", "--batch-dir", str(folder / "kept"))
-    assert told.returncode == 1
-    assert "another server uses this folder" in told.stdout + told.stderr
-    assert server.process.poll() is None
-
-
-def test_off_unless_a_folder_is_named(fake_server: Server) -> None:
-    """Every route says how it is switched on, and the documentation leaves them out."""
-    for method, path in (
-        ("GET", "/v1/files"),
-        ("POST", "/v1/files"),
-        ("GET", "/v1/batches"),
-        ("DELETE", "/v1/files/a"),
-    ):
-        reply = http_call(fake_server.http, method, path)
-        assert reply.status == 403
-        assert "--batch-dir" in reply.json()["error"]["message"]
-    assert not {path for path in get(fake_server.http, "/openapi.json").json()["paths"] if "batches" in path}
 
 
 def test_the_documentation_lists_the_routes(server: Server) -> None:
@@ -330,16 +325,3 @@ def test_the_documentation_lists_the_routes(server: Server) -> None:
     assert "multipart/form-data" in paths["/v1/files"]["post"]["requestBody"]["content"]
     assert {entry["name"] for entry in paths["/v1/files"]["get"]["parameters"]} >= {"limit", "after", "order"}
     assert paths["/v1/batches"]["post"]["responses"]["200"]["content"]["application/json"]["example"]["object"]
-
-
-def test_vectors_are_the_models_own(models: Path, tmp_path: Path) -> None:
-    """With the real engine: those of the route, whatever else is in flight."""
-    texts = ["A short text.", "Another one, which is somewhat longer than the first.", "Third."] * 4
-    with Server(models, "--precision", "fp32", "--batch-dir", str(tmp_path / "kept"), *MEASURED) as server:
-        client = client_of(server)
-        file = to_file(client, [request_line(f"r-{n}", {"input": text}) for n, text in enumerate(texts)])
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-        output, _ = results_of(client, ended(client, batch.id))
-        found = np.array([line["response"]["body"]["data"][0]["embedding"] for line in output])
-        right = np.array([row.embedding for row in client.embeddings.create(model=NAME, input=texts).data])
-        assert np.abs(found - right).max() < 1e-4
