@@ -206,7 +206,7 @@ test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason w
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 protos: $(call STAMP,dev) ## the Python files of the protocol definitions
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/*/*.proto serving/*/*/*.proto)
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/*/*.proto serving/*/*/*.proto export/*/*/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
 	@$(BIN)/python -m serving.operations.generated_pages docs

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.labels import Asked
+    from export.checkpoint.layouts.case import Case
     from serving.models.manifest import Artifact
 
 
@@ -151,6 +152,7 @@ class Recipe:
         triton: A Triton model repository to write the bundle to as well; None for none.
         max_length: Tokens of the longest input; None takes it from the checkpoint.
         task: What to export it for; None takes it from the checkpoint.
+        case: Whether words keep their case; None takes it from the checkpoint.
         change_task: Whether the model may have had another task so far.
         references: Files of labelled text for the task's own metric.
         limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
@@ -172,6 +174,7 @@ class Recipe:
     triton: Path | None = None
     max_length: int | None = None
     task: Asked | None = None
+    case: Case | None = None
     change_task: bool = False
     references: tuple[Path, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -193,7 +196,8 @@ class Recipe:
         decisive = [
             SCHEMA_VERSION,
             host.installed("bertserve"),
-            [self.forms, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.calibration_column],
+            [self.forms, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.case],
+            self.calibration_column,
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
         ]

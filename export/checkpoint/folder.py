@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from export.checkpoint.safetensors_file import Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class Imported:
+    """What a folder of another layout holds, as Transformers would have saved it.
+
+    Attributes:
+        stated: The content of JSON files, by their names.
+        files: Those that hold the weights.
+        tensors: Opens them, under the names of Transformers.
+    """
+
+    stated: Mapping[str, dict[str, Any]]
+    files: Sequence[Path]
+    tensors: Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 
 
 @dataclass(slots=True, frozen=True)
 class Folder:
-    """A folder whose files come from outside."""
+    """A folder whose files come from outside.
+
+    Attributes:
+        path: Where it is.
+        imported: What it holds, where it is of another layout than that of Transformers.
+    """
 
     path: Path
+    imported: Imported | None = field(default=None, repr=False)
 
     def sub(self, relative: str, *, may_be_missing: bool = False) -> Folder:
         """A folder below this one.
@@ -41,6 +68,8 @@ class Folder:
         Raises:
             ExportError: The file is no JSON.
         """
+        if self.imported is not None and name in self.imported.stated:
+            return self.imported.stated[name]
         try:
             return json.loads((self.path / name).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -60,3 +89,17 @@ class Folder:
         if not isinstance(value, dict):
             raise ExportError(f"checkpoint {self.path}: {name} must hold a JSON object")
         return value
+
+    @contextmanager
+    def saved(self) -> Iterator[Path]:
+        """The folder as others read it, for as long as the block runs: with files for what its layout states."""
+        if self.imported is None:
+            yield self.path
+            return
+        with TemporaryDirectory(prefix="bertserve-layout-") as made:
+            for path in self.path.iterdir():
+                if path.is_file() and path.name not in self.imported.stated:
+                    (Path(made) / path.name).symlink_to(path.resolve())
+            for name, content in self.imported.stated.items():
+                (Path(made) / name).write_text(json.dumps(content), encoding="utf-8")
+            yield Path(made)

@@ -35,9 +35,9 @@ def convert(folder: Folder) -> tuple[dict[str, Any], dict[str, str]]:
     failures = (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
     where = f"checkpoint {folder.path}: no tokenizer can be made of {file}"
     try:
-        with quiet(), BareExceptions(where):
+        with quiet(), BareExceptions(where), folder.saved() as saved:
             # Nothing is looked up elsewhere, and no code that lies beside the files is run.
-            made = AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+            made = AutoTokenizer.from_pretrained(saved, local_files_only=True, trust_remote_code=False)
             document = json.loads(made.backend_tokenizer.to_str())
     except failures as error:
         raise ExportError(f"{where}: {' '.join(str(error).split())[:200]}") from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import other_kinds, pooling, vocabulary, weights
+from export.checkpoint import layouts, other_kinds, pooling, vocabulary, weights
 from export.checkpoint.families import FAMILIES, family_of
 from export.checkpoint.families.family import ACTIVATIONS
 from export.checkpoint.folder import Folder
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from export.checkpoint.families.family import Family
+    from export.checkpoint.layouts.case import Case
     from export.checkpoint.source import Source
     from serving.models.manifest import Activation, Task
     from serving.records import EncodedText
@@ -140,7 +141,11 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: Source, max_length: int | None, notice: Callable[[str], None], asked: Asked | None = None
+    source: Source,
+    max_length: int | None,
+    notice: Callable[[str], None],
+    asked: Asked | None = None,
+    case: Case | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint and reads everything but its tensors.
 
@@ -149,6 +154,7 @@ def open_checkpoint(
         max_length: The length asked for; None takes the checkpoint's own.
         notice: Told what was assumed.
         asked: What to export it for; None takes that from the checkpoint.
+        case: Whether its words keep their case; None takes that from the checkpoint.
 
     Raises:
         ExportError: It is none that can be exported.
@@ -156,6 +162,7 @@ def open_checkpoint(
     folder = Folder(source.path)
     other_kinds.refuse(folder, source.name, asked)
     sentence = pooling.read(folder)
+    sentence = replace(sentence, encoder=layouts.opened(sentence.encoder, case))
     config, family = _config(sentence.encoder)
     asked = asked or _task(config, family, sentence)
     task: Task = "classify" if asked == REGRESSION else asked

@@ -1,40 +1,49 @@
 """Reads a pickled weight file in a process of its own, and writes its tensors as safetensors.
 
-    python -P -m export.checkpoint.unpickle SOURCE TARGET
+    python -P -m export.checkpoint.unpickle SOURCE TARGET [training]
 
 PyTorch's `weights_only` loader builds tensors and plain containers, and refuses every other name that a pickle asks
-for. Around it, this process can open no further file or socket, and has no more memory than a file of that size needs.
-It answers with one JSON object: the `names` of the tensors, or half a sentence that says why the file is `refused`, or
-the name that the pickle `wanted`.
+for. Of a training's state it takes the model's tensors and plain settings; the few names that such files ask for beside
+them stand for objects that do nothing. Around it, this process can open no further file or socket, and has no more
+memory than a file of that size needs. It answers with one JSON object: the `names` of the tensors, or half a sentence
+that says why the file is `refused`, or the name that the pickle `wanted`. Of a training, it answers with the `shapes`
+of the tensors and the `settings`.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
 import re
 import resource
-import struct
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
+from export.checkpoint import safetensors_file
+from export.checkpoint.safetensors_file import Tensor, unsigned
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
+
+    from export.checkpoint.safetensors_file import Bits
 
 ROOM = 1 << 28
 """Bytes beside three times the file's: the file as it is read, its tensors, and one tensor more."""
 _TOO_MUCH = "asks for more memory than weights of its size need"
 _COPIES = 3
 _CPU_S = 600
+_LONGEST_TEXT = 4096
 _PAGE = resource.getpagesize()
 _WANTED = re.compile(r"(?:GLOBAL|global|class|function|Type) `?'?([A-Za-z_][\w.]*\.[\w.]+)")
-_TYPES = {
+TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -53,19 +62,63 @@ class _Refused(Exception):
     """The content is none that weights have."""
 
 
-def main(source: Path, target: Path) -> dict[str, Any]:
+class _LeftAside:
+    """What no weights are made of: the states of random generators and of loss scaling, names from a list."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _Settings:
+    """In the place of an argparse.Namespace: what may be said of it in JSON."""
+
+    plain: dict[str, object]
+
+    def __new__(cls) -> Self:
+        made = super().__new__(cls)
+        made.plain = {}
+        return made
+
+    def __setstate__(self, state: object) -> None:
+        self.plain = _plain(state)
+
+
+_OF_TRAININGS: Sequence[tuple[type, str]] = (
+    (_Settings, "argparse.Namespace"),
+    *(
+        (_LeftAside, name)
+        for name in (
+            # The state of NumPy's generator, as either version of NumPy calls it.
+            *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
+            *("numpy.ndarray", "numpy.dtype"),
+            # The scaling of the loss, as the first versions kept it.
+            *("fp16.loss_scaler.LossScaler", "fp16.loss_scaler.DynamicLossScaler"),
+            *("megatron.fp16.loss_scaler.LossScaler", "megatron.fp16.loss_scaler.DynamicLossScaler"),
+            # Among the settings.
+            *("megatron.model.enums.ModelType", "megatron.model.enums.PositionEmbeddingType"),
+            *("megatron.core.enums.ModelType", "megatron.core.transformer.enums.AttnBackend"),
+        )
+    ),
+)
+"""What is made of the names that a training's state asks for (Megatron-LM's checkpointing.py)."""
+
+
+def main(source: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
     """Converts a file, and says how it went."""
     torch.set_num_threads(1)
     _warm_up()
     with source.open("rb") as stream, target.open("wb") as out:
         _confine(os.fstat(stream.fileno()).st_size)
-        return convert(stream, out)
+        return convert(stream, out, training=training)
 
 
-def convert(stream: BinaryIO | io.BytesIO, out: BinaryIO | io.BytesIO) -> dict[str, Any]:
+def convert(stream: BinaryIO | io.BytesIO, out: BinaryIO | io.BytesIO, *, training: bool = False) -> dict[str, Any]:
     """The same for open files, without a bound around it."""
     try:
-        tensors = _load(stream)
+        tensors, settings = _load_training(stream) if training else (_load(stream), {})
         _write(tensors, out)
     except _Refused as refused:
         return {"refused": str(refused)}
@@ -73,6 +126,8 @@ def convert(stream: BinaryIO | io.BytesIO, out: BinaryIO | io.BytesIO) -> dict[s
         return {"refused": _TOO_MUCH}
     except Exception as error:  # noqa: BLE001  whatever a hostile file makes the loader raise
         return _failure(error)
+    if training:
+        return {"shapes": {name: list(tensor.shape) for name, tensor in tensors.items()}, "settings": settings}
     return {"names": list(tensors)}
 
 
@@ -83,6 +138,8 @@ def _warm_up() -> None:
         torch.save({"a": torch.zeros(2, dtype=torch.bfloat16)}, stream, _use_new_zipfile_serialization=is_zip)
         stream.seek(0)
         _write(_load(stream), io.BytesIO())
+    # In pickles of protocol 2, bytes are texts of this encoding.
+    codecs.lookup("latin-1")
 
 
 def _confine(size: int) -> None:
@@ -103,28 +160,73 @@ def _confine(size: int) -> None:
 
 
 def _load(stream: BinaryIO | io.BytesIO) -> dict[str, torch.Tensor]:
+    return _checked(_unpickled(stream))
+
+
+def _unpickled(stream: BinaryIO | io.BytesIO) -> dict[object, object]:
     content = torch.load(stream, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise _Refused(f"holds {type(content).__name__} and not tensors by name")
+    return content
+
+
+def _load_training(stream: BinaryIO | io.BytesIO) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    with torch.serialization.safe_globals([*_OF_TRAININGS]):
+        content = _unpickled(stream)
+    if not isinstance(content.get("model"), dict):
+        raise _Refused("holds no model of Megatron-LM's (the key `model`)")
+    settings = _plain({name: content.get(name) for name in ("checkpoint_version", "iteration") if name in content})
+    if isinstance(trained := content.get("args"), _Settings):
+        settings["args"] = trained.plain
+    return _checked(dict(_leaves("", content["model"]))), settings
+
+
+def _leaves(prefix: str, value: object) -> Iterator[tuple[object, object]]:
+    """What dictionaries in dictionaries hold, by names with dots."""
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
+
+
+def _plain(state: object) -> dict[str, object]:
+    """Numbers and short texts by their names, and nothing else."""
+    found: dict[str, object] = {}
+    for name, value in state.items() if isinstance(state, dict) else ():
+        short = isinstance(value, str) and len(value) <= _LONGEST_TEXT
+        small = isinstance(value, int) and abs(value) < 1 << 63
+        if (
+            isinstance(name, str)
+            and len(name) <= _LONGEST_TEXT
+            and (value is None or isinstance(value, float) or short or small)
+        ):
+            found[name] = value
+    return found
+
+
+def _checked(content: Mapping[object, object]) -> dict[str, torch.Tensor]:
+    tensors = {}
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise _Refused(f"holds {type(tensor).__name__} under {str(name)[:80]!r}, and not a tensor under a name")
-        if tensor.layout != torch.strided or tensor.dtype not in _TYPES:
+        if tensor.layout != torch.strided or tensor.dtype not in TYPES:
             raise _Refused(f"holds {str(name)[:80]!r} as {tensor.dtype} in the layout {tensor.layout}")
-    return dict(content)
+        tensors[name] = tensor
+    return tensors
 
 
 def _write(tensors: Mapping[str, torch.Tensor], out: BinaryIO | io.BytesIO) -> None:
-    """Tensor by tensor: a second copy of all of them would take as much memory as the first."""
-    header, end = {}, 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    out.write(struct.pack("<Q", len(text)) + text)
-    for tensor in tensors.values():
-        out.write(np.asarray(tensor.detach().contiguous().view(-1).view(torch.uint8)).data)
+    stored = {
+        name: Tensor(TYPES[tensor.dtype], tuple(tensor.shape), partial(_bits, tensor))
+        for name, tensor in tensors.items()
+    }
+    safetensors_file.write(stored, out)
+
+
+def _bits(tensor: torch.Tensor) -> Bits:
+    whole = np.asarray(tensor.detach().contiguous().view(-1).view(torch.uint8))
+    return whole.view(unsigned(TYPES[tensor.dtype])).reshape(tensor.shape)
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -138,4 +240,4 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))  # noqa: T201  the answer
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), training=sys.argv[3:] == ["training"])))  # noqa: T201  the answer

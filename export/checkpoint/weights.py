@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError, NoRoomError
 
@@ -67,12 +67,19 @@ def sha256(parts: Iterable[Weights]) -> str:
     return digest.hexdigest()
 
 
+def are_in(folder: Folder) -> bool:
+    """Whether there are weights as Transformers saves them."""
+    return any(folder.has(name) or folder.has(f"{name}.index.json") for name in _SINGLE.values())
+
+
 def find(folder: Folder) -> Weights:
     """Finds a checkpoint's weight files, safetensors before pickled ones.
 
     Raises:
         ExportError: There are none, or some are missing.
     """
+    if folder.imported is not None:
+        return Weights(folder, folder.imported.files)
     for kind, single in _SINGLE.items():
         if folder.has(single):
             return Weights(folder, [folder.path / single])
@@ -112,19 +119,33 @@ def readable(file: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="bertserve-weights-") as folder:
         target = Path(folder) / "model.safetensors"
-        _unpickle(file, target)
+        unpickle(file, target)
         yield target
 
 
-def _unpickle(file: Path, target: Path) -> None:
+def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
+    """Writes the tensors of a pickled file as safetensors.
+
+    Args:
+        file: The file.
+        target: Where to.
+        training: Whether it holds the state of a training of Megatron-LM, of which the model's tensors are taken.
+
+    Returns:
+        What `export.checkpoint.unpickle` answers.
+
+    Raises:
+        ExportError: It is no such file.
+    """
     where = f"checkpoint {file.parent}: {file.name}"
     # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
     command = [sys.executable, "-P", "-m", "export.checkpoint.unpickle", str(file.absolute()), str(target)]
+    command += ["training"] if training else []
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == -signal.SIGKILL:
         raise NoRoomError(f"{where} could not be read: the system ended its reader, most likely for want of memory")
     try:
-        answer = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ExportError(f"{where} could not be read: its reader ended with {done.returncode} {last[:200]}") from None
@@ -134,3 +155,4 @@ def _unpickle(file: Path, target: Path) -> None:
         )
     if "refused" in answer:
         raise ExportError(f"{where} {answer['refused']}")
+    return answer

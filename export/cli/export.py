@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.checkpoint.labels import REGRESSION
+from export.checkpoint.layouts.case import CASES
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import DEMO, locate
 from export.cli.command import positive, run
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from serving.models.manifest import Task
 
 
-_MODULES = frozenset({"huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"})
+_MODULES = frozenset(
+    {"google_crc32c", "huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"}
+)
 """What the extra installs."""
 
 
@@ -82,7 +85,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(name=name)
     with progress.stage(f"opening {recipe.source}"):
-        checkpoint = open_checkpoint(located.load(), recipe.max_length, progress.notice, recipe.task)
+        checkpoint = open_checkpoint(located.load(), recipe.max_length, progress.notice, recipe.task, recipe.case)
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
         if not recipe.change_task:
             _check_task(recipe.out / writer.model, checkpoint.task)
@@ -164,6 +167,11 @@ def parser() -> argparse.ArgumentParser:
     add("--revision", metavar="REVISION", help="the hub's branch, tag or commit (default: its main branch)")
     add("--token", metavar="TOKEN", help="of an account of the hub (default: HF_TOKEN, or the one of its own login)")
     add("--task", choices=(*TASKS, REGRESSION), help="what to export it for (default: from the checkpoint)")
+    add(
+        "--case",
+        choices=CASES,
+        help="whether the words of a TensorFlow or Megatron-LM checkpoint keep their case, where its files do not say",
+    )
     add("--change-task", action="store_true", help="let the model's next version have another task than its last")
     add(
         "--if-changed",

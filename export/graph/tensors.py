@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from export.checkpoint.families import FAMILIES
+from export.checkpoint.unpickle import TYPES
 from export.checkpoint.weights import readable
 from export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from export.checkpoint.families.family import Family
+    from export.checkpoint.safetensors_file import Tensor
     from export.checkpoint.weights import Weights
 
 HEADS = tuple(dict.fromkeys(head for family in FAMILIES.values() for head in family.heads))
 """Of all families: a checkpoint that was converted from one to another may keep a head of its old names."""
 
 _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+_BY_NAME = {name: kind for kind, name in TYPES.items()}
 
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -129,16 +137,34 @@ def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator
 def _whole(weights: Weights, is_unused: Callable[[str], bool] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under their own names, but for those that are not used."""
     held: dict[str, list[str]] = {}
-    for file in weights.files:
+    # Of another layout, they are opened together.
+    for file in weights.files if weights.folder.imported is None else weights.files[:1]:
         try:
-            with readable(file) as path, safe_open(path, framework="pt") as handle:
-                held[file.name] = list(handle.keys())
-                for stored in held[file.name]:
+            with _opened(weights, file) as tensors:
+                held[file.name] = list(tensors)
+                for stored, read_one in tensors.items():
                     if is_unused is None or not is_unused(stored):
-                        yield stored, _float32(weights, stored, handle.get_tensor(stored))
+                        yield stored, _float32(weights, stored, read_one())
         except SafetensorError as error:
             raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error
     weights.check(held)
+
+
+@contextmanager
+def _opened(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
+    """What reads each tensor of a file, by its name."""
+    if (imported := weights.folder.imported) is not None:
+        with imported.tensors() as tensors:
+            yield {name: partial(_of_bits, tensor) for name, tensor in tensors.items()}
+        return
+    with readable(file) as path, safe_open(path, framework="pt") as handle:
+        yield {name: partial(handle.get_tensor, name) for name in handle.keys()}  # noqa: SIM118
+
+
+def _of_bits(tensor: Tensor) -> torch.Tensor:
+    # A copy: what was read or mapped may not be written to, and PyTorch knows no such arrays.
+    content = np.array(tensor.bits(), order="C").reshape(-1).view(np.uint8)
+    return torch.from_numpy(content).view(_BY_NAME[tensor.dtype]).reshape(tensor.shape)
 
 
 def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Whether the words of a checkpoint keep their case, where its maker's files do not say it as Transformers does."""
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from export.errors import ExportError
+
+if TYPE_CHECKING:
+    from export.checkpoint.folder import Folder
+
+Case: TypeAlias = Literal["cased", "uncased"]
+CASES: tuple[Case, ...] = get_args(Case)
+
+_VOCABULARY = "vocab.txt"
+_SETTINGS = "tokenizer_config.json"
+
+
+def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = None) -> dict[str, Any]:
+    """What tokenizer_config.json would hold for a WordPiece vocabulary.
+
+    It is told by whoever exports, by the settings of the training, or by a vocabulary of which one reading alone makes
+    sense: with case kept, the letters A to Z need an entry each; lower-cased, no entry with one could ever be met.
+
+    Args:
+        folder: The checkpoint.
+        asked: What the command line says.
+        known: What the settings of the training say.
+
+    Raises:
+        ExportError: Nothing tells, or two say different things.
+    """
+    settings = folder.object(_SETTINGS)
+    if folder.has("tokenizer.json") or "do_lower_case" in settings:
+        if asked is not None:
+            raise ExportError(f"checkpoint {folder.path}: its tokenizer's files say the case; leave --case out")
+        return settings
+    if not folder.has(_VOCABULARY):
+        raise ExportError(
+            f"checkpoint {folder.path}: {_VOCABULARY} is missing; put the vocabulary that it was trained with there"
+        )
+    told = known or _told(folder)
+    if asked is not None and told is not None and asked != told:
+        raise ExportError(f"checkpoint {folder.path}: it is {told} by its own files, and not {asked}; leave --case out")
+    case = asked or told
+    if case is None:
+        raise ExportError(
+            f"checkpoint {folder.path}: {_VOCABULARY} does not tell whether words keep their case; give --case cased "
+            "or --case uncased, as it was trained (do_lower_case)"
+        )
+    return {"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": case == "uncased"}
+
+
+def _told(folder: Folder) -> Case | None:
+    lines = (folder.path / _VOCABULARY).read_text(encoding="utf-8", errors="replace").splitlines()
+    words = {line.strip() for line in lines}
+    # Special tokens are written in capitals in either case.
+    ordinary = [word for word in words if not (word.startswith("[") and word.endswith("]"))]
+    if words.issuperset(string.ascii_uppercase):
+        return "cased"
+    has_capitals = any(letter in string.ascii_uppercase for word in ordinary for letter in word)
+    return "uncased" if words.issuperset(string.ascii_lowercase) and not has_capitals else None

@@ -1,0 +1,135 @@
+"""BERT's first layout, of TensorFlow 1: Google's (arXiv 1810.04805), and NVIDIA's and others' trained with its code.
+
+`bert_config.json`, `vocab.txt`, and the variables as PREFIX.index with PREFIX.data-00000-of-00001. Names and shapes are
+those of Google's modeling.py, run_pretraining.py, run_classifier.py and run_squad.py; what an optimizer keeps beside
+them is told by its name and left aside.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.folder import Imported
+from export.checkpoint.layouts import tensor_bundle
+from export.checkpoint.layouts.case import tokenizer_settings
+from export.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from export.checkpoint.folder import Folder
+    from export.checkpoint.layouts.case import Case
+    from export.checkpoint.safetensors_file import Bits, Tensor
+
+_SETTINGS = "bert_config.json"
+_STATE = "checkpoint"
+_NEWEST = re.compile(r'^model_checkpoint_path:\s*"([^"\n]+)"', re.MULTILINE)
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+_SLOTS = re.compile(r"/(adam_[mv]|lamb_[mv]|accum|(Adam|AdamWeightDecayOptimizer|LAMB|LAMBOptimizer)(_\d+)?)$")
+_COUNTERS = re.compile(
+    r"(global|local|accum)_step|(current_)?loss_scale|(good|bad)_steps|beta[12]_power|num_(good|bad)_steps"
+)
+_OWN_NAMES = {
+    "output_weights": "classifier.weight",
+    "output_bias": "classifier.bias",
+    "cls/squad/output_weights": "qa_outputs.weight",
+    "cls/squad/output_bias": "qa_outputs.bias",
+    "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
+    "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
+    "cls/predictions/output_bias": "cls.predictions.bias",
+}
+_ENDINGS = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    **{table: f"{table}.weight" for table in ("word_embeddings", "position_embeddings", "token_type_embeddings")},
+}
+_HEADS = {
+    "output_weights": "BertForSequenceClassification",
+    "cls/squad/output_weights": "BertForQuestionAnswering",
+    "cls/predictions/output_bias": "BertForPreTraining",
+}
+
+
+def read(folder: Folder, case: Case | None) -> Imported | None:
+    """What the folder holds; None where it is none of this layout.
+
+    Raises:
+        ExportError: It is of this layout and cannot be read.
+    """
+    index = _index(folder)
+    if index is None:
+        return None
+    where = f"checkpoint {folder.path}"
+    settings = folder.object(_SETTINGS) | folder.object("config.json")
+    if not settings:
+        raise ExportError(f"{where}: {_SETTINGS} is missing, which says the sizes of the model beside {index.name}")
+    bundle = tensor_bundle.read(index)
+    if _OBJECTS in bundle.entries:
+        raise ExportError(f"{where}: {index.name} is of TensorFlow 2's objects; BERT's layout of TensorFlow 1 is read")
+    names = [name for name in bundle.entries if not _SLOTS.search(name) and not _COUNTERS.fullmatch(name)]
+    if foreign := sorted(name for name in names if not name.startswith(("bert/", "cls/")) and name not in _OWN_NAMES):
+        raise ExportError(f"{where}: {index.name} holds {foreign[0]}, which is no variable of Google's BERT")
+    tensors = {_name(name): _turned(bundle.tensor(name)) if _is_kernel(name) else bundle.tensor(name) for name in names}
+    _check_sizes(where, bundle, tensors)
+    config: dict[str, Any] = {
+        "model_type": "bert",
+        "architectures": [next((kind for head, kind in _HEADS.items() if head in bundle.entries), "BertModel")],
+    }
+    if (classifier := tensors.get("classifier.weight")) is not None and classifier.shape:
+        config["num_labels"] = classifier.shape[0]
+    return Imported(
+        {"config.json": {**config, **settings}, "tokenizer_config.json": tokenizer_settings(folder, case)},
+        [index, *bundle.files],
+        lambda: nullcontext(tensors),
+    )
+
+
+def _index(folder: Folder) -> Path | None:
+    found = sorted(folder.path.glob(f"*{tensor_bundle.INDEX}"))
+    if not found:
+        return None
+    state = folder.path / _STATE
+    newest = _NEWEST.search(state.read_text(encoding="utf-8", errors="replace")) if state.is_file() else None
+    if newest is not None:
+        name = f"{newest[1].rpartition('/')[2]}{tensor_bundle.INDEX}"
+        if name in {path.name for path in found}:
+            return folder.path / name
+    if len(found) > 1:
+        raise ExportError(
+            f"checkpoint {folder.path}: it holds {len(found)} checkpoints, {found[0].name} and {found[1].name} among "
+            f"them, and no file `{_STATE}` that names one; leave the one to export"
+        )
+    return found[0]
+
+
+def _name(variable: str) -> str:
+    """What Transformers calls a variable."""
+    if variable in _OWN_NAMES:
+        return _OWN_NAMES[variable]
+    path, _, last = variable.rpartition("/")
+    return re.sub(r"\blayer_(\d+)\b", r"layer.\1", f"{path}/{_ENDINGS.get(last, last)}").replace("/", ".")
+
+
+def _is_kernel(variable: str) -> bool:
+    return variable.endswith("/kernel")
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """A product's matrix: TensorFlow has a column for each output, PyTorch a row."""
+
+    def bits() -> Bits:
+        return tensor.bits().T
+
+    return replace(tensor, shape=tensor.shape[::-1], bits=bits)
+
+
+def _check_sizes(where: str, bundle: tensor_bundle.Bundle, tensors: Mapping[str, Tensor]) -> None:
+    """Variables that overlap could be made to fill the memory out of a small file."""
+    if sum(tensor.size for tensor in tensors.values()) > sum(file.stat().st_size for file in bundle.files):
+        raise ExportError(f"{where}: {bundle.index.name} is damaged: its variables are larger than its files together")

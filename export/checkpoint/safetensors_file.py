@@ -1,0 +1,84 @@
+"""Files of safetensors, written tensor by tensor and mapped, whatever their numbers are: without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from numpy.typing import NDArray
+
+    Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""The size of a number of each type, by the names of safetensors."""
+
+
+@dataclass(slots=True, frozen=True)
+class Tensor:
+    """A tensor that is read when it is needed.
+
+    Attributes:
+        dtype: A key of `BYTES`.
+        shape: Its shape.
+        bits: Reads it: an array of that shape, of unsigned integers as wide as its numbers. What is only put in another
+            order need not know bfloat16, which NumPy does not.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    bits: Callable[[], Bits]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * BYTES[self.dtype]
+
+
+def unsigned(dtype: str) -> np.dtype[np.unsignedinteger[Any]]:
+    """The integers that stand for numbers of a type, in little-endian order."""
+    return np.dtype(f"<u{BYTES[dtype]}")
+
+
+def write(tensors: Mapping[str, Tensor], out: BinaryIO) -> None:
+    """Writes a file. A second copy of all of its tensors would take as much memory as the first."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.size
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(struct.pack("<Q", len(text)) + text)
+    for tensor in tensors.values():
+        out.write(np.ascontiguousarray(tensor.bits()).reshape(-1).view(np.uint8).data)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `write` wrote, mapped."""
+    with path.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return {
+        name: Tensor(
+            entry["dtype"],
+            tuple(entry["shape"]),
+            partial(_mapped, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]),
+        )
+        for name, entry in header.items()
+    }
+
+
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> Bits:
+    if 0 in shape:
+        return np.zeros(shape, unsigned(dtype))
+    return np.memmap(path, unsigned(dtype), "r", offset, shape)
