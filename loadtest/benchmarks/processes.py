@@ -36,6 +36,15 @@ def resident_bytes(pid: int) -> int:
     return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
 
 
+def proportional_bytes(pid: int) -> int:
+    """Resident memory of a process; of pages that several share, its part of them. 0 where it has gone."""
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
 def machine_cpu_s() -> tuple[float, float]:
     """CPU time that this machine's cores have worked since it started, and that its host took from them, in seconds."""
     user, nice, system, _, _, irq, soft_irq, steal = map(int, (_PROC / "stat").read_text().split()[1:9])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
+from loadtest.benchmarks.processes import cpu_s, descendants, proportional_bytes, resident_bytes
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
@@ -125,6 +125,10 @@ class ServerProcess:
         """Resident memory."""
         engines = descendants(self._process.pid)
         return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
+
+    def proportional_bytes(self) -> int:
+        """Resident memory of all its processes; a page that several processes share counts for each in part."""
+        return sum(map(proportional_bytes, self.pids()))
 
     def log_lines(self) -> int:
         """How many lines its log has so far."""

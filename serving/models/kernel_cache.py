@@ -1,7 +1,8 @@
-"""Compiled kernels in the node's cache, because TensorRT for RTX takes its time to compile them at every start.
+"""Compiled kernels in the node's cache, because TensorRT for RTX and OpenVINO compile for long at each start.
 
 The engine process reads the cached kernels and writes what it compiled to a file of its own, which is then added to
-the cache. The library itself refuses kernels of another GPU, driver or version.
+the cache. Kernels of another device, driver, version or artifact are refused in the engine: by TensorRT itself, and for
+OpenVINO by a digest of all that in front of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
+_COMPILING = frozenset({"tensorrt", "cpu"})
+
 _FORGOTTEN_S = 86_400.0
 """More than any engine takes from its first kernel to its last."""
 
@@ -41,7 +44,7 @@ class KernelCache:
     def files(self, engine: str, models: Sequence[ModelForm]) -> list[KernelFiles]:
         """For each model where its kernels are read and written; empty where there are none."""
         self._files, self._models = [], models
-        if self._root is not None and engine == "tensorrt":
+        if self._root is not None and engine in _COMPILING:
             self._files = [_files(self._root, model) for model in models]
         return self._files
 
@@ -88,4 +91,4 @@ def _sweep(root: Path) -> None:
 
 
 def _file_name(model: ModelForm) -> str:
-    return f"kernels.{re.sub(r'[^A-Za-z0-9]+', '-', model.artifact.file)}.bin"
+    return f"kernels.{re.sub(r'[^A-Za-z0-9]+', '-', model.artifacts[-1].file)}.bin"

@@ -16,7 +16,8 @@ from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
 from serving.errors import EngineFault
 from serving.inference.served_models import Repository
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.models.verified_dir import digest
+from serving.records import Batch, EncodedText, KernelFiles, ModelIndex
 from serving.scheduling.cost import CostPoint
 from tests.support.clients import get, post_json
 from tests.support.server import START_LIMIT_S, Server
@@ -26,6 +27,8 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from serving.engine.cpu.backend import LaneModel
     from serving.records import Array, ModelSpec
@@ -131,7 +134,7 @@ def test_each_bucket_gets_the_faster_library(spec: ModelSpec, monkeypatch: pytes
     """Five milliseconds more than the other: far beyond what noise makes of these small models."""
 
     def slower(load: Callable[..., Sequence[LaneModel]], is_slow: Callable[[int], bool]) -> Callable[..., Any]:
-        return lambda model, threads: [Slower(lane, is_slow) for lane in load(model, threads)]
+        return lambda *model, **how: [Slower(lane, is_slow) for lane in load(*model, **how)]
 
     monkeypatch.setattr(best, "_LIMIT_S", 60.0)
     monkeypatch.setattr(best.ort, "load", slower(best.ort.load, lambda length: 16 < length <= 32))
@@ -145,6 +148,29 @@ def test_where_time_is_up_a_bucket_follows_the_one_before(spec: ModelSpec, monke
     monkeypatch.setattr(best, "_LIMIT_S", 0.0)
     _, ready = prepare(Load("cpu", [spec], threads=1))
     assert len(set(libraries_of(ready.costs[0]).values())) == 1
+
+
+def test_what_openvino_compiled_is_read_again(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the same bits on every lane; kernels of another library or processor, or broken ones, are compiled anew."""
+
+    def rows(*kernels: KernelFiles) -> list[NDArray[np.float32]]:
+        backend = best.BestCpuBackend([spec], 2, [costs(MIXED)], kernels)
+        return [backend.runner(lane).run(Batch(ONLY, [text(32)] * 2)).arrays[0] for lane in range(3)]
+
+    kept = tmp_path / "kernels"
+    compiled = rows(KernelFiles(write=str(kept)))
+    with monkeypatch.context() as patched:
+        patched.setattr(best.openvino, "load", None)
+        np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
+    assert caplog.text == ""
+    np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256="0" * 64)), compiled)
+    assert "the cached kernels of embed cannot be read" in caplog.text
+    monkeypatch.setattr(best.openvino.host, "cpu", lambda: "another processor")
+    caplog.set_level("INFO")
+    np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
+    assert "are of another processor or library" in caplog.text
 
 
 def test_a_model_without_a_second_form_is_left_to_onnx_runtime(tmp_path: Path) -> None:
@@ -168,6 +194,7 @@ def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Pat
         server.wait_state()
         assert told(server) == chosen
         wait_for(lambda: [*tmp_path.glob("embed/1/[0-9]*/costs.*")], "the costs in the cache")
+        wait_for(lambda: not [*tmp_path.glob(".kernels-*")], "what was compiled in the cache")
     with Server(repository, "--engine", "cpu", "--cache-dir", str(tmp_path)) as server:
         assert told(server) == chosen
 

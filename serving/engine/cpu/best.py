@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from serving.engine.batches import sample_text
 from serving.engine.cpu import openvino, ort
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
-from serving.records import Batch, ModelIndex
+from serving.records import Batch, KernelFiles, ModelIndex
 from serving.scheduling.cost import BUCKETS, bucket_index
 
 if TYPE_CHECKING:
@@ -55,16 +56,24 @@ _CLEARLY = 0.97
 class BestCpuBackend(CpuBackend):
     name = "cpu"
 
-    def __init__(self, models: Sequence[ModelSpec], threads: int, measured: Sequence[Sequence[CostPoint]] = ()) -> None:
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        threads: int,
+        measured: Sequence[Sequence[CostPoint]] = (),
+        kernels: Sequence[KernelFiles] = (),
+    ) -> None:
         """Loads every model in both forms, and keeps what is used.
 
         Args:
             models: What to load; one without a `second` form is left to ONNX Runtime.
             threads: Cores to use.
             measured: For each model its costs on this node, which name the libraries; empty where they are not known.
+            kernels: For each model the file of what OpenVINO compiles; empty for none.
         """
         known = [_known(model, points) for model, points in zip(models, measured, strict=False)]
         self._known = iter([*known, *[None] * (len(models) - len(known))])
+        self._kernels = chain(kernels, repeat(KernelFiles()))
         self._libraries: list[Sequence[Library]] = []
         super().__init__(models, threads, self._load)
 
@@ -75,21 +84,23 @@ class BestCpuBackend(CpuBackend):
         ]
 
     def _load(self, model: ModelSpec, threads: Sequence[int]) -> list[LaneModel]:
-        known = next(self._known)
-        buckets = bucket_index(model.max_length) + 1
-        if model.second is None:
-            known = ["onnxruntime"] * buckets
+        known, files = next(self._known), next(self._kernels)
+        second = model.second
+        if second is None:
+            known = ["onnxruntime"] * (bucket_index(model.max_length) + 1)
         lanes: dict[Library, Sequence[LaneModel]] = {}
         if known is None or "onnxruntime" in known:
             lanes["onnxruntime"] = ort.load(model, threads)
-        second: Sequence[openvino.OpenVinoModel] = ()
-        if model.second is not None and (known is None or "openvino" in known):
-            lanes["openvino"] = second = openvino.load(model.second, threads)
-        libraries = _fastest(model, lanes) if known is None else known
-        lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
-        if second and lengths:
-            with ThreadPoolExecutor(len(second)) as pool:
-                list(pool.map(lambda lane: lane.warm_up(lengths), second))
+        libraries = known or []
+        if second is not None and (known is None or "openvino" in known):
+            recalled = openvino.recall(second, threads, files)
+            lanes["openvino"] = loaded = recalled or openvino.load(second, threads, alone=False)
+            libraries = known or _fastest(model, lanes)
+            lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
+            # What a larger model compiles would fill the node's cache, and saves it little.
+            if lengths and files.write and model.copied and not recalled:
+                openvino.keep(second, loaded[0], files.write)
+            openvino.warm_up(loaded, lengths)
         self._libraries.append(libraries)
         log.info("%s: %s", model.name, summary(libraries))
         return [_Model([lanes[library][lane] for library in libraries]) for lane in range(len(threads))]

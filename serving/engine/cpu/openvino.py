@@ -8,22 +8,30 @@ has graphs of its own whose shape never changes, where the model is small enough
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 
-from serving.engine.base import check_interface, verified
+from serving import host
+from serving.engine.base import check_interface, read_artifact, verified
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
 from serving.records import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from serving.engine.batches import Tensors
-    from serving.records import Array, Batch, ModelSpec, TensorSpec
+    from serving.records import Array, Batch, KernelFiles, ModelSpec, TensorSpec
+
+log = logging.getLogger("bertserve.engine")
 
 VERSION = str(ov.__version__)
 
@@ -33,10 +41,21 @@ ACTIVATION_GROUP = 64
 Measured on the demo model: 32 costs 10% more time for nothing, 128 gains 8% and loses a batch's invariance.
 """
 
+_OPTIONS: Mapping[str, object] = {
+    # Containers share cores: two servers that pin their threads would pin them to the same ones.
+    "ENABLE_CPU_PINNING": False,
+    # bf16, where a CPU has it, gains at most 8%; the answers would depend on the node that gives them.
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP,
+}
+"""Of every compiled graph."""
+
 _TYPES = {"f32": "float32", "i32": "int32"}
 
 _UNWRITTEN = np.finfo(np.float32).min
 """Put where an answer goes. With one thread OpenVINO reports no error: the last answer would pass for the next."""
+
+_FINGERPRINT_BYTES = 64
 
 _LENGTH_STEP = 8
 _SIGNIFICANT_BITS = 4
@@ -55,27 +74,84 @@ class OpenVinoBackend(CpuBackend):
 
 def _warm(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
     lanes = load(model, threads)
-    for lane in lanes:
-        lane.warm_up(range(1, model.max_length + 1))
+    warm_up(lanes, range(1, model.max_length + 1))
     return lanes
 
 
-def load(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
-    """The model once for each number of threads, from one reading of the file; none of them is warm."""
+def warm_up(lanes: Sequence[OpenVinoModel], lengths: Sequence[int]) -> None:
+    """Prepares the small shapes of texts of these lengths on all lanes at once."""
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        list(pool.map(lambda lane: lane.warm_up(lengths), lanes))
+
+
+def load(model: ModelSpec, threads: Sequence[int], *, alone: bool = True) -> list[OpenVinoModel]:
+    """The model once for each number of threads, from one reading of the file; none of them is warm.
+
+    Args:
+        model: What to load.
+        threads: Of each lane, the wide one's first.
+        alone: Whether the commonest lengths have graphs of their own, where that is of use.
+    """
     try:
         with verified(model) as data:
             # Only by its path does it find weights that are not in the graph; it maps them.
             graph = ov.Core().read_model(model.path if model.data_sha256 else data)
             _check_tensors(model, graph)
-            wide, *narrow = threads
-            # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
-            models = [OpenVinoModel(model, _compile(graph, wide), _alone(model, graph, wide))]
-            if narrow:
-                streams = _compile(graph, len(narrow), streams=len(narrow))
-                models += [OpenVinoModel(model, streams, {}) for _ in narrow]
-            return models
+            graphs = _alone(model, graph, threads[0]) if alone else {}
+            return _lanes(model, threads, partial(ov.Core().compile_model, graph), graphs)
     except RuntimeError as error:
         raise BundleError(f"{model.path}: OpenVINO cannot load it: {_reason(error)}") from error
+
+
+def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> list[OpenVinoModel]:
+    """What `load` makes without graphs for lone texts, from what `keep` has written: it takes a third of the time.
+
+    Empty where there is nothing, or what there is was made of another artifact, by another library or elsewhere.
+    """
+    if not kernels.read:
+        return []
+    try:
+        content = read_artifact(Path(kernels.read), kernels.sha256)
+        if not content.startswith(_fingerprint(model)):
+            log.info("the cached kernels of %s are of another processor or library: compiling anew", model.name)
+            return []
+        # Bytes are copied; a tensor would be read as long as the graph lives, and OpenVINO does not hold it.
+        return _lanes(model, threads, partial(ov.Core().import_model, content[_FINGERPRINT_BYTES:]), {})
+    except (OSError, BundleError, RuntimeError) as error:
+        log.warning("the cached kernels of %s cannot be read: %s", model.name, error)
+        return []
+
+
+def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
+    """Writes the compiled graph of a lane for the server to take; a start without it is only slower.
+
+    How many threads compute it is said when it is read, so that one file serves all lanes.
+    """
+    try:
+        Path(path).write_bytes(_fingerprint(model) + lane.compiled())
+    except (OSError, RuntimeError) as error:
+        log.warning("the kernels of %s were not kept: %s", model.name, error)
+
+
+def _fingerprint(model: ModelSpec) -> bytes:
+    """A digest of all that decides about a compiled graph: OpenVINO does not look whether one is its own."""
+    parts = (model.sha256, VERSION, host.cpu(), *map(str, sorted(_OPTIONS.items())))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest().encode()
+
+
+def _lanes(
+    model: ModelSpec,
+    threads: Sequence[int],
+    compiled: Callable[[str, dict[str, object]], ov.CompiledModel],
+    alone: Mapping[int, ov.CompiledModel],
+) -> list[OpenVinoModel]:
+    wide, *narrow = threads
+    # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
+    models = [OpenVinoModel(model, compiled("CPU", _options(wide)), alone)]
+    if narrow:
+        streams = compiled("CPU", _options(len(narrow), streams=len(narrow)))
+        models += [OpenVinoModel(model, streams, {}) for _ in narrow]
+    return models
 
 
 def _reason(error: RuntimeError) -> str:
@@ -137,12 +213,17 @@ class OpenVinoModel:
             raise RuntimeError("it gave up without an error")
         return request
 
+    def compiled(self) -> bytes:
+        """The graph for every shape, as OpenVINO exports it."""
+        return bytes(self._request.get_compiled_model().export_model().getvalue())
+
     def _length(self, tokens: int) -> int:
         return min(_few(tokens, _LENGTH_STEP), self._max_length)
 
     def warm_up(self, lengths: Iterable[int]) -> None:
         """Prepares the small shapes of these lengths in tokens; without padding there are too many."""
-        shapes = {(_few(rows), self._length(n)) for n in lengths for rows in range(1, _WARM_TOKENS // n + 1)}
+        padded = {self._length(tokens) for tokens in lengths}
+        shapes = {(_few(rows), length) for length in padded for rows in range(1, _WARM_TOKENS // length + 1)}
         for shape in sorted(shapes) if self._rounds else ():
             tensors = {name: np.zeros(shape, np.int32) for name in self._inputs}
             tensors[MASK][:] = 1
@@ -156,21 +237,20 @@ def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.Comp
     """
     if not model.copied or _has_ranges(graph):
         return {}
-    return {length: _compile(_fixed(graph, length), threads) for length in _ALONE if length <= model.max_length}
+    return {
+        length: ov.Core().compile_model(_fixed(graph, length), "CPU", _options(threads))
+        for length in _ALONE
+        if length <= model.max_length
+    }
 
 
-def _compile(graph: ov.Model, threads: int, streams: int = 1) -> ov.CompiledModel:
-    options = {
+def _options(threads: int, streams: int = 1) -> dict[str, object]:
+    return {
+        **_OPTIONS,
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": streams,
         "INFERENCE_NUM_THREADS": threads,
-        # Containers share cores: two servers that pin their threads would pin them to the same ones.
-        "ENABLE_CPU_PINNING": False,
-        # bf16, where a CPU has it, gains at most 8%; the answers would depend on the node that gives them.
-        "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP,
     }
-    return ov.Core().compile_model(graph, "CPU", options)
 
 
 def _has_ranges(graph: ov.Model) -> bool:

@@ -158,7 +158,7 @@ def open_backend(load: Load) -> tuple[Backend, str]:
     if load.engine == "cpu":
         from serving.engine.cpu import best  # noqa: PLC0415
 
-        return best.BestCpuBackend(load.models, load.threads, load.costs), best.VERSION
+        return best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels), best.VERSION
     return OpenVinoBackend(load.models, load.threads), VERSION
 
 
