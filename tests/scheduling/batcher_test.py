@@ -373,7 +373,7 @@ def test_a_batch_knows_what_it_computes_in_vain() -> None:
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCosts]]:
     """Texts with deadlines, lanes with work, limits and costs."""
-    numbers = iter(draw(st.lists(st.integers(0, 255), min_size=16, max_size=150)))
+    numbers = iter(draw(st.binary(min_size=16, max_size=150)))
     lanes = (1, 2, 3)[next(numbers) % 3]
     policy = Policy(
         max_batch_tokens=32 + 2 * next(numbers),
@@ -391,6 +391,7 @@ def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCos
             batched=batched,
             max_batch_tokens=policy.max_batch_tokens,
             group_tokens=policy.group_tokens,
+            corners=True,
         )
         for batched, narrow in zip(policy.batch_invariant, policy.narrow, strict=True)
     ]

@@ -334,6 +334,7 @@ class Replay:
             batched=self.policy.batch_invariant[model],
             max_batch_tokens=self.policy.max_batch_tokens,
             group_tokens=64,
+            corners=True,
         )
 
     def run(self) -> None:

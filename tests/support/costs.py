@@ -18,15 +18,20 @@ def model_costs(
     narrow: Callable[[int, int], float] | None = None,
     *,
     narrow_lanes: int = 2,
+    corners: bool = False,
     **options: Any,
 ) -> ModelCosts:
-    """Costs from functions of (tokens, texts) to microseconds; `options` go to `ModelCosts`."""
+    """Costs from functions of (tokens, texts) to microseconds; `options` go to `ModelCosts`.
+
+    With `corners` only those of the table are measured: all the same for `constant` and `per_token`, and made at once.
+    """
     kinds = [("wide", wide), *([("narrow", narrow)] if narrow else [])]
+    lengths, sizes = [[of[0], of[-1]] if corners else of for of in (LENGTHS, SIZES)]
     points = [
         CostPoint(kind, tokens, size, cost(tokens, size))
         for kind, cost in kinds
-        for tokens in LENGTHS
-        for size in SIZES
+        for tokens in lengths
+        for size in sizes
     ]
     return ModelCosts(points, narrow_lanes=narrow_lanes if narrow else 0, **options)
 

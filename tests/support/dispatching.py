@@ -37,7 +37,8 @@ SPECS = [
 
 def costs() -> list[ModelCosts]:
     """What each model's batches cost: all the same."""
-    return [model_costs(constant(100), constant(100), batched=batched) for batched in POLICY.batch_invariant]
+    each = constant(100)
+    return [model_costs(each, each, batched=batched, corners=True) for batched in POLICY.batch_invariant]
 
 
 def pooled(pending: PendingRequest) -> np.ndarray:
