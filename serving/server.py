@@ -419,7 +419,9 @@ async def _end_requests(server: Server, limit_s: float) -> None:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:
         server.lifecycle.accept_no_more()
-        server.dispatcher.fail_all(NotReady("the server ends before this request could be answered"))
+        ending = NotReady("the server ends before this request could be answered")
+        server.dispatcher.fail_all(ending)
+        server.http.refuse_uploads(ending)
         await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
         closed.cancel()
         await asyncio.gather(closed, return_exceptions=True)

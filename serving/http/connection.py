@@ -556,6 +556,11 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange is None and not begun and not self._ending:
             self._hang_up(_QUICK_LINGER_S)
 
+    def refuse_upload(self, error: BertserveError) -> None:
+        """Gives up what is not here yet of an upload, if there is one."""
+        if self._stream is not None:
+            self._refuse(error)
+
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
         """Ends a connection on which no request has begun for so long."""
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:

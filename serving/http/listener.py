@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
 
+    from serving.errors import BertserveError
     from serving.http.app import App
     from serving.net.acceptor import Closable, Places
     from serving.net.buffers import BufferBudget
@@ -91,6 +92,11 @@ class HttpListener:
     def _close_idle(self) -> None:
         for connection in list(self._port.connections):
             connection.end_when_idle()
+
+    def refuse_uploads(self, error: BertserveError) -> None:
+        """Those that are still on their way."""
+        for connection in list(self._port.connections):
+            connection.refuse_upload(error)
 
     async def drained(self) -> None:
         """Waits until the last connection is gone."""

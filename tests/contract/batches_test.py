@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.support.batches import client_of, ended, lines_of, request_line, results_of, to_file
-from tests.support.clients import RawConnection, get, http_call, metric
+from tests.support.clients import UPLOAD, RawConnection, get, http_call, metric
 from tests.support.credentials import FIRST, SECOND, bearer, write_keys
 from tests.support.models import NAME
 from tests.support.server import MEASURED, Server
@@ -23,13 +23,6 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-UPLOAD = (
-    b"POST /v1/files HTTP/1.1\r\nHost: h\r\n%bContent-Length: 900000\r\n"
-    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-    b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
-)
-"""The beginning of an upload."""
 
 SLOW = ("--engine", "fake", "--precision", "fp32", "--fake-ms", "5", "--max-batch-tokens", "64", "--threads", "1")
 """Settings of a server that takes a second or so for a few hundred lines."""

@@ -16,7 +16,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.canary import CANARY, sing
 from tests.support.certificates import open_channel
-from tests.support.clients import BOTH, Grpc, HttpConnection, RawConnection, Refused, Tei, get, metric, post_json
+from tests.support.clients import (
+    BOTH,
+    UPLOAD,
+    Grpc,
+    HttpConnection,
+    RawConnection,
+    Refused,
+    Tei,
+    get,
+    metric,
+    post_json,
+)
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE, Server, elapsed, is_running, listening, refused_start
 from tests.support.stopping import stop
@@ -162,9 +173,9 @@ def test_row_55_keep_alive_ends_in_the_lame_duck(serve: Callable[..., Server]) -
 
 
 @pytest.fixture
-def stopped_engine(serve: Callable[..., Server]) -> Iterator[tuple[Server, Callable[[], None]]]:
+def stopped_engine(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
     """A server whose engine stands still until the second element is called."""
-    server = serve(*FAKE, "--drain-s", "1")
+    server = serve(*FAKE, "--drain-s", "1", "--batch-dir", str(tmp_path))
     engine = server.engine_pid()
     assert engine is not None
     stop(engine)
@@ -231,16 +242,24 @@ def test_row_56_new_connections_while_draining(stopped_engine: tuple[Server, Cal
     assert server.wait() == 0
 
 
-def test_row_57_requests_past_the_drain_limit(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
+def test_row_57_requests_past_the_drain_limit(
+    stopped_engine: tuple[Server, Callable[[], None]], tmp_path: Path
+) -> None:
     """What cannot be finished within the limit is refused with 503 / UNAVAILABLE, not cut off; the exit code is 0."""
     server, _ = stopped_engine
+    incoming = tmp_path / "incoming"
     asking = ask_all(server)
-    server.signal(signal.SIGTERM)
+    with RawConnection(server.http) as upload:
+        upload.send(UPLOAD % b"" + b"x" * 400)
+        wait_for(lambda: list(incoming.iterdir()), "the upload")
+        server.signal(signal.SIGTERM)
+        assert upload.status() == 503
     for thread, status in zip(asking, (503, "UNAVAILABLE"), strict=True):
         thread.join()
         assert isinstance(thread.outcome, Refused), thread.outcome
         assert thread.outcome.status == status
     assert server.wait() == 0
+    assert list(incoming.iterdir()) == []
 
 
 def test_row_57_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
