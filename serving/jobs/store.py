@@ -111,8 +111,9 @@ class Store:
         self._files, self._incoming = folder / "files", folder / "incoming"
         try:
             for directory in (folder, self._files, self._incoming):
-                directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
-                sync_directory(directory.parent)
+                if not directory.is_dir():
+                    directory.mkdir(mode=_MODE, parents=True)
+                    sync_directory(directory.parent)
             self._lock = _locked(folder)
             try:
                 self._open()
@@ -156,14 +157,14 @@ class Store:
         """Removes what a crash has left: files that nothing lists, and entries whose files are gone."""
         listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
         lost = [(file_id,) for file_id in listed if not self.path(file_id).exists()]
-        if lost:
-            log.warning("%d files of batches are gone from %s; they are not listed any more", len(lost), self._files)
-            self._database.executemany("DELETE FROM files WHERE id = ?", lost)
         for job in self.unfinished():
             listed |= {job.output_id, job.error_id}
         for path in (*self._incoming.iterdir(), *self._files.iterdir()):
             if path.parent == self._incoming or path.name not in listed:
                 path.unlink()
+        if lost:
+            log.warning("%d files of batches are gone from %s; they are not listed any more", len(lost), self._files)
+            self._database.executemany("DELETE FROM files WHERE id = ?", lost)
 
     # Files.
 
