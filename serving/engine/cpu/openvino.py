@@ -115,8 +115,9 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
         if not content.startswith(_fingerprint(model)):
             log.info("the cached kernels of %s are of another processor or library: compiling anew", model.name)
             return []
-        # Bytes are copied; a tensor would be read as long as the graph lives, and OpenVINO does not hold it.
-        return _lanes(model, threads, partial(ov.Core().import_model, content[_FINGERPRINT_BYTES:]), {})
+        # A tensor of its own, which all its graphs hold and read their weights from; of bytes each makes a copy.
+        blob = ov.Tensor(np.frombuffer(content, np.uint8, offset=_FINGERPRINT_BYTES))
+        return _lanes(model, threads, partial(ov.Core().import_model, blob), {})
     except (OSError, BundleError, RuntimeError) as error:
         log.warning("the cached kernels of %s cannot be read: %s", model.name, error)
         return []
