@@ -170,7 +170,7 @@ def test_what_openvino_compiled_is_read_again(
     monkeypatch.setattr(best.openvino.host, "cpu", lambda: "another processor")
     caplog.set_level("INFO")
     np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
-    assert "are of another processor or library" in caplog.text
+    assert "are of another artifact, processor or library" in caplog.text
 
 
 def test_a_model_without_a_second_form_is_left_to_onnx_runtime(tmp_path: Path) -> None:

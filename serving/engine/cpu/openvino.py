@@ -113,7 +113,9 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
     try:
         content = read_artifact(Path(kernels.read), kernels.sha256)
         if not content.startswith(_fingerprint(model)):
-            log.info("the cached kernels of %s are of another processor or library: compiling anew", model.name)
+            log.info(
+                "the cached kernels of %s are of another artifact, processor or library: compiling anew", model.name
+            )
             return []
         # A tensor of its own, which all its graphs hold and read their weights from; of bytes each makes a copy.
         blob = ov.Tensor(np.frombuffer(content, np.uint8, offset=_FINGERPRINT_BYTES))

@@ -1,0 +1,32 @@
+"""Kernels that an engine compiled: kept beside what else the node has of a bundle, under the name of their artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serving.inference.served_models import Repository
+from serving.models.kernel_cache import KernelCache
+from serving.models.node_cache import open_entry
+from serving.models.verified_dir import digest
+from serving.records import KernelFiles
+from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import wait_for
+
+
+def test_what_the_engine_cpu_compiled_is_found_at_the_next_start(tmp_path: Path) -> None:
+    """It is OpenVINO's: named after the second artifact. No other engine for CPUs keeps any."""
+    write_bundle(tmp_path / "models", tiny_model("tag"), second=tiny_model("tag"))
+    model, root = Repository.open(tmp_path / "models", engine="cpu").models[0], tmp_path / "cache"
+    assert KernelCache(root).files("ort-cpu", [model]) == []
+    first = KernelCache(root)
+    [files] = first.files("cpu", [model])
+    assert (files.read, files.sha256) == ("", "")
+    Path(files.write).write_bytes(b"kernels")
+    first.keep()
+    wait_for(lambda: not Path(files.write).exists(), "the kernels in the cache")
+    [again] = KernelCache(root).files("cpu", [model])
+    entry = open_entry(root, model.bundle)
+    assert entry is not None
+    kept = entry.path / "kernels.model-fp32-openvino-onnx.bin"
+    assert again == KernelFiles(read=str(kept), sha256=digest(kept), write=again.write)
+    assert kept.read_bytes() == b"kernels"
