@@ -185,9 +185,13 @@ class Scheduler:
             assignment = choose(self.queue, *state)
         else:
             return None
-        if assignment is None or self._waits_for_company(assignment, now):
+        if assignment is None:
             return None
         own = assignment.items
+        # Bulk work whose turn has come does not wait for company: what it holds up would wait with it.
+        may_wait = head is None or own[0].priority != BULK
+        if may_wait and self._waits_for_company(assignment, now):
+            return None
         if bulk is not None and own[0].priority != BULK:
             begin = max(now, outlook.lanes.free_at[assignment.lane])
             costs = outlook.costs[own[0].model]

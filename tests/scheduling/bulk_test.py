@@ -194,6 +194,20 @@ def test_what_runs_of_bulk_work_is_not_owed_once_more() -> None:
     assert (second.lane != first.lane, list(second.items)) == (True, own[:1])
 
 
+def test_bulk_work_waits_for_no_company_while_others_wait() -> None:
+    """Where batches do: its turn has come, and the device would only stand idle."""
+    made = scheduler(constant(1000), bulk_slice_s=0.0001, max_queue_delay_s=0.02)
+    (due,), own = bulk(made, 20), submit(made, 20)
+    made._owed_us = due.work_us
+    first = made.next(0.0)
+    assert first is not None
+    assert list(first.items) == [due]
+    assert made.next(end(made, first)) is None
+    second = made.next(0.02)
+    assert second is not None
+    assert list(second.items) == own
+
+
 def test_lanes_that_come_and_go_leave_nothing_owed() -> None:
     """An engine with other lanes joins while bulk work runs: once that has ended, none of it counts as running."""
     made = scheduler(per_token(25, 300), per_token(30, 300), lanes=3)
