@@ -236,7 +236,7 @@ def test_an_upload_is_refused_before_its_body(server: Server) -> None:
 
 def test_cancelling_keeps_what_is_done(client: openai.OpenAI) -> None:
     """Lines that were not computed stand in the error file; an input in use cannot be deleted."""
-    file = to_file(client, [request_line(f"r-{n}", {"input": [f"text {n}"] * 32, "dimensions": 4}) for n in range(300)])
+    file = to_file(client, [request_line(f"r-{n}", {"input": [f"text {n}"] * 64, "dimensions": 4}) for n in range(300)])
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
     wait_for(lambda: completed(client, batch.id) > 0, "progress")
     with pytest.raises(openai.ConflictError):
@@ -263,7 +263,7 @@ def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, 
     """Killed, or told to stop: what was accepted is there, and each line is answered once, in its order."""
     total = 500 + 200 * kills
     lines = [request_line(f"r-{n}", {"input": f"text {n % 7}", "encoding_format": "base64"}) for n in range(total)]
-    where = ("--batch-dir", str(tmp_path / "kept"), "--body-timeout-s", "1")
+    where = ("--batch-dir", str(tmp_path / "kept"))
     with Server(models, *SLOW, *where) as server:
         client = client_of(server)
         file = to_file(client, lines)
@@ -282,7 +282,8 @@ def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, 
             client = client_of(server)
             wait_for(lambda: completed(client, batch.id) >= kill * total // (kills + 1), "progress", 30.0)  # noqa: B023
             end(server, client, signal.SIGTERM if kill % 4 == 0 else signal.SIGKILL)
-    with Server(models, "--precision", "fp32", *MEASURED, *where) as server, RawConnection(server.http) as slow:
+    real = ("--precision", "fp32", *MEASURED, "--body-timeout-s", "2")
+    with Server(models, *real, *where) as server, RawConnection(server.http) as slow:
         slow.send(UPLOAD % b"" + b"x" * 400)
         client = client_of(server)
         done = ended(client, batch.id, 60.0)
