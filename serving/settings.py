@@ -313,8 +313,8 @@ class Settings(BaseModel):
         1000,
         ge=1,
         le=100_000,
-        description="Batches that are kept; for a new one the one that ended first is forgotten, and where none has "
-        "ended it is refused with 429.",
+        description="Batches that are kept; for a new one the key's own that ended first is forgotten, or any, and "
+        "where none has ended it is refused with 429.",
     )
     batch_keep_days: float = Field(
         30.0,

@@ -68,7 +68,7 @@ class StoreLimits:
     Attributes:
         bytes: Of all files together.
         files: Files, results included.
-        jobs: Jobs, ended ones included; for a new one the one that ended first is forgotten.
+        jobs: Jobs, ended ones included; for a new one its owner's that ended first is forgotten, or any.
         keep_s: How long a file is kept, and a job after its end.
     """
 
@@ -242,8 +242,9 @@ class Store:
             (count,) = self._database.execute("SELECT COUNT(*) FROM jobs").fetchone()
             if count >= self._limits.jobs:
                 forgotten = self._database.execute(
-                    "DELETE FROM jobs WHERE seq = (SELECT seq FROM jobs WHERE ended_at NOT NULL ORDER BY ended_at, seq"
-                    " LIMIT 1)"
+                    "DELETE FROM jobs WHERE seq = (SELECT seq FROM jobs WHERE ended_at NOT NULL"
+                    " ORDER BY owner != ?, ended_at, seq LIMIT 1)",
+                    (job.owner,),
                 )
                 if not forgotten.rowcount:
                     raise Overloaded(f"there are {count} unfinished batches, as many as there may be; try again later")

@@ -94,10 +94,10 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runner_module, name, 0.001)
 
 
-def job_of(file_id: str, clock: Clock, name: str = "batch_a") -> Job:
+def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> Job:
     """A new job."""
     times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
-    return Job(id=name, owner="me", endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
+    return Job(id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
 
 
 def some_lines(count: int) -> bytes:
@@ -447,18 +447,24 @@ def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock)
 
 
 def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
-    """Where none has ended it is refused."""
+    """One of its owner's rather than another's; where none has ended it is refused."""
 
     async def work(jobs: Jobs) -> None:
         file_id = await uploaded(jobs, 1)
-        for name in ("batch_a", "batch_b", "batch_c"):
+        others = await uploaded(jobs, 1, "other")
+        await jobs.create(job_of(others, clock, "batch_o", "other"))
+        for name in ("batch_b", "batch_c"):
             await jobs.create(job_of(file_id, clock, name))
         with pytest.raises(Overloaded):
             await jobs.create(job_of(file_id, clock, "batch_d"))
+        await jobs.run(lambda store: store.end_job("batch_o", JobState.FAILED))
         await jobs.run(lambda store: store.end_job("batch_b", JobState.FAILED))
-        await jobs.create(job_of(file_id, clock, "batch_d"))
-        listed, more = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
-        assert ([job.id for job in listed], more) == (["batch_d", "batch_c", "batch_a"], False)
+        for name in ("batch_d", "batch_e"):
+            await jobs.create(job_of(file_id, clock, name))
+            listed, more = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
+            kept, _ = await jobs.run(lambda store: store.list_jobs("other", after=None, limit=10))
+            assert (listed[0].id, listed[-1].id, more) == (name, "batch_c", False)
+            assert [job.id for job in kept] == (["batch_o"] if name == "batch_d" else [])
 
     run(tmp_path, clock, work)
 
@@ -549,7 +555,7 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         runner = Runner(jobs, Endpoint(never), Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
-        await jobs.create(_owned(job_of(other, clock, "batch_o")))
+        await jobs.create(job_of(other, clock, "batch_o", "other"))
         begun: Sequence[str] = []
         async with asyncio.timeout(20):
             while "batch_o" not in begun:
@@ -567,8 +573,5 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         await running
         cancelled, expired = await jobs.run(lambda store: [store.job("me", name) for name in ended])
         assert (cancelled.state, expired.state) == (JobState.CANCELLED, JobState.EXPIRED)
-
-    def _owned(job: Job) -> Job:
-        return Job(**{name: getattr(job, name) for name in job.__struct_fields__} | {"owner": "other"})
 
     run(tmp_path, clock, work, limits)
