@@ -6,7 +6,7 @@ import sys
 
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
-from loadtest.benchmarks.bulk import BulkBenchmark
+from loadtest.benchmarks.bulk_beside_online import BulkBesideOnlineBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
 from loadtest.benchmarks.cpu_engines import CpuEnginesBenchmark
 from loadtest.benchmarks.fleet import FleetBenchmark
@@ -30,7 +30,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     TuneBenchmark,
     OpenLoopBenchmark,
     SchedulingBenchmark,
-    BulkBenchmark,
+    BulkBesideOnlineBenchmark,
     RollingBenchmark,
     FleetBenchmark,
     SwapBenchmark,

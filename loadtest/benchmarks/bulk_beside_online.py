@@ -89,12 +89,11 @@ class BulkJob:
                 number += _CLIENTS
 
 
-class BulkBenchmark(Benchmark):
+class BulkBesideOnlineBenchmark(Benchmark):
     """Bulk work of the queries' own lengths, always more than the server can do."""
 
-    name = "bulk"
+    name = "bulk-beside-online"
     purpose = "queries beside a saturating bulk job: their p99, what bulk work gets, its share under overload"
-    out = "bulk-beside-online"
     rounds = 5
     seconds = 15.0
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.benchmarks.bulk import ALONE, BESIDE, BULK_ALONE, BulkBenchmark, BulkJob
+from loadtest.benchmarks.bulk_beside_online import ALONE, BESIDE, BULK_ALONE, BulkBesideOnlineBenchmark, BulkJob
 from loadtest.benchmarks.drive import Workload
 from loadtest.benchmarks.runner import parser
 from loadtest.benchmarks.store import Store
@@ -43,7 +43,11 @@ def page_of(tmp_path: Path, p99_ms: float, bulk_per_s: float, share: float) -> s
     steps["turn 1 overload"] = queries(100.0, bulk_per_s=5.0, bulk_share=share)
     facts = {"machine": {}, "model": "minilm", "version": "1", "seconds": 15.0}
     store = Store(tmp_path / "bulk.json", facts, steps)
-    return BulkBenchmark(parser([BulkBenchmark]).parse_args(["bulk"])).page(store).markdown(store)
+    return (
+        BulkBesideOnlineBenchmark(parser([BulkBesideOnlineBenchmark]).parse_args(["bulk-beside-online"]))
+        .page(store)
+        .markdown(store)
+    )
 
 
 @pytest.mark.parametrize(
