@@ -46,6 +46,10 @@ _IN_A_ROW = 3
 """Texts of one length before one of another. OpenVINO takes longer whenever the length changes: of equal lengths alone
 it would win where it loses in traffic."""
 
+_GROUP_TOKENS = 128
+"""Of a batch on busy narrow lanes, about as many as the scheduler sends there. By lone texts OpenVINO would lose where
+it wins: it gains more by batches."""
+
 _LONG_TOKENS = 32
 """Longer buckets are measured at two of their lengths instead of four."""
 
@@ -156,22 +160,38 @@ def _fastest(model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]]) -> 
             if chosen and time.perf_counter() - started > _LIMIT_S:
                 chosen.append(chosen[-1])
                 continue
-            batches = _batches(model, bucket)
-            groups = [slice(1), slice(1, None)] if count > 1 else [slice(1)]
-            ratios = [_ratio(pool, lanes["openvino"][group], lanes["onnxruntime"][group], batches) for group in groups]
+            loads = [(slice(1), _lone(model, bucket)), (slice(1, None), _groups(model, bucket))][: min(count, 2)]
+            ratios = [
+                _ratio(pool, lanes["openvino"][group], lanes["onnxruntime"][group], batches) for group, batches in loads
+            ]
             chosen.append("openvino" if math.prod(ratios) < _CLEARLY ** len(ratios) else "onnxruntime")
             shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             log.info("%s, bucket %d: openvino takes %s of onnxruntime's time", model.name, bucket, shown)
     return chosen
 
 
-def _batches(model: ModelSpec, bucket: int) -> list[Batch]:
-    """Lone texts of evenly spread lengths of a bucket, some of each in a row."""
+def _lone(model: ModelSpec, bucket: int) -> list[Batch]:
+    """Lone texts of a bucket, some of each length in a row."""
+    return [
+        Batch(ModelIndex(0), [sample_text(model, length)])
+        for length in _lengths(model, bucket)
+        for _ in range(_IN_A_ROW)
+    ]
+
+
+def _groups(model: ModelSpec, bucket: int) -> list[Batch]:
+    """Batches of texts of a bucket, as many as busy lanes get at once; each of another length than the one before."""
+    lengths = _lengths(model, bucket)
+    size = max(1, _GROUP_TOKENS // lengths[-1]) if model.batch_invariant else 1
+    return [Batch(ModelIndex(0), [sample_text(model, length)] * size) for length in lengths]
+
+
+def _lengths(model: ModelSpec, bucket: int) -> list[int]:
+    """Evenly spread lengths of a bucket in tokens, ascending."""
     top = min(BUCKETS[bucket] if bucket < len(BUCKETS) else model.max_length, model.max_length)
     low = BUCKETS[bucket - 1] if bucket else 0
     count = 4 if top <= _LONG_TOKENS else 2
-    lengths = {low + max(1, (top - low) * part // count) for part in range(1, count + 1)}
-    return [Batch(ModelIndex(0), [sample_text(model, length)]) for length in sorted(lengths) for _ in range(_IN_A_ROW)]
+    return sorted({low + max(1, (top - low) * part // count) for part in range(1, count + 1)})
 
 
 def _ratio(
