@@ -6,15 +6,11 @@ import contextlib
 import json
 import random
 import re
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,66 +23,22 @@ from batch.cli import main
 from batch.job import _read, _Run, _Writer
 from batch.store import Job, OwnedStore
 from tests.support.models import ROOT
-from tests.support.server import environment, free_port
+from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
+from tests.support.server import environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ROWS, PART_ROWS = 300, 10
-LIMIT_S = 120.0
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-"""Whoever lacks it is refused: a node's ports are open to the network."""
-NODE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-"""A node starts the workers that a job needs, and not one for each CPU beforehand."""
 WORDS = ["it", "is", "a", "text", "and", "not", "on", "the", "server"]
 
 
-def ray_node(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """A node of a Ray cluster, in this process's group."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *options]
-    with (folder / "ray.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, "--object-store-memory", str(100 << 20)],
-            cwd=folder,
-            env=environment(TOKEN | NODE),
-            stdout=log,
-            stderr=log,
-        )
-
-
-def stop(node: subprocess.Popen[bytes]) -> None:
-    """Ends a node and what it started at once: asked to end, it takes half a minute."""
-    processes = psutil.Process(node.pid).children(recursive=True)
-    node.kill()
-    node.wait(LIMIT_S)
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=LIMIT_S)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A Ray cluster of one node, and the folder in which its workers run."""
-
-    address: str
-    folder: Path
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder, port = tmp_path_factory.mktemp("ray"), free_port()
-    short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    node = ray_node(
-        folder, "--head", f"--port={port}", "--num-cpus=3", "--include-dashboard=false", f"--temp-dir={short}"
-    )
-    try:
-        wait_for(lambda: "Ray runtime started" in (folder / "ray.log").read_text(), "Ray to start", LIMIT_S)
-        yield Cluster(f"127.0.0.1:{port}", folder)
-    finally:
-        stop(node)
-        shutil.rmtree(short, ignore_errors=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
+    with RayNode(tmp_path_factory.mktemp("ray"), cpus=3) as head:
+        yield head
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +112,7 @@ def written_here(out: Path, told: Path, models: Path) -> None:
 
 
 def test_a_job_that_is_killed_goes_on(
-    cluster: Cluster, docs: Path, tasks_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: RayNode, docs: Path, tasks_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same command finishes it; the output is that of an undisturbed run, file by file."""
     jobs, out = Jobs(tasks_repository, docs, "--address", cluster.address), tmp_path / "killed"
@@ -180,7 +132,7 @@ def test_a_job_that_is_killed_goes_on(
     assert "this run: 0 rows" in capsys.readouterr().out
 
 
-def test_the_pages_example_for_ray_runs(cluster: Cluster, docs: Path, tasks_repository: Path) -> None:
+def test_the_pages_example_for_ray_runs(cluster: RayNode, docs: Path, tasks_repository: Path) -> None:
     """As it stands in docs/bulk.md, in a folder with a model and a file of the names that it uses."""
     run_example("map_batches", cluster.folder, docs, tasks_repository, RAY_ADDRESS=cluster.address)
     table = pq.read_table(cluster.folder / "embedded")
@@ -226,10 +178,24 @@ def undisturbed(docs: Path, tasks_repository: Path, tmp_path_factory: pytest.Tem
     return digests(out)
 
 
+@pytest.fixture(scope="module")
+def orphans() -> Iterator[list[psutil.Process]]:
+    """Processes whose driver was killed; all of them end by themselves."""
+    processes: list[psutil.Process] = []
+    yield processes
+    # Ray's agents first wait for a minute to tell of it.
+    assert psutil.wait_procs(processes, timeout=2 * LIMIT_S)[1] == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(20))
 def test_a_kill_loses_nothing(
-    number: int, docs: Path, tasks_repository: Path, undisturbed: dict[str, str], tmp_path: Path
+    number: int,
+    docs: Path,
+    tasks_repository: Path,
+    undisturbed: dict[str, str],
+    orphans: list[psutil.Process],
+    tmp_path: Path,
 ) -> None:
     """Of the driver, an actor or the whole tree, at a random moment, of a job on a Ray of its own."""
     jobs, out, rng = Jobs(tasks_repository, docs), tmp_path / "out", random.Random(number)
@@ -242,8 +208,7 @@ def test_a_kill_loses_nothing(
     kill(process, tree, victim)
     said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == (3 if victim == "actor" else -signal.SIGKILL), said
-    gone = psutil.wait_procs(tree, timeout=60)[1]
-    assert not gone, f"processes of Ray outlive the {victim}: {gone}"
+    orphans += tree
     if victim != "actor":
         assert finished(out) < ROWS // PART_ROWS
         jobs.finish(out)
@@ -307,29 +272,23 @@ def test_a_cluster_of_two_nodes_shares_a_job(
     docs: Path, tasks_repository: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     """Both nodes compute, and the output is that of one machine."""
-    port, nodes = free_port(), []
-    short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}")
-    try:
-        nodes.append(ray_node(tmp_path, "--num-cpus=3", *head))
-        wait_for(lambda: (tmp_path / "ray.log").read_text().count("runtime started") == 1, "the head", LIMIT_S)
-        nodes.append(ray_node(tmp_path, "--num-cpus=3", f"--address=127.0.0.1:{port}"))
-        wait_for(lambda: (tmp_path / "ray.log").read_text().count("runtime started") == 2, "the node", LIMIT_S)
-        jobs = Jobs(tasks_repository, docs, "--address", f"127.0.0.1:{port}")
+    (tmp_path / "head").mkdir()
+    (tmp_path / "other").mkdir()
+    with (
+        RayNode(tmp_path / "head", cpus=3) as head,
+        RayNode(tmp_path / "other", cpus=3, head=head) as other,
+    ):
+        jobs = Jobs(tasks_repository, docs, "--address", head.address)
         process = jobs.start(tmp_path / "out", "--fake-ms", "400")
-        for node in nodes:
-            wait_for(lambda node=node: computes(node), "an engine on each node", LIMIT_S)  # type: ignore[misc]  see above
+        for node in (head, other):
+            wait_for(lambda node=node: computes(node), "an engine on each node", LIMIT_S)  # type: ignore[misc]  default arguments of a lambda
         said = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 3, said
-    finally:
-        for node in reversed(nodes):
-            stop(node)
-        shutil.rmtree(short, ignore_errors=True)
     check_rows(tmp_path / "out")
     assert digests(tmp_path / "out") == undisturbed
 
 
-def computes(node: subprocess.Popen[bytes]) -> bool:
+def computes(node: RayNode) -> bool:
     """Whether an engine is at work on a part there: Ray names a process by the task that it runs."""
-    names = map(name_of, psutil.Process(node.pid).children(recursive=True))
+    names = map(name_of, node.processes())
     return any("MapWorker" in name and "submit" in name for name in names)
