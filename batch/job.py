@@ -117,6 +117,8 @@ def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optio
     if local:
         # Its ports are open to the machine and perhaps the network: whoever lacks the token is refused.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # What its processes would report for a dashboard, which there is not.
+        os.environ |= {"RAY_enable_metrics_collection": "0", "RAY_task_events_report_interval_ms": "0"}
     import ray  # noqa: PLC0415  slow to import, and told first what not to do
     import ray.data  # noqa: PLC0415  likewise
 

@@ -61,7 +61,7 @@ _OPTIONS: dict[TaskName, type[TaskOptions[Any]]] = {
 _COLUMNS: dict[TaskName, tuple[int, ...]] = {"classify": (1, 2), "rerank": (2,), "answer": (2,)}
 """How many columns a task reads; one where it is not listed. Of two the first is the query or the question."""
 
-TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 512, 16_384
+TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
 
 _ENCODED_AT_ONCE = 64

@@ -6,6 +6,7 @@ import sys
 
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
+from loadtest.benchmarks.batch import BatchBenchmark
 from loadtest.benchmarks.bulk_beside_online import BulkBesideOnlineBenchmark
 from loadtest.benchmarks.ceiling import CeilingBenchmark
 from loadtest.benchmarks.cpu_engines import CpuEnginesBenchmark
@@ -43,6 +44,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     MetricsCostBenchmark,
     AnswerCacheBenchmark,
     HostileBenchmark,
+    BatchBenchmark,
 )
 
 if __name__ == "__main__":

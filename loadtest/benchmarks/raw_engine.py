@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import queue
 import threading
 import time
 from pathlib import Path
@@ -73,9 +74,13 @@ def session_options(options: str, threads: int, cores: int) -> ort.SessionOption
 
 
 def tensors_of(names: Sequence[str], texts: Sequence[list[int]]) -> Tensors:
-    """The inputs of a batch of texts of one length, each int32 [texts, tokens]."""
-    ids = np.array(texts, np.int32)
-    values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    """The inputs of a batch of texts, each int32 [texts, tokens of the longest]; shorter ones are padded with zeros."""
+    ids = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+        mask[row, : len(text)] = 1
+    values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
     if unknown := set(names) - values.keys():
         raise BenchError(f"the graph has inputs that this benchmark does not know: {', '.join(sorted(unknown))}")
     return {name: values[name] for name in names}
@@ -163,6 +168,37 @@ class RawEngine:
             )
         )
 
+    def drain(self, texts: list[list[int]], batch_tokens: int) -> float:
+        """Seconds that texts take by length, the longest first, in batches on the narrow sessions.
+
+        Args:
+            texts: Token ids.
+            batch_tokens: Of a batch that is padded to its longest text; a longer text is a batch of its own.
+        """
+        feeds: queue.SimpleQueue[Tensors] = queue.SimpleQueue()
+        ordered, at = sorted(texts, key=len, reverse=True), 0
+        while at < len(ordered):
+            size = max(1, batch_tokens // len(ordered[at]))
+            feeds.put(tensors_of(self._names, ordered[at : at + size]))
+            at += size
+        sessions = self._sessions["served", NARROW]
+        threads = [threading.Thread(target=_empty, args=(session.run, feeds)) for session in sessions]
+        begun = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - begun
+
+
+def _empty(run: Callable[..., object], feeds: queue.SimpleQueue[Tensors]) -> None:
+    while True:
+        try:
+            feed = feeds.get_nowait()
+        except queue.Empty:
+            return
+        run(None, feed)
+
 
 def _chunks(texts: list[list[int]], size: int) -> list[list[list[int]]]:
     return [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
@@ -181,4 +217,12 @@ def _loop(run: Callable[..., object], feeds: list[Tensors], end: float, times: l
 
 if __name__ == "__main__":
     engine = RawEngine()
-    answer({"open": engine.open, "vector": engine.vector, "vectors": engine.vectors, "measure": engine.measure})
+    answer(
+        {
+            "open": engine.open,
+            "vector": engine.vector,
+            "vectors": engine.vectors,
+            "measure": engine.measure,
+            "drain": engine.drain,
+        }
+    )

@@ -66,6 +66,13 @@ def test_tensors_have_the_shape_of_the_texts() -> None:
     assert tensors["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
+def test_shorter_texts_are_padded() -> None:
+    """With zeros, which the mask hides."""
+    tensors = tensors_of(["input_ids", "attention_mask"], [[1, 2, 3], [4]])
+    assert tensors["input_ids"].tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert tensors["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
 def test_an_unknown_input_is_an_error() -> None:
     """A graph that wants more than this benchmark knows is refused, not fed with guesses."""
     with pytest.raises(BenchError, match="pixels"):
@@ -89,3 +96,4 @@ def test_every_way_is_measured(models: Path) -> None:
         sample = engine.measure(options, way, 8, 0.01, 0.5)
         assert sample["requests"] > 0
         assert 0 < sample["p50_ms"] <= sample["p99_ms"]
+    assert engine.drain([[101, 102], [101, 2003, 102], [101] * 9], 8) > 0
