@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from batch.answers import plain
 from batch.errors import BatchError
 from batch.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
+from serving.models.staging_dir import sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,11 +159,7 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)
 
 
 class OwnedStore(Store):

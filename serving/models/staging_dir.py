@@ -166,8 +166,8 @@ class StagedVersion(StagingDir):
         mode = stat.S_IMODE(self.path.stat().st_mode) & _PLAIN_MODE
         for file in self.path.iterdir():
             file.chmod(mode)
-            _sync(file)
-        _sync(self.path)
+            sync(file)
+        sync(self.path)
         final = self._home / str(self.version)
         try:
             self.path.rename(final)
@@ -175,7 +175,7 @@ class StagedVersion(StagingDir):
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
                 raise
             raise FileExistsError(errno.EEXIST, "another process has written this version meanwhile", final) from error
-        _sync(self._home)
+        sync(self._home)
         return final
 
 
@@ -211,7 +211,8 @@ def _lock(handle: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Has the system write a file, or the entries of a directory, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
