@@ -46,11 +46,7 @@ class CpuEnginesBenchmark(Benchmark):
     rounds = 10
     seconds = 0.4
     tokens = (8, 32, 128)
-
-    def __init__(self, options: Any) -> None:  # noqa: ANN401  argparse
-        """As `Benchmark`; the engines run the INT8 artifacts."""
-        super().__init__(options)
-        options.precision = "int8"
+    precision = "int8"
 
     def facts(self) -> dict[str, Any]:
         """The version of the library that not all share, too."""

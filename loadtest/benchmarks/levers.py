@@ -95,11 +95,7 @@ class LeversBenchmark(Benchmark):
     rounds = 20
     seconds = 0.1
     tokens = (8, 32, 128)
-
-    def __init__(self, options: Any) -> None:  # noqa: ANN401  argparse
-        """As `Benchmark`; the variants are of the INT8 artifact."""
-        super().__init__(options)
-        options.precision = "int8"
+    precision = "int8"
 
     @cached_property
     def _sessions(self) -> dict[str, ort.InferenceSession]:

@@ -107,6 +107,7 @@ class Benchmark(ABC):
         models: The model repository, by default.
         tokens: Lengths of the texts, by default; None where they are no option.
         length: The one length of the texts, where they are none.
+        precision: The artifact's, whatever the command line says; None where that decides.
     """
 
     name: ClassVar[str]
@@ -117,10 +118,13 @@ class Benchmark(ABC):
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
     length: ClassVar[int] = 8
+    precision: ClassVar[str | None] = None
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; nothing is started before the first step that is missing."""
         self.options = options
+        if self.precision is not None:
+            options.precision = self.precision
         self.stack = contextlib.ExitStack()
         self.store = Store(options.out, {})
         self.progress: Progress | None = None
