@@ -31,7 +31,8 @@ _REQUEST = "bertserve.request"
 
 _PATHSEND = "http.response.pathsend"
 
-_FILE_BYTES = 262_144
+FILE_BYTES = 262_144
+"""A file is read and sent by so much at a time."""
 
 _OURS = (b"content-type", b"content-length", b"x-request-id")
 """Headers that a connection writes itself."""
@@ -115,7 +116,7 @@ class _File(Response):
         with await asyncio.to_thread(self._path.open, "rb") as file:
             self.headers["content-length"] = str(os.fstat(file.fileno()).st_size)
             await send(start)
-            while piece := await asyncio.to_thread(file.read, _FILE_BYTES):
+            while piece := await asyncio.to_thread(file.read, FILE_BYTES):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

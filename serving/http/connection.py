@@ -44,7 +44,7 @@ from serving.errors import (
     Unsupported,
     VersionNotSpoken,
 )
-from serving.http.asgi import body_too_large, call_app, header_lines
+from serving.http.asgi import FILE_BYTES, body_too_large, call_app, header_lines
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
@@ -79,9 +79,6 @@ _PIECE_BYTES = 2048
 
 _FRAMING_COST = 16
 """A byte of the framing of chunks counts for so many of a turn: small chunks take time, and bring nothing."""
-
-_FILE_BYTES = 262_144
-"""A file is read and sent by so much at a time."""
 
 _PIECES = 256
 """Of a body, at most: those of one byte each would take 60 times their size, and long to put together."""
@@ -656,7 +653,7 @@ class HttpConnection(asyncio.Protocol):
     ) -> tuple[HttpReply, _OpenFile | None]:
         """Opens the file of a reply, and takes room for a piece; or makes the refusal in its place."""
         api = self._port.app.api
-        if not self._share.take(_FILE_BYTES):
+        if not self._share.take(FILE_BYTES):
             return api.refuse(BuffersFull(), request), None
         try:
             return reply, await asyncio.to_thread(_OpenFile, path)
@@ -664,7 +661,7 @@ class HttpConnection(asyncio.Protocol):
             refusal: BertserveError = ObjectNotFound("the file has just been deleted")
         except OSError:
             refusal = NotReady("the file cannot be read now; try again", retry_after_s=1)
-        self._share.give(_FILE_BYTES)
+        self._share.give(FILE_BYTES)
         return api.refuse(refusal, request), None
 
     async def _send_file(self, opened: _OpenFile, *, wanted: bool) -> None:
@@ -673,7 +670,7 @@ class HttpConnection(asyncio.Protocol):
             while left:
                 piece = b""
                 with contextlib.suppress(OSError):
-                    piece = await asyncio.to_thread(opened.file.read, min(left, _FILE_BYTES))
+                    piece = await asyncio.to_thread(opened.file.read, min(left, FILE_BYTES))
                 if not piece:
                     self._transport.abort()  # it is shorter than was said
                     break
@@ -681,7 +678,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.write(piece)
                 if not self._writable.is_set():
                     await self._writable.wait()
-        self._share.give(_FILE_BYTES)
+        self._share.give(FILE_BYTES)
 
     def _reply_bytes(self, request: HttpRequest, reply: HttpReply, length: int, *, keep_alive: bool) -> bytes:
         parts = [
