@@ -471,6 +471,11 @@ class Settings(BaseModel):
         return dict(word.split("=") for word in self.default.split(",") if word)
 
     @property
+    def allowed_origins(self) -> frozenset[str]:
+        """`cors_origins` one by one; `*` stands for all."""
+        return frozenset(self.cors_origins.split(",") if self.cors_origins else ())
+
+    @property
     def backend(self) -> EngineName:
         """`engine`, or the last resort of `auto`."""
         return "ort-cpu" if self.engine == "auto" else self.engine

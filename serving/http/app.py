@@ -61,8 +61,7 @@ class App(FastAPI):
         self.router.routes.extend(routes)
         self._help = "/docs lists them" if documented else f"here are {', '.join(route.path for route in routes)}"
         self.public = frozenset(route.path for route in routes if route.public)
-        origins = api.settings.cors_origins
-        self.origins = frozenset(origins.split(",") if origins else ())
+        self.origins = api.settings.allowed_origins
         if api.keys is not None:
             self.add_middleware(Authentication, api=api, keys=api.keys, public=self.public)
         if self.origins:

@@ -275,8 +275,8 @@ def _jobs(api: Api) -> Jobs:
 
 def _is_foreign_page(api: Api, http: HttpRequest) -> bool:
     """Whether a page of another origin sends a form, for which browsers ask no leave beforehand."""
-    origin, allowed = http.headers.get(b"origin"), api.settings.cors_origins
-    if origin is None or allowed == "*" or origin.decode("latin-1") in allowed.split(","):
+    origin, allowed = http.headers.get(b"origin"), api.settings.allowed_origins
+    if origin is None or allowed & {"*", origin.decode("latin-1")}:
         return False
     # Behind a proxy the host may be another one, and without TLS browsers say no site.
     same_host = origin.partition(b"://")[2] == http.headers.get(b"host")
