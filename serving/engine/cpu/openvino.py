@@ -80,6 +80,9 @@ def _warm(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
 
 def warm_up(lanes: Sequence[OpenVinoModel], lengths: Sequence[int]) -> None:
     """Prepares the small shapes of texts of these lengths on all lanes at once."""
+    # The binding sets up data of its own at the first inference of a process, and gives up the GIL meanwhile: two first
+    # ones at once may wait for each other for ever.
+    lanes[0].warm_up(lengths[:1])
     with ThreadPoolExecutor(len(lanes)) as pool:
         list(pool.map(lambda lane: lane.warm_up(lengths), lanes))
 
