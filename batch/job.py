@@ -11,10 +11,8 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +26,7 @@ from batch.store import Entry, Job, Store
 from serving.engine.base import DeviceLost
 from serving.engine.process.worker import DEVICE_LOST
 from serving.host import available_cpus
+from serving.models.staging_dir import StagingDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,22 +140,22 @@ def _session(ray: Any, on: Workers) -> Iterator[None]:  # noqa: ANN401  a module
         finally:
             ray.shutdown()
         return
-    folder = tempfile.mkdtemp(prefix="bertserve-ray-", dir="/tmp")
-    try:
-        with _silent():
-            ray.init(
-                num_cpus=(on.threads or available_cpus()) * (on.actors or 1) + 1,
-                include_dashboard=False,
-                logging_level="error",
-                log_to_driver=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
-            )
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    # A short path: Ray's sockets lie far below it. What a killed job has left there, the next one removes.
+    with StagingDir(Path("/tmp"), "bertserve-ray-", 0o700) as staging:  # noqa: S108  a name that cannot be guessed
+        try:
+            with _silent():
+                ray.init(
+                    num_cpus=(on.threads or available_cpus()) * (on.actors or 1) + 1,
+                    include_dashboard=False,
+                    logging_level="error",
+                    log_to_driver=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(staging.path),
+                )
+            yield
+        finally:
+            ray.shutdown()
 
 
 @contextlib.contextmanager

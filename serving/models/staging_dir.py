@@ -11,10 +11,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import time
-import uuid
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from serving.models.verified_dir import versions
@@ -51,9 +51,10 @@ class StagingDir:
     and are empty. What killed processes left is removed by the next one: anything in `home` with that prefix.
     """
 
-    def __init__(self, home: Path, prefix: str) -> None:
+    def __init__(self, home: Path, prefix: str, mode: int = 0o777) -> None:
         self._home = home
         self._prefix = prefix
+        self._mode = mode
 
     def __enter__(self) -> Self:
         self._new = [folder for folder in (self._home, *self._home.parents) if not folder.exists()]
@@ -78,8 +79,8 @@ class StagingDir:
             BlockingIOError: Another process is removing it.
         """
         self._home.mkdir(parents=True, exist_ok=True)
-        path = self._home / f"{self._prefix}{uuid.uuid4().hex}"
-        path.mkdir()
+        path = self._home / f"{self._prefix}{secrets.token_hex(8)}"
+        path.mkdir(self._mode)
         handle = _open(path)
         try:
             _lock(handle)

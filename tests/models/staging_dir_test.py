@@ -145,6 +145,12 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_can_be_its_owners_alone(tmp_path: Path) -> None:
+    """From the moment it is there."""
+    with StagingDir(tmp_path, PREFIX, 0o700) as staging:
+        assert staging.path.stat().st_mode & 0o777 == 0o700
+
+
 def test_processes_that_come_and_go_do_not_disturb_one_another(tmp_path: Path) -> None:
     """Each makes the place, sweeps it and removes it again while the others do."""
     words = [sys.executable, "-c", TAKE_TURNS, str(tmp_path / "a" / "b")]
