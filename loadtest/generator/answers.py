@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loadtest.errors import BenchError
 from loadtest.generator.grpc_messages import fields_in, varints_in
 from loadtest.generator.routes import OUTPUTS
 
@@ -51,18 +52,35 @@ class Answers:
             reply: A whole one.
             inputs: Texts, or pairs of texts, that were asked about.
         """
-        if reply.fault:
-            return reply.fault
-        if self._known.get(reply.body) == inputs:
+        if self._known.get(reply.body) == inputs and not reply.fault:
             return ""
         try:
-            self._width = self._width_of(self._values(self._task, reply), inputs)
-        except _WrongError as error:
-            return f"a wrong answer: {error}"
-        except (LookupError, TypeError, ValueError, AttributeError, struct.error):
-            return f"a wrong answer: not what {self._task} answers"
+            self.values(reply, inputs)
+        except BenchError as error:
+            return str(error)
         self._keep(reply.body, inputs)
         return ""
+
+    def values(self, reply: Reply, inputs: int) -> Sequence[Any]:
+        """The answer to each input: a vector, or the fields of what was found.
+
+        Args:
+            reply: A whole one.
+            inputs: As `fault` takes them.
+
+        Raises:
+            BenchError: It is no answer, for the reason that `fault` gives.
+        """
+        if reply.fault:
+            raise BenchError(reply.fault)
+        try:
+            values = self._values(self._task, reply)
+            self._width = self._width_of(values, inputs)
+        except _WrongError as error:
+            raise BenchError(f"a wrong answer: {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
+            raise BenchError(f"a wrong answer: not what {self._task} answers") from error
+        return values
 
     def _width_of(self, answers: Sequence[Any], inputs: int) -> int:
         """Looks at each answer; returns the width that all have, in this reply and before."""

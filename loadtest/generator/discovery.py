@@ -47,6 +47,16 @@ def models_of(target: Target, name: str = "") -> list[Model]:
     return found
 
 
+def precision_of(target: Target) -> str:
+    """What the model that an HTTP target names computes in (`float32`, `float16`, `int8`); empty: it does not tell.
+
+    Raises:
+        BenchError: The server is not there, or refuses to tell.
+    """
+    info = _Asking(target).get(f"/models/{target.model}/info")
+    return str(info.get("model_dtype", "")) if isinstance(info, dict) else ""
+
+
 def _info(target: Target) -> str:
     return f"/models/{target.model}/info" if target.in_path else "/info"
 

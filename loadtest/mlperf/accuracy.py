@@ -1,0 +1,149 @@
+"""The gates of accuracy mode: what the server answered to every sample, beside the same model in fp32.
+
+Questions are judged by F1 as SQuAD 1.1's evaluation has it (https://rajpurkar.github.io/SQuAD-explorer/, v1.1), which
+the reference's `accuracy-squad.py` runs too; the gate is 99% of the F1 that fp32 reaches. MLPerf has no benchmark of
+embeddings. Ours asks for a mean cosine of 0.99 to fp32's vectors: what a user of vectors relies on is their angles, and
+the mean over the data set is to angles what F1 over the data set is to answers. The least cosine is shown beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadtest.errors import BenchError
+from loadtest.generator.closed_loop import Lane, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from loadtest.mlperf.library import Conversation, Library
+
+GATE = 0.99
+_BATCH = 8
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(slots=True, frozen=True)
+class Accuracy:
+    """An accuracy run beside fp32.
+
+    Attributes:
+        name: What was measured.
+        found: It.
+        least: What the gate asks for.
+        others: More figures, by name.
+    """
+
+    name: str
+    found: float
+    least: float
+    others: dict[str, float]
+
+    @property
+    def held(self) -> bool:
+        """Whether it passes."""
+        return self.found >= self.least
+
+    def text(self) -> str:
+        """What a terminal shows."""
+        others = "".join(f", {name} {value:.4f}" for name, value in self.others.items())
+        word = "PASSED" if self.held else "FAILED"
+        return f"{word}, {self.name} {self.found:.4f}, at least {self.least:.4f} is asked for{others}"
+
+
+def reference(conversation: Conversation) -> list[bytes]:
+    """What a server answers to every sample of the library, asked without LoadGen.
+
+    Raises:
+        BenchError: It does not answer.
+    """
+    size = len(conversation.library.samples)
+    found: list[bytes] = []
+    with connect(*conversation.target.address()) as connection:
+        lane = Lane(connection, conversation.target.wire(), lambda _: None)
+        for start in range(0, size, _BATCH):
+            indices = range(start, min(size, start + _BATCH))
+            found += conversation.data(lane.exchange(conversation.message(indices)), len(indices))
+    return found
+
+
+def read_log(file: Path, size: int) -> list[bytes]:
+    """What LoadGen logged of an accuracy run, by sample; MultiStream fills its last query with samples that it had.
+
+    Args:
+        file: `mlperf_log_accuracy.json`.
+        size: Samples of the library.
+
+    Raises:
+        BenchError: A sample is missing, or has two answers.
+    """
+    found: dict[int, bytes] = {}
+    try:
+        for entry in json.loads(file.read_bytes()):
+            data = bytes.fromhex(entry["data"])
+            if found.setdefault(entry["qsl_idx"], data) != data:
+                raise BenchError(f"{file} has two answers to sample {entry['qsl_idx']}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error
+    if found.keys() != set(range(size)):
+        raise BenchError(f"{file} has answers to {len(found)} samples of {size}")
+    return [found[index] for index in range(size)]
+
+
+def judge(library: Library, found: Sequence[bytes], fp32: Sequence[bytes]) -> Accuracy:
+    """The gate of the library's task.
+
+    Args:
+        library: What was asked.
+        found: The answers that are judged, by sample.
+        fp32: Those of the same model in fp32.
+
+    Raises:
+        BenchError: The vectors cannot be compared, or fp32 has not one answer right.
+    """
+    if library.task == "answer":
+        exact, f1 = squad(library.gold, [one.decode() for one in found])
+        _, full = squad(library.gold, [one.decode() for one in fp32])
+        if not full:
+            raise BenchError("the reference has not one answer right: are these questions in the model's language?")
+        return Accuracy("f1", f1, GATE * full, {"exact_match": exact, "fp32's f1": full})
+    cosines = _cosines(found, fp32)
+    return Accuracy("mean cosine", float(cosines.mean()), GATE, {"least cosine": float(cosines.min())})
+
+
+def squad(gold: Sequence[Sequence[str]], answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 in percent, by the best of each question's right answers."""
+    exact, f1 = [], []
+    for right, answer in zip(gold, answers, strict=True):
+        words, others = _normal(answer), [_normal(one) for one in right]
+        exact.append(float(words in others))
+        f1.append(max(_f1(words, other) for other in others))
+    return 100 * float(np.mean(exact)), 100 * float(np.mean(f1))
+
+
+def _normal(text: str) -> list[str]:
+    """Words in small letters, without punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def _f1(answer: Sequence[str], right: Sequence[str]) -> float:
+    common = sum((Counter(answer) & Counter(right)).values())
+    return 2 * common / (len(answer) + len(right)) if common else 0.0
+
+
+def _cosines(found: Sequence[bytes], fp32: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    ours, theirs = (np.array([np.frombuffer(one, "<f4") for one in rows], np.float64) for rows in (found, fp32))
+    if ours.shape != theirs.shape:
+        raise BenchError(f"vectors of {ours.shape[1]} numbers, and the reference's of {theirs.shape[1]}")
+    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosines: np.ndarray[tuple[int], np.dtype[np.float64]] = (ours * theirs).sum(axis=1) / norms
+    return cosines

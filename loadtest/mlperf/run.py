@@ -1,0 +1,63 @@
+"""One run of LoadGen, in a process of its own: LoadGen takes one configuration in a process's life.
+
+`python -m loadtest.mlperf.run` answers what `Child` asks, see `run`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loadtest.errors import BenchError
+from loadtest.generator.child import answer
+from loadtest.generator.messages import Target
+from loadtest.mlperf.library import Conversation, Library
+from loadtest.mlperf.scenarios import BENCHMARK, SCENARIOS
+
+MODES = {"performance": "PerformanceOnly", "accuracy": "AccuracyOnly"}
+"""The modes, and what LoadGen calls them."""
+
+
+def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, mode: str, conf: str, out: str) -> None:
+    """Runs a scenario in a mode; LoadGen leaves its logs in a folder.
+
+    Args:
+        target: The server, as plain values.
+        task: One of `library.TASKS`.
+        data: The file of the samples; None: the built-in ones.
+        scenario: One of `scenarios.SCENARIOS`.
+        mode: One of `MODES`.
+        conf: The file of settings.
+        out: The folder.
+
+    Raises:
+        BenchError: LoadGen is not installed, or the server did not answer all that it was asked.
+    """
+    try:
+        import mlperf_loadgen as loadgen  # noqa: PLC0415  an extra's package
+    except ImportError:
+        raise BenchError("MLPerf LoadGen is not installed: pip install mlcommons-loadgen") from None
+    way = SCENARIOS[scenario]
+    settings = loadgen.TestSettings()
+    if settings.FromConfig(conf, BENCHMARK, way.name):
+        raise BenchError(f"LoadGen does not take {conf}")
+    settings.scenario = getattr(loadgen.TestScenario, way.name)
+    settings.mode = getattr(loadgen.TestMode, MODES[mode])
+    logs = loadgen.LogSettings()
+    logs.log_output.outdir = out
+    logs.enable_trace = False
+    conversation = Conversation(Target.read(target), Library.read(task, Path(data) if data else None))
+    size = len(conversation.library.samples)
+    with way.system(conversation) as asked:
+        system = loadgen.ConstructSUT(asked.issue, lambda: None)
+        # Samples are in memory from the start.
+        library = loadgen.ConstructQSL(size, size, lambda _: None, lambda _: None)
+        loadgen.StartTestWithLogSettings(system, library, settings, logs)
+        loadgen.DestroyQSL(library)
+        loadgen.DestroySUT(system)
+    if asked.failure is not None:
+        raise asked.failure
+
+
+if __name__ == "__main__":
+    answer({"run": run})

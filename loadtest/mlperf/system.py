@@ -1,0 +1,185 @@
+"""The server as LoadGen's system under test: what LoadGen calls for each query.
+
+LoadGen has no word for a query that failed, and nothing may be raised into its native code. A failure therefore ends
+the asking, the rest is completed without data, and the run is void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import threading
+import time
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+from loadtest.errors import BenchError
+from loadtest.generator.closed_loop import Lane, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from loadtest.generator.wire import Reply
+    from loadtest.mlperf.library import Conversation
+
+_POLL_S = 0.1
+_SILENCE_S = 30.0
+"""After so long without any reply, while some are owed, the server counts as hung."""
+
+
+class OneByOne:
+    """A query is one request, answered where it is asked: SingleStream, and MultiStream with its several samples.
+
+    Attributes:
+        failure: Why the run is void, if it is.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Connects.
+
+        Raises:
+            BenchError: Nobody listens there.
+        """
+        self.failure: BenchError | None = None
+        self._conversation = conversation
+        self._connection = connect(*conversation.target.address())
+        self._lane = Lane(self._connection, conversation.target.wire(), lambda _: None)
+
+    def issue(self, samples: Sequence[Any]) -> None:
+        """Asks about all samples of a query and waits for the reply."""
+        if self.failure is None:
+            try:
+                reply = self._lane.exchange(self._conversation.message([sample.index for sample in samples]))
+                complete(samples, self._conversation.data(reply, len(samples)))
+            except BenchError as error:
+                self.failure = error
+        if self.failure is not None:
+            complete(samples, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self._connection.close()
+
+
+class SideBySide:
+    """Requests that do not wait for one another: Server, and Offline's one query in many batches.
+
+    Whoever asks waits only for a free connection; a thread of its own reads the replies.
+
+    Attributes:
+        failure: As `OneByOne` has it.
+    """
+
+    def __init__(self, conversation: Conversation, connections: int, batch: int) -> None:
+        """Connects.
+
+        Args:
+            conversation: With the server.
+            connections: Requests under way at most. LoadGen counts latency from the time that its schedule says, so
+                waiting for a connection counts.
+            batch: Samples of one request at most.
+
+        Raises:
+            BenchError: Nobody listens there.
+        """
+        self.failure: BenchError | None = None
+        self._conversation = conversation
+        self._batch = batch
+        self._under_way: dict[Lane, Sequence[Any]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._stack = contextlib.ExitStack()
+        self._over = False
+        self._free: deque[Lane] = deque()
+        self._freed = threading.Semaphore(connections)
+        for _ in range(connections):
+            connection = self._stack.enter_context(connect(*conversation.target.address()))
+            lane = Lane(connection, conversation.target.wire(), lambda _: None)
+            self._selector.register(connection, selectors.EVENT_READ, lane)
+            self._free.append(lane)
+        self._reader = threading.Thread(target=self._read)
+
+    def issue(self, samples: Sequence[Any]) -> None:
+        """Sends requests on connections that are free."""
+        for start in range(0, len(samples), self._batch):
+            self._send(samples[start : start + self._batch])
+
+    def __enter__(self) -> Self:
+        """Starts reading."""
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stops reading and closes."""
+        self._over = True
+        self._reader.join()
+        self._selector.close()
+        self._stack.close()
+
+    def _send(self, samples: Sequence[Any]) -> None:
+        if self.failure is not None:
+            complete(samples, None)
+            return
+        message = self._conversation.message([sample.index for sample in samples])
+        self._freed.acquire()
+        lane = self._free.popleft()
+        self._under_way[lane] = samples
+        try:
+            lane.send((message,))
+        except OSError as error:
+            self._end(lane, BenchError(f"cannot send: {error}"))
+
+    def _read(self) -> None:
+        heard = time.monotonic()
+        while not self._over:
+            ready = self._selector.select(_POLL_S)
+            for key, _ in ready:
+                try:
+                    if replies := key.data.receive():
+                        self._end(key.data, replies[0])
+                except BenchError as error:
+                    self._selector.unregister(key.fileobj)
+                    self._end(key.data, error)
+            if ready or not self._under_way:
+                heard = time.monotonic()
+            elif time.monotonic() > heard + _SILENCE_S:
+                for lane in list(self._under_way):
+                    self._end(lane, BenchError(f"no reply within {_SILENCE_S:g} s"))
+
+    def _end(self, lane: Lane, outcome: Reply | BenchError) -> None:
+        """Completes what is under way on a connection, which is free again."""
+        samples = self._under_way.pop(lane, None)
+        if samples is None:  # a connection that nobody uses was closed, or its request is given up
+            return
+        data = None
+        try:
+            if isinstance(outcome, BenchError):
+                raise outcome
+            data = self._conversation.data(outcome, len(samples))
+        except BenchError as error:
+            self.failure = self.failure or error
+        complete(samples, data)
+        self._free.append(lane)
+        self._freed.release()
+
+
+def complete(samples: Sequence[Any], data: Sequence[bytes] | None) -> None:
+    """Tells LoadGen that these samples are answered, with what; None: with nothing."""
+    import mlperf_loadgen  # noqa: PLC0415  an extra's package
+
+    # LoadGen copies what it logs before the call returns, so the buffers need not live longer.
+    buffers = [array("B", one) for one in data] if data is not None else [array("B")] * len(samples)
+    mlperf_loadgen.QuerySamplesComplete(
+        [
+            mlperf_loadgen.QuerySampleResponse(sample.id, *buffer.buffer_info())
+            for sample, buffer in zip(samples, buffers, strict=True)
+        ]
+    )

@@ -1,0 +1,117 @@
+"""MLPerf's LoadGen against a real server with the fake engine. Costs about 8 s of CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socketserver
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.errors import BenchError
+from loadtest.generator.child import Child
+from loadtest.generator.messages import Target
+from loadtest.mlperf.__main__ import IMPOSSIBLE, MISSED, PASSED, main
+from loadtest.mlperf.scenarios import SCENARIOS
+from tests.support.server import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.server import Server
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mlperf_loadgen") is None, reason="mlcommons-loadgen is not installed"
+)
+TEXTS = 50
+LOGS = ("mlperf_log_summary.txt", "mlperf_log_detail.txt")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A file of them."""
+    file = tmp_path / "texts.txt"
+    file.write_text("".join(f"Text number {index}.\n" for index in range(TEXTS)))
+    return file
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_scenario_runs_in_both_modes(
+    fake_server: Server, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    """LoadGen's verdict is the exit code, and a submission's files are where its checker looks for them."""
+    url = f"http://{fake_server.http}"
+    words = ["--target", url, "--reference", url, "--mode", "both", "--scenario", scenario, "--data", str(texts)]
+    short = ["--seconds", "0.4", "--rate", "1500", "--p99-ms", "10000", "--out", str(tmp_path)]
+    code = main([*words, *short])
+    said = capsys.readouterr().out
+    name = SCENARIOS[scenario].name
+    assert (f"{name}, performance: VALID" in said) == (code == PASSED)
+    assert code in {PASSED, MISSED}
+    assert f"{name}, accuracy: PASSED, mean cosine 1.0000" in said
+    assert "not compliant: runs of 0.4 s, the rules ask for 600 s" in said
+    [folder] = tmp_path.glob(f"open/bertserve/results/*/minilm/{name}")
+    for log in LOGS:
+        assert (folder / "performance" / "run_1" / log).stat().st_size
+        assert (folder / "accuracy" / log).stat().st_size
+    assert {one["qsl_idx"] for one in json.loads((folder / "accuracy" / "mlperf_log_accuracy.json").read_text())} == {
+        *range(TEXTS)
+    }
+    assert "hash=" in (folder / "accuracy" / "accuracy.txt").read_text()
+    assert json.loads((folder / "measurements.json").read_text())["weight_data_types"] == "float32"
+    assert f"bert.{name}.min_duration = 400" in (folder / "user.conf").read_text()
+    assert "| runs last at least 600 s | no |" in (folder / "README.md").read_text()
+    assert [*tmp_path.glob("open/bertserve/systems/*.json")]
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[int]:
+    """The port of a server that closes every connection at its first request."""
+
+    class Listener(socketserver.ThreadingTCPServer):
+        request_queue_size = 512
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1)
+
+    with Listener(("127.0.0.1", 0), HangUp) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("scenario", ["multi-stream", "server"])
+def test_a_failed_request_voids_the_run(tmp_path: Path, texts: Path, hangs_up: int, scenario: str) -> None:
+    """LoadGen comes to its end, and no verdict is taken from it."""
+    conf = tmp_path / "user.conf"
+    conf.write_text(f"*.{SCENARIOS[scenario].name}.min_duration = 100\n*.Server.target_qps = 500\n")
+    target = {"protocol": "v2", "host": "127.0.0.1", "port": hangs_up, "model": "minilm"}
+    arguments = {"target": target, "task": "embed", "data": str(texts), "scenario": scenario, "mode": "performance"}
+    with Child("loadtest.mlperf.run") as child, pytest.raises(BenchError, match=r"closed a connection|exchange failed"):
+        child.ask("run", **arguments, conf=str(conf), out=str(tmp_path))
+    assert (tmp_path / "mlperf_log_summary.txt").exists()
+
+
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is measured, and the exit code tells that from a verdict."""
+    url = Target("v2", "127.0.0.1", free_port(), "").url
+    assert main(["--target", url, "--scenario", "offline", "--out", str(tmp_path)]) == IMPOSSIBLE
+    assert capsys.readouterr().err.startswith("mlperf: cannot connect to 127.0.0.1:")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_int8_passes_the_gate_of_embeddings(
+    int8_server: Server, fp32_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    """Over all built-in texts, in every scenario, beside the same server in fp32."""
+    words = ["--target", f"http://{int8_server.http}", "--reference", f"http://{fp32_server.http}", "--mode", "both"]
+    short = ["--seconds", "10", "--rate", "50", "--p99-ms", "10000", "--out", str(tmp_path)]
+    assert main([*words, "--scenario", scenario, *short]) in {PASSED, MISSED}
+    assert f"{SCENARIOS[scenario].name}, accuracy: PASSED, mean cosine 0.99" in capsys.readouterr().out
