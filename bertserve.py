@@ -13,6 +13,7 @@ VERBS = {
     "inspect": ("export.cli.inspect", "print what a bundle is and how far it was proven"),
     "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
+    "size": ("sizing.cli", "say how many of which card or CPU a load needs, and what that costs"),
     "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
     "batch": ("batch.cli", "answer every row of files of texts, on this machine or a Ray cluster"),
     "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),

@@ -22,6 +22,7 @@ from serving.scheduling.scheduler import Scheduler
 from simulate import page
 from simulate.errors import SimulateError
 from simulate.figures import Figures, World, capacity
+from simulate.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
 from simulate.simulator import Device, Overhead
 from simulate.tables import PUBLISHED, Table, find_table
 from simulate.traffic import parse_mix, poisson, replayed
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
 
 _SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
-_OVERHEAD = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
-"""What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
-(p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
-_BESIDE_A_GPU = Overhead(receive_us=225, token_us=0.8, reply_us=135, batch_us=90, wire_us=145)
-"""What HTTP adds to an engine that computes elsewhere, as docs/benchmarks/t4.md has it: 0.61 ms at 8 tokens, 0.70 at
-128 (p50, one connection), for vectors of 768 components."""
 _OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
 
 _REQUESTS = 20_000
@@ -124,8 +119,7 @@ class Options:
 def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
     """The overhead that the options name, and the usual one where they are silent."""
     chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
-    usual = _OVERHEAD if table.threads else _BESIDE_A_GPU
-    return msgspec.structs.replace(usual, **chosen, shared_cores=table.threads)
+    return msgspec.structs.replace(usual(table.threads), **chosen)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -178,8 +172,8 @@ def parser() -> argparse.ArgumentParser:
         ("batch", "of the server for each batch"),
         ("wire", "until the engine begins with a batch"),
     ):
-        usual = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (_OVERHEAD, _BESIDE_A_GPU))
-        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {usual} beside a GPU)")
+        both = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
+        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {both} beside a GPU)")
     made.add_argument("--seed", type=int, default=1, help="of arrivals, mix and spread (default: 1)")
     made.add_argument("--json", action="store_true", help="print figures for programs")
     return made

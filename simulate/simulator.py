@@ -122,6 +122,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Overhead = Overhead()
 
 
+class Played(NamedTuple):
+    """What became of arrivals.
+
+    Attributes:
+        outcomes: One for each arrival.
+        busy_s: For so long the device computed; a narrow lane counts for its share of it.
+        batches: How many it computed.
+    """
+
+    outcomes: list[Outcome]
+    busy_s: float
+    batches: int
+
+
 class Fate(Enum):
     """What became of a request."""
 
@@ -154,8 +168,22 @@ def simulate(
     seed: int = 1,
 ) -> list[Outcome]:
     """Plays arrivals to their end; returns an outcome for each. Arguments are those of `simulate_beside_bulk`."""
+    return play(device, policy, arrivals, max_queue_tokens=max_queue_tokens, scheduler=scheduler, seed=seed).outcomes
+
+
+def play(
+    device: Device,
+    policy: Policy,
+    arrivals: Sequence[Arrival],
+    *,
+    max_queue_tokens: int = 1 << 19,
+    scheduler: type[Scheduler] = Scheduler,
+    seed: int = 1,
+) -> Played:
+    """The same, and how busy the device was."""
     simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
-    return simulation.play(arrivals)
+    outcomes = simulation.play(arrivals)
+    return Played(outcomes, simulation.busy_s, simulation.batches)
 
 
 def simulate_beside_bulk(
@@ -239,6 +267,8 @@ class _Simulation:
         self._texts: dict[int, EncodedText] = {}
         self._job: BulkJob | None = None
         self.bulk_done = BulkDone()
+        self.busy_s = 0.0
+        self.batches = 0
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         requests = [_Request(arrival) for arrival in arrivals]
@@ -414,6 +444,8 @@ class _Simulation:
             return
         lane.running = None
         compute_us = (self._now - lane.began) * 1e6
+        self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
+        self.batches += 1
         self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
         self._begin(lane)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate")
+PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
 LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host"}
@@ -63,6 +63,9 @@ OTHER_PACKAGES = {
     "loadtest": "charts",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "simulate": "charts serving.errors serving.records serving.scheduling loadtest.generator loadtest.report",
+    # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
+    "sizing": "charts serving.errors serving.records serving.host serving.models serving.engine serving.scheduling"
+    " loadtest.errors loadtest.generator loadtest.report simulate export",
 }
 """The packages beside the server, and what they may import of the others."""
 

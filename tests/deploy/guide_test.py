@@ -18,6 +18,7 @@ from loadtest.benchmarks.__main__ import BENCHMARKS
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
 from simulate import cli as simulate_cli
+from sizing import cli as sizing_cli
 from tests.support import kubernetes
 from tests.support.containerfile import stages
 from tests.support.kubernetes import NEWEST, OLDEST, OVERLAYS, containers, manifests, pods, render
@@ -46,6 +47,8 @@ def test_commands_are_understood() -> None:
         inspect.parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
+    for words in commands("bertserve", "size"):
+        sizing_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
     for words in commands("python", "-m", "loadtest.benchmarks"):

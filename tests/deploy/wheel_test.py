@@ -100,7 +100,9 @@ def test_it_brings_its_pages(installed: Server) -> None:
     assert json.loads(get(installed.http, "/openapi.json").body)["paths"]
 
 
-@pytest.mark.parametrize("command", ["serve", "export", "verify", "inspect", "build", "load", "simulate", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["serve", "export", "verify", "inspect", "build", "load", "simulate", "size", "doctor"]
+)
 def test_every_command_explains_itself(programs: Path, elsewhere: Path, command: str) -> None:
     """`--help` needs nothing that the environment lacks."""
     done = run(programs / "bertserve", command, "--help", cwd=elsewhere)

@@ -1,0 +1,138 @@
+"""`bertserve size`: how many of which card or CPU a load needs, and what that costs.
+
+Exit codes: 0 a candidate holds the objective, 1 none does, 2 nothing could be sized.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtest.errors import BenchError
+from loadtest.report.slo import parse_slo
+from simulate.errors import SimulateError
+from sizing.candidates import chosen, read_candidates
+from sizing.costs import costs_of
+from sizing.encoder import BYTES, KNOWN, encoder_of
+from sizing.errors import SizeError
+from sizing.lengths import read_lengths
+from sizing.plan import Load, Objective, plan
+from sizing.report import Sizing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sizing.encoder import Encoder
+
+HOLDS, NONE_HOLDS, IMPOSSIBLE = 0, 1, 2
+
+_LEAST_TIMEOUT_MS = 2000.0
+_ALL = 100.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="bertserve size",
+        description="Say how many of which card or CPU a load needs, at which latency and cost.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("model", metavar="MODEL", help=f"config.json or its folder, a bundle, or one of {', '.join(KNOWN)}")
+    add(
+        "--lengths",
+        required=True,
+        metavar="MIX|FILE|URL",
+        help="tokens of the texts as 128, 8:70,32:30 or 10-250; a file with a text a line; a server's /metrics",
+    )
+    add("--rate", type=float, required=True, metavar="R", help="texts a second, Poisson")
+    add(
+        "--slo",
+        required=True,
+        metavar="pN=TIME",
+        help="objective over all requests, refused ones too: p99=50ms; p95=250ms asks that 95%% are answered in 250 ms",
+    )
+    add("--on", metavar="NAMES", help="the candidates, as t4,l4 (default: all)")
+    add("--candidates", type=Path, metavar="FILE", help="a table of your own, as sizing/data/devices.json")
+    add("--price", action="append", default=[], metavar="NAME=X", help="of an hour of one; may be given more than once")
+    add(
+        "--precision",
+        action="append",
+        choices=tuple(BYTES),
+        help="only artifacts of this precision; may be given more than once (default: all that a device computes)",
+    )
+    add("--max-batch-tokens", type=int, default=1024, metavar="N", help="as `serve` has it (default: 1024)")
+    add("--timeout-ms", type=float, metavar="MS", help="deadline of every request (default: 2000, or the objective's)")
+    add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")
+    add("--json", action="store_true", help="print figures for programs")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return _size(arguments)
+    except (SizeError, SimulateError, BenchError) as error:
+        print(f"bertserve size: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+
+
+def _size(arguments: argparse.Namespace) -> int:
+    encoder = encoder_of(arguments.model)
+    load = load_of(arguments, encoder)
+    table = chosen(read_candidates(arguments.candidates, arguments.price), arguments.on)
+    wanted = [
+        (name, precision)
+        for name, device in table.items()
+        for precision in device.tera_per_s
+        if not arguments.precision or precision in arguments.precision
+    ]
+    plans = []
+    for done, (name, precision) in enumerate(wanted, 1):
+        _progress(f"simulating {name} {precision}, {done} of {len(wanted)}")
+        plans.append(plan(name, table[name], precision, costs_of(name, table[name], encoder, precision), encoder, load))
+    _progress("")
+    if not plans:
+        raise SizeError("--precision: no candidate computes in it")
+    sizing = Sizing(encoder, load, plans)
+    print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
+    return HOLDS if sizing.holds else NONE_HOLDS
+
+
+def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
+    """The load that a command line names.
+
+    Raises:
+        SizeError: It makes no sense; BenchError: so does its objective.
+    """
+    for name in ("rate", "timeout_ms", "max_batch_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < math.inf:
+            raise SizeError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    objectives = parse_slo(arguments.slo)
+    if len(objectives) != 1 or not objectives[0].is_latency or objectives[0].percent >= _ALL:
+        raise SizeError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")
+    [objective] = objectives
+    return Load(
+        arguments.rate,
+        read_lengths(arguments.lengths, encoder.positions),
+        Objective(objective.percent, objective.limit),
+        arguments.max_batch_tokens,
+        arguments.timeout_ms or max(_LEAST_TIMEOUT_MS, objective.limit),
+        arguments.seed,
+    )
+
+
+def _progress(line: str) -> None:
+    """One line that is written over, on a terminal alone."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
