@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenizers import Tokenizer
+
 from loadtest.errors import BenchError
 from loadtest.report.slo import parse_slo
+from serving.host import available_cpus
+from serving.models.manifest import TOKENIZER
 from simulate.errors import SimulateError
-from sizing.candidates import chosen, read_candidates
+from sizing.candidates import HERE, chosen, price_here, read_candidates
 from sizing.costs import costs_of
 from sizing.encoder import BYTES, KNOWN, encoder_of
 from sizing.errors import SizeError
@@ -26,9 +30,14 @@ from sizing.report import Sizing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sizing.candidates import Candidate
+    from sizing.costs import Costs
     from sizing.encoder import Encoder
 
 HOLDS, NONE_HOLDS, IMPOSSIBLE = 0, 1, 2
+
+ON_CPUS = ("fp32", "int8")
+"""What is measured of this machine."""
 
 _LEAST_TIMEOUT_MS = 2000.0
 _ALL = 100.0
@@ -56,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="pN=TIME",
         help="objective over all requests, refused ones too: p99=50ms; p95=250ms asks that 95%% are answered in 250 ms",
     )
-    add("--on", metavar="NAMES", help="the candidates, as t4,l4 (default: all)")
+    add("--on", metavar="NAMES", help=f"the candidates, as t4,{HERE}; {HERE} is this machine, measured (default: all)")
     add("--candidates", type=Path, metavar="FILE", help="a table of your own, as sizing/data/devices.json")
     add("--price", action="append", default=[], metavar="NAME=X", help="of an hour of one; may be given more than once")
     add(
@@ -67,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--max-batch-tokens", type=int, default=1024, metavar="N", help="as `serve` has it (default: 1024)")
     add("--timeout-ms", type=float, metavar="MS", help="deadline of every request (default: 2000, or the objective's)")
+    add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
+    add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")
     add("--json", action="store_true", help="print figures for programs")
     return made
@@ -86,22 +97,60 @@ def _size(arguments: argparse.Namespace) -> int:
     encoder = encoder_of(arguments.model)
     load = load_of(arguments, encoder)
     table = chosen(read_candidates(arguments.candidates, arguments.price), arguments.on)
+    measured, notes = _here(arguments, encoder)
     wanted = [
-        (name, precision)
-        for name, device in table.items()
-        for precision in device.tera_per_s
-        if not arguments.precision or precision in arguments.precision
+        *measured,
+        *(
+            (name, device, precision, costs_of(name, device, encoder, precision))
+            for name, device in table.items()
+            for precision in device.tera_per_s
+            if not arguments.precision or precision in arguments.precision
+        ),
     ]
+    if not wanted:
+        raise SizeError(notes[0] if notes else "--precision: no candidate computes in it")
     plans = []
-    for done, (name, precision) in enumerate(wanted, 1):
+    for done, (name, device, precision, costs) in enumerate(wanted, 1):
         _progress(f"simulating {name} {precision}, {done} of {len(wanted)}")
-        plans.append(plan(name, table[name], precision, costs_of(name, table[name], encoder, precision), encoder, load))
+        plans.append(plan(name, device, precision, costs, encoder, load))
     _progress("")
-    if not plans:
-        raise SizeError("--precision: no candidate computes in it")
-    sizing = Sizing(encoder, load, plans)
+    sizing = Sizing(encoder, load, plans, notes)
     print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
     return HOLDS if sizing.holds else NONE_HOLDS
+
+
+def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[str, Candidate, str, Costs]], list[str]]:
+    """This machine with what the encoder costs on it, for each precision; and why one is missing.
+
+    Raises:
+        SizeError: It alone was asked for, and cannot be measured.
+    """
+    asked = None if arguments.on is None else [word.strip() for word in arguments.on.split(",")]
+    if asked is not None and HERE not in asked:
+        return [], []
+    found: list[tuple[str, Candidate, str, Costs]] = []
+    notes = []
+    for precision in [one for one in arguments.precision or ON_CPUS if one in ON_CPUS]:
+        try:
+            # Brings the engines' libraries, and PyTorch where there is no bundle.
+            from sizing import measure  # noqa: PLC0415
+
+            threads = arguments.threads or available_cpus()
+            machine = measure.here(threads, price_here(arguments.price))
+            costs = measure.costs_here(encoder, precision, threads, arguments.seconds, _progress)
+            found.append((HERE, machine, precision, costs))
+        except ModuleNotFoundError as error:
+            extras = "cpu" if encoder.bundle is not None else "cpu,export"
+            notes.append(
+                f"this machine was not measured: the module {error.name} is missing: pip install bertserve[{extras}]"
+            )
+        except SizeError as error:
+            notes.append(f"this machine was not measured in {precision}: {error}")
+    _progress("")
+    notes = list(dict.fromkeys(notes))
+    if asked == [HERE] and not found:
+        raise SizeError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
+    return found, notes
 
 
 def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
@@ -110,7 +159,7 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
     Raises:
         SizeError: It makes no sense; BenchError: so does its objective.
     """
-    for name in ("rate", "timeout_ms", "max_batch_tokens"):
+    for name in ("rate", "timeout_ms", "max_batch_tokens", "threads", "seconds"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise SizeError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
@@ -120,12 +169,17 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
     [objective] = objectives
     return Load(
         arguments.rate,
-        read_lengths(arguments.lengths, encoder.positions),
+        read_lengths(arguments.lengths, encoder.positions, _tokenizer(encoder)),
         Objective(objective.percent, objective.limit),
         arguments.max_batch_tokens,
         arguments.timeout_ms or max(_LEAST_TIMEOUT_MS, objective.limit),
         arguments.seed,
     )
+
+
+def _tokenizer(encoder: Encoder) -> Tokenizer | None:
+    """The bundle's; None for a configuration."""
+    return None if encoder.bundle is None else Tokenizer.from_file(str(encoder.bundle.path / TOKENIZER))
 
 
 def _progress(line: str) -> None:

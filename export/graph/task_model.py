@@ -148,6 +148,18 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     return TaskModel(model, checkpoint).eval()
 
 
+def untrained(checkpoint: Checkpoint) -> TaskModel:
+    """The same with random weights, equal for equal checkpoints, whose files are not read: for measurements of time."""
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = _build(getattr(transformers, checkpoint.family.class_name(checkpoint.task)), checkpoint)
+        for name, tensor in model.named_parameters():
+            # Biases start as 0, which a graph may be rid of.
+            if tensor.ndim == 1:
+                tensor.data.normal_(mean=float("orm" in name and name.endswith("weight")), std=0.02)
+    return TaskModel(model, checkpoint).eval()
+
+
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
     family, config = checkpoint.family, checkpoint.config
     known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id", *family.settings]

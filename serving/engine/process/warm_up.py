@@ -108,12 +108,12 @@ class _Model:
 
     def _cell(self, kind: LaneKind, tokens: int, size: int, runs: int) -> CostPoint:
         batch = Batch(self._index, [sample_text(self._spec, tokens)] * size)
-        times = _side_by_side(self._spec.name, self._groups[kind], batch, runs)
+        times = side_by_side(self._spec.name, self._groups[kind], batch, runs)
         quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [0.0, times[0], 0.0]
         return CostPoint(kind.value, tokens, size, statistics.median(times), quarters[2] - quarters[0])
 
 
-def _side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
+def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
     """The times of a model's batch on each of the runners while all of them work, in microseconds."""
     times: list[float] = []
     faults: list[EngineFault] = []

@@ -1,0 +1,107 @@
+"""From runs of a few layers to all layers, with the error that this is expected to have.
+
+A batch takes `fixed + layers x layer`. What is fixed (the embedding, pooling, padding, the call) grows with the batch's
+tokens; what a layer takes is free for each shape that was measured. Both are fitted at once, by least squares of
+relative errors. Shapes that were not measured follow a smooth cost of a layer, `a + b n + c n t` for n tokens in texts
+of t, the last part being attention's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_FIXED = 2
+_SYSTEMATIC = 0.05
+"""What the residuals do not show, relative: another layout in memory, caches that hold few layers and not all."""
+
+
+class Shape(NamedTuple):
+    """A batch.
+
+    Attributes:
+        tokens: Of each text.
+        texts: How many.
+    """
+
+    tokens: int
+    texts: int
+
+
+class Sample(NamedTuple):
+    """One measured time.
+
+    Attributes:
+        layers: Of the graph.
+        shape: Of the batch.
+        us: Its median time in microseconds.
+        spread_us: Between the quartiles.
+    """
+
+    layers: int
+    shape: Shape
+    us: float
+    spread_us: float = 0.0
+
+
+class Estimate(NamedTuple):
+    """A time that was not measured.
+
+    Attributes:
+        us: In microseconds.
+        error: Relative, as one standard deviation.
+    """
+
+    us: float
+    error: float
+
+
+class Fit:
+    """What was learned of an encoder from some of its layers."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        """Fits samples of at least two numbers of layers for each shape, and of two shapes."""
+        self.shapes = sorted({sample.shape for sample in samples})
+        self._columns = {shape: _FIXED + index for index, shape in enumerate(self.shapes)}
+        us = np.array([sample.us for sample in samples])
+        rows = np.array([self._row(sample.layers, sample.shape) for sample in samples]) / us[:, None]
+        self._weights, *_ = np.linalg.lstsq(rows, np.ones(len(us)), rcond=None)
+        residuals = rows @ self._weights - 1
+        freedom = max(1, len(us) - rows.shape[1])
+        self.residual = math.sqrt(float(residuals @ residuals) / freedom)
+        self._covariance = self.residual**2 * np.linalg.pinv(rows.T @ rows)
+        layer = self._weights[_FIXED:]
+        terms = np.array([_terms(shape) for shape in self.shapes]) / np.maximum(layer, 1e-9)[:, None]
+        self._smooth, *_ = np.linalg.lstsq(terms, np.ones(len(layer)), rcond=None)
+        self.roughness = math.sqrt(float(np.mean((terms @ self._smooth - 1) ** 2)))
+        spreads = [sample.spread_us / sample.us for sample in samples if sample.us]
+        self.spread = float(np.median(spreads))
+
+    def at(self, layers: int, shape: Shape) -> Estimate:
+        """The time of a batch with so many layers, a shape that was measured or another."""
+        if shape in self._columns:
+            row = self._row(layers, shape)
+            us = float(row @ self._weights)
+            error = math.sqrt(max(0.0, float(row @ self._covariance @ row))) / max(us, 1e-9)
+            return Estimate(us, math.hypot(error, _SYSTEMATIC))
+        fixed = self._weights[:_FIXED] @ [1.0, shape.tokens * shape.texts]
+        us = float(fixed + layers * (self._smooth @ _terms(shape)))
+        return Estimate(us, math.hypot(self.roughness, self.residual, _SYSTEMATIC))
+
+    def _row(self, layers: int, shape: Shape) -> NDArray[np.float64]:
+        row = np.zeros(_FIXED + len(self.shapes))
+        row[:_FIXED] = 1.0, shape.tokens * shape.texts
+        row[self._columns[shape]] = layers
+        return row
+
+
+def _terms(shape: Shape) -> tuple[float, float, float]:
+    tokens = shape.tokens * shape.texts
+    return 1.0, float(tokens), float(tokens * shape.tokens)
