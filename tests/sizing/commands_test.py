@@ -191,7 +191,8 @@ def test_a_table_of_ones_own_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     """It takes the place of ours; what is wrong in it is named."""
     card = {"title": "Mine", "kind": "gpu", "memory_gb": 8, "bandwidth_gb_s": 100, "tera_per_s": {"fp16": 20}}
     file = tmp_path / "mine.json"
-    words = ("bert-base", "--lengths", "32", "--rate", "20", "--slo", "p99=90ms", "--candidates", str(file), "--json")
+    load = ("--lengths", "32", "--rate", "20", "--slo", "p99=90ms")
+    words = ("bert-base", *load, "--candidates", str(file), "--on", "mine", "--json")
     file.write_text(json.dumps({"mine": card}))
     code, out, _ = run(capsys, *words)
     assert code == 0
