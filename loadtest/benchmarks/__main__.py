@@ -15,6 +15,7 @@ from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.levers import LeversBenchmark
 from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
 from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
+from loadtest.benchmarks.mlperf import MlperfBenchmark
 from loadtest.benchmarks.peers.benchmark import PeersBenchmark
 from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.peers.tune import TuneBenchmark
@@ -30,6 +31,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     PeersBenchmark,
     TuneBenchmark,
     OpenLoopBenchmark,
+    MlperfBenchmark,
     SchedulingBenchmark,
     BulkBesideOnlineBenchmark,
     RollingBenchmark,
