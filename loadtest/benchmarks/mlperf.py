@@ -20,7 +20,7 @@ from loadtest.generator.scenario import Phase, Scenario
 from loadtest.generator.search import search
 from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
-from loadtest.mlperf.verdict import METRICS
+from loadtest.mlperf.verdict import METRICS, Verdict
 from loadtest.report.machine import usable_cores
 from loadtest.report.progress import Progress
 from loadtest.report.slo import parse_slo
@@ -175,7 +175,7 @@ def _row(name: str, scenario: str, capacity: float, run: dict[str, Any]) -> list
     return [
         name,
         f"{scenario}, {run['seconds']:g} s",
-        "VALID" if verdict["valid"] else f"INVALID: {', '.join(verdict['reasons'])}",
+        Verdict(**verdict).word(),
         rate,
         METRICS[verdict["scenario"]],
         f"{verdict['metric']:.2f}",
@@ -202,7 +202,18 @@ def _verdict(names: list[str], store: Store) -> str:
         else:
             sentences.append(f"{name}: Server is VALID at no rate that was tried (90% is asked: {MET[False]})")
         carried = offline[0]["verdict"]["metric"] / capacity if offline else 0.0
-        sentences[-1] += f", Offline at {100 * carried:.0f}% (the same: {MET[carried >= _LEAST_SHARE]})."
+        sentences[-1] += f", Offline at {100 * carried:.0f}% (the same: {MET[carried >= _LEAST_SHARE]})"
+        gates = [
+            run["accuracy"]
+            for scenario in SCENARIOS
+            for run in store.steps.get(f"{name} {scenario}", ())
+            if run["accuracy"]
+        ]
+        worst = min(gates, key=lambda gate: float(gate["found"]), default=None)
+        if worst is not None:
+            kept = f"{worst['least']:.4f} is asked: {MET[worst['held']]}"
+            sentences[-1] += f"; in accuracy mode {worst['name']} {worst['found']:.4f} ({kept})"
+        sentences[-1] += "."
     return f"**{' '.join(sentences)}**"
 
 

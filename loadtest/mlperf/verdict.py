@@ -49,12 +49,14 @@ class Verdict:
     errors: int
     reasons: tuple[str, ...]
 
+    def word(self) -> str:
+        """LoadGen's verdict, with what it found lacking."""
+        return "VALID" if self.valid else f"INVALID ({', '.join(self.reasons)} not satisfied)"
+
     def text(self) -> str:
         """One line."""
         latency = "" if self.scenario == "Offline" else f", p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms"
-        lacking = f" ({'; '.join(f'{reason}: no' for reason in self.reasons)})" if self.reasons else ""
-        word = "VALID" if self.valid else f"INVALID{lacking}"
-        return f"{self.scenario}, performance: {word}, {METRICS[self.scenario]} {self.metric:.2f}{latency}"
+        return f"{self.scenario}, performance: {self.word()}, {METRICS[self.scenario]} {self.metric:.2f}{latency}"
 
 
 def read_verdict(file: Path) -> Verdict:
@@ -71,7 +73,7 @@ def read_verdict(file: Path) -> Verdict:
     try:
         scenario = lines["Scenario"]
         p50_ms, p99_ms = (int(lines[f"{p}.00 percentile latency (ns)"]) / _NS_PER_MS for p in (50, 99))
-        reasons = tuple(name for name, value in lines.items() if name.endswith("satisfied") and value == "NO")
+        reasons = tuple(name.removesuffix(" satisfied").lower() for name, value in lines.items() if value == "NO")
         errors = _ERRORS.search(text)
         estimate = _ESTIMATE.search(text)
         if scenario in _RATES:
