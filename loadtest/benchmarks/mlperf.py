@@ -192,7 +192,9 @@ def _verdict(names: list[str], store: Store) -> str:
         keys = (_FULL.format(name), f"{name} server")
         runs: list[dict[str, Any]] = next((store.steps[key] for key in keys if key in store.steps), [])
         offline = [run for run in store.steps.get(f"{name} offline", ()) if run["verdict"]["valid"]]
-        if valid := [run for run in runs if run["verdict"]["valid"]]:
+        if not runs:
+            sentences.append(f"{name}: Server was not measured")
+        elif valid := [run for run in runs if run["verdict"]["valid"]]:
             run = valid[0]
             kept = MET[run["share"] >= _LEAST_SHARE]
             sentences.append(
@@ -202,7 +204,8 @@ def _verdict(names: list[str], store: Store) -> str:
         else:
             sentences.append(f"{name}: Server is VALID at no rate that was tried (90% is asked: {MET[False]})")
         carried = offline[0]["verdict"]["metric"] / capacity if offline else 0.0
-        sentences[-1] += f", Offline at {100 * carried:.0f}% (the same: {MET[carried >= _LEAST_SHARE]})"
+        if f"{name} offline" in store.steps:
+            sentences[-1] += f", Offline at {100 * carried:.0f}% (the same: {MET[carried >= _LEAST_SHARE]})"
         gates = [
             run["accuracy"]
             for scenario in SCENARIOS

@@ -11,7 +11,6 @@ import selectors
 import threading
 import time
 from array import array
-from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
 from loadtest.errors import BenchError
@@ -71,10 +70,12 @@ class OneByOne:
 class SideBySide:
     """Requests that do not wait for one another: Server, and Offline's one query in many batches.
 
-    Whoever asks waits only for a free connection; a thread of its own reads the replies.
+    Whoever asks waits only for a free connection; a thread of its own reads the replies. The connection that was used
+    last is used next: a server closes those that nobody uses, and another is opened in place of such a one.
 
     Attributes:
         failure: As `OneByOne` has it.
+        closed: Connections that the server closed while nothing was under way on them.
     """
 
     def __init__(self, conversation: Conversation, connections: int, batch: int) -> None:
@@ -90,19 +91,18 @@ class SideBySide:
             BenchError: Nobody listens there.
         """
         self.failure: BenchError | None = None
+        self.closed = 0
         self._conversation = conversation
+        self._address = conversation.target.address()
         self._batch = batch
-        self._under_way: dict[Lane, Sequence[Any]] = {}
         self._selector = selectors.DefaultSelector()
         self._stack = contextlib.ExitStack()
         self._over = False
-        self._free: deque[Lane] = deque()
-        self._freed = threading.Semaphore(connections)
-        for _ in range(connections):
-            connection = self._stack.enter_context(connect(*conversation.target.address()))
-            lane = Lane(connection, conversation.target.wire(), lambda _: None)
-            self._selector.register(connection, selectors.EVENT_READ, lane)
-            self._free.append(lane)
+        # Which connections are free, and what is under way on the others, changes in both threads.
+        self._lock = threading.Lock()
+        self._under_way: dict[Lane, Sequence[Any]] = {}
+        self._free = [self._open() for _ in range(connections)]
+        self._usable = threading.Semaphore(connections)
         self._reader = threading.Thread(target=self._read)
 
     def issue(self, samples: Sequence[Any]) -> None:
@@ -124,18 +124,29 @@ class SideBySide:
         self._selector.close()
         self._stack.close()
 
+    def _open(self) -> Lane:
+        connection = self._stack.enter_context(connect(*self._address))
+        lane = Lane(connection, self._conversation.target.wire(), lambda _: None)
+        self._selector.register(connection, selectors.EVENT_READ, lane)
+        return lane
+
     def _send(self, samples: Sequence[Any]) -> None:
         if self.failure is not None:
             complete(samples, None)
             return
         message = self._conversation.message([sample.index for sample in samples])
-        self._freed.acquire()
-        lane = self._free.popleft()
-        self._under_way[lane] = samples
+        self._usable.acquire()
+        try:
+            with self._lock:
+                lane = self._free.pop() if self._free else self._open()
+                self._under_way[lane] = samples
+        except BenchError as error:
+            self._finish(samples, error)
+            return
         try:
             lane.send((message,))
         except OSError as error:
-            self._end(lane, BenchError(f"cannot send: {error}"))
+            self._lose(lane, BenchError(f"cannot send: {error}"))
 
     def _read(self) -> None:
         heard = time.monotonic()
@@ -144,21 +155,36 @@ class SideBySide:
             for key, _ in ready:
                 try:
                     if replies := key.data.receive():
-                        self._end(key.data, replies[0])
+                        self._take(key.data, replies[0])
                 except BenchError as error:
-                    self._selector.unregister(key.fileobj)
-                    self._end(key.data, error)
+                    self._lose(key.data, error)
             if ready or not self._under_way:
                 heard = time.monotonic()
             elif time.monotonic() > heard + _SILENCE_S:
                 for lane in list(self._under_way):
-                    self._end(lane, BenchError(f"no reply within {_SILENCE_S:g} s"))
+                    self._lose(lane, BenchError(f"no reply within {_SILENCE_S:g} s"))
 
-    def _end(self, lane: Lane, outcome: Reply | BenchError) -> None:
-        """Completes what is under way on a connection, which is free again."""
-        samples = self._under_way.pop(lane, None)
-        if samples is None:  # a connection that nobody uses was closed, or its request is given up
-            return
+    def _take(self, lane: Lane, reply: Reply) -> None:
+        """Completes what was under way on a connection, which is free again."""
+        with self._lock:
+            samples = self._under_way.pop(lane)
+            self._free.append(lane)
+        self._finish(samples, reply)
+
+    def _lose(self, lane: Lane, error: BenchError) -> None:
+        """Closes a connection; what was under way on it has failed."""
+        with self._lock:
+            samples = self._under_way.pop(lane, None)
+            if lane.connection.fileno() >= 0:
+                self._selector.unregister(lane.connection)
+                lane.connection.close()
+                if lane in self._free:
+                    self._free.remove(lane)
+                    self.closed += 1
+        if samples is not None:
+            self._finish(samples, error)
+
+    def _finish(self, samples: Sequence[Any], outcome: Reply | BenchError) -> None:
         data = None
         try:
             if isinstance(outcome, BenchError):
@@ -166,9 +192,8 @@ class SideBySide:
             data = self._conversation.data(outcome, len(samples))
         except BenchError as error:
             self.failure = self.failure or error
+        self._usable.release()
         complete(samples, data)
-        self._free.append(lane)
-        self._freed.release()
 
 
 def complete(samples: Sequence[Any], data: Sequence[bytes] | None) -> None:

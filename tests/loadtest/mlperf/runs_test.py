@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import socketserver
 import threading
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +16,15 @@ import pytest
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.messages import Target
+from loadtest.mlperf import system
 from loadtest.mlperf.__main__ import IMPOSSIBLE, MISSED, PASSED, main
+from loadtest.mlperf.library import Conversation, Library
 from loadtest.mlperf.scenarios import SCENARIOS
 from tests.support.server import free_port
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.support.server import Server
@@ -67,18 +73,14 @@ def test_every_scenario_runs_in_both_modes(
     assert [*tmp_path.glob("open/bertserve/systems/*.json")]
 
 
-@pytest.fixture
-def hangs_up() -> Iterator[int]:
-    """The port of a server that closes every connection at its first request."""
+@contextlib.contextmanager
+def listening(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
+    """The port of a server that handles each connection in a thread."""
 
     class Listener(socketserver.ThreadingTCPServer):
         request_queue_size = 512
 
-    class HangUp(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(1)
-
-    with Listener(("127.0.0.1", 0), HangUp) as server:
+    with Listener(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
@@ -86,15 +88,23 @@ def hangs_up() -> Iterator[int]:
         thread.join()
 
 
+class HangUp(socketserver.BaseRequestHandler):
+    """Closes every connection at its first request."""
+
+    def handle(self) -> None:
+        self.request.recv(1)
+
+
 @pytest.mark.parametrize("scenario", ["multi-stream", "server"])
-def test_a_failed_request_voids_the_run(tmp_path: Path, texts: Path, hangs_up: int, scenario: str) -> None:
+def test_a_failed_request_voids_the_run(tmp_path: Path, texts: Path, scenario: str) -> None:
     """LoadGen comes to its end, and no verdict is taken from it."""
     conf = tmp_path / "user.conf"
     conf.write_text(f"*.{SCENARIOS[scenario].name}.min_duration = 100\n*.Server.target_qps = 500\n")
-    target = {"protocol": "v2", "host": "127.0.0.1", "port": hangs_up, "model": "minilm"}
-    arguments = {"target": target, "task": "embed", "data": str(texts), "scenario": scenario, "mode": "performance"}
-    with Child("loadtest.mlperf.run") as child, pytest.raises(BenchError, match=r"closed a connection|exchange failed"):
-        child.ask("run", **arguments, conf=str(conf), out=str(tmp_path))
+    asked = {"task": "embed", "data": str(texts), "scenario": scenario, "mode": "performance"}
+    with listening(HangUp) as port, Child("loadtest.mlperf.run") as child:
+        target = {"protocol": "v2", "host": "127.0.0.1", "port": port, "model": "minilm"}
+        with pytest.raises(BenchError, match=r"closed a connection|exchange failed"):
+            child.ask("run", target=target, **asked, conf=str(conf), out=str(tmp_path))
     assert (tmp_path / "mlperf_log_summary.txt").exists()
 
 
@@ -103,6 +113,31 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.C
     url = Target("v2", "127.0.0.1", free_port(), "").url
     assert main(["--target", url, "--scenario", "offline", "--out", str(tmp_path)]) == IMPOSSIBLE
     assert capsys.readouterr().err.startswith("mlperf: cannot connect to 127.0.0.1:")
+
+
+def test_a_connection_that_the_server_closed_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server closes what nobody uses; no query is sent where nobody reads."""
+    head = json.dumps(
+        {"outputs": [{"name": "embedding", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}
+    ).encode()
+    line = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + 8}"
+    completed: SimpleQueue[Sequence[bytes] | None] = SimpleQueue()
+    monkeypatch.setattr(system, "complete", lambda _, data: completed.put(data))
+
+    class AnswerOnce(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(line.encode() + b"\r\n\r\n" + head + bytes(8))
+
+    with listening(AnswerOnce) as port:
+        target = Target("v2", "127.0.0.1", port, "minilm")
+        conversation = Conversation(target, Library("embed", "", ("a text",)))
+        with system.SideBySide(conversation, connections=2, batch=1) as asked:
+            for done in range(1, 6):
+                asked.issue([SimpleNamespace(id=0, index=0)])
+                assert completed.get(timeout=10) == [bytes(8)]
+                wait_for(lambda: asked.closed == done, "a closed connection")  # noqa: B023  called at once
+        assert asked.failure is None
 
 
 @pytest.mark.long
