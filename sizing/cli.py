@@ -19,6 +19,7 @@ from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
 from serving.models.manifest import TOKENIZER
 from simulate.errors import SimulateError
+from sizing import page
 from sizing.candidates import HERE, chosen, price_here, read_candidates
 from sizing.costs import costs_of
 from sizing.encoder import BYTES, KNOWN, encoder_of
@@ -26,6 +27,7 @@ from sizing.errors import SizeError
 from sizing.lengths import read_lengths
 from sizing.plan import Load, Objective, plan
 from sizing.report import Sizing
+from sizing.sensitivity import sensitivities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +40,8 @@ HOLDS, NONE_HOLDS, IMPOSSIBLE = 0, 1, 2
 
 ON_CPUS = ("fp32", "int8")
 """What is measured of this machine."""
+
+OUT = {".html": page.page, ".svg": page.svg}
 
 _LEAST_TIMEOUT_MS = 2000.0
 _ALL = 100.0
@@ -79,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
     add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")
+    add("--out", type=Path, metavar="FILE", help="a page with the sensitivity, as .html, or its first picture, as .svg")
     add("--json", action="store_true", help="print figures for programs")
     return made
 
@@ -94,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _size(arguments: argparse.Namespace) -> int:
+    if arguments.out and arguments.out.suffix not in OUT:
+        raise SizeError(f"--out {arguments.out}: must end in {' or '.join(OUT)}")
     encoder = encoder_of(arguments.model)
     load = load_of(arguments, encoder)
     table = chosen(read_candidates(arguments.candidates, arguments.price), arguments.on)
@@ -115,8 +122,32 @@ def _size(arguments: argparse.Namespace) -> int:
         plans.append(plan(name, device, precision, costs, encoder, load))
     _progress("")
     sizing = Sizing(encoder, load, plans, notes)
+    if arguments.out:
+        _write(arguments.out, sizing)
     print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
     return HOLDS if sizing.holds else NONE_HOLDS
+
+
+def _write(out: Path, sizing: Sizing) -> None:
+    """The page or the picture; with curves of the cheapest candidates that hold, one for each device.
+
+    Raises:
+        SizeError: It cannot be written, or there is nothing to draw.
+    """
+    held = [plan for plan in sizing.plans if plan.replicas]
+    held.sort(key=lambda plan: (plan.price_per_hour is None, plan.price_per_hour or 0.0))
+    shown = list({plan.name: plan for plan in reversed(held)}.values())[::-1][: len(page.COLOURS)]
+    if out.suffix == ".svg" and not shown:
+        raise SizeError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
+    curves = sensitivities(
+        shown, sizing.encoder, sizing.load, lambda done, of: _progress(f"curves for the page, {done} of {of}")
+    )
+    _progress("")
+    try:
+        out.write_text(OUT[out.suffix](sizing, curves), encoding="utf-8")
+    except OSError as error:
+        raise SizeError(f"--out {out}: {error.strerror}") from error
+    print(f"written: {out}", file=sys.stderr)
 
 
 def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[str, Candidate, str, Costs]], list[str]]:

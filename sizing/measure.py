@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LAYERS = (1, 2, 3)
 """Of the partial graphs."""
 
-_BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
+BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
 _LEAST_PASSES, _MOST_PASSES = 5, 40
 _SHORT_US, _MOST_TURNS = 3000.0, 4
 """Shapes that take less are run several times in a pass."""
@@ -149,7 +149,7 @@ def run(
     longest = models[0].max_length
     together = models[0].batch_invariant
     usual = [Shape(tokens, 1) for tokens in sorted({min(tokens, longest) for tokens in LENGTHS})]
-    usual += [shape for shape in _BATCHES if shape.tokens <= longest and together]
+    usual += [shape for shape in BATCHES if shape.tokens <= longest and together]
     times: dict[tuple[LaneKind, Shape, int], list[float]] = {}
     turns: dict[tuple[LaneKind, Shape], int] = {}
     started, passes, done = time.perf_counter(), _LEAST_PASSES, 0

@@ -37,7 +37,6 @@ _UNEVEN = 1.1
 
 _REQUESTS = 6_000
 _FINAL_REQUESTS = 20_000
-_LEAST_S = 2.0
 _FEW = 0.02
 """Share of a replica's throughput at which nothing waits for anything else."""
 _LOADS = (0.95, 0.85, 0.7, 0.5, 0.3, 0.15, 0.06)
@@ -182,7 +181,7 @@ class Replica:
 
     def _played(self, rate: float, requests: int) -> Run:
         load = self._load
-        seconds = max(_LEAST_S, requests / rate)
+        seconds = requests / rate
         arrivals = poisson(rate, dict(load.lengths.mix), seconds, load.timeout_ms / 1e3, load.seed)
         played = play(self._device, self._policy, arrivals, max_queue_tokens=_MAX_QUEUE_TOKENS, seed=load.seed)
         size = max(1, round(len(arrivals) / max(1, played.batches))) if self._devices > 1 else 1

@@ -50,13 +50,17 @@ class Sizing:
     @property
     def cheapest(self) -> Plan | None:
         """The cheapest plan that holds; None where none does."""
-        holding = [plan for plan in self.plans if plan.price_per_hour is not None]
-        return min(holding, key=lambda plan: (plan.price_per_hour or 0.0, plan.devices), default=None)
+        return _cheapest(self.plans)
 
     @property
     def holds(self) -> bool:
         """Whether any candidate holds the objective."""
         return any(plan.replicas for plan in self.plans)
+
+    def asked(self) -> str:
+        """The load in a line."""
+        load = self.load
+        return f"{load.rate:g} texts a second, {load.lengths.fact}, {load.objective}"
 
     def verdict(self) -> str:
         """The answer in a sentence."""
@@ -66,10 +70,11 @@ class Sizing:
             return (
                 f"{none} at any number" if not self.holds else "no candidate that holds has a price: --price sets one"
             )
-        return (
-            f"cheapest that holds {self.load.objective}: {count(best)} x {best.device.title} in {best.precision}, "
-            f"{best.price_per_hour:g} an hour ({best.costs.basis})"
-        )
+        answer = f"cheapest that holds {self.load.objective}: {_offer(best)}"
+        unrounded = _cheapest([plan for plan in self.plans if plan.precision != "int8"])
+        if unrounded is None or unrounded is best:
+            return answer
+        return f"{answer}; without INT8: {_offer(unrounded)}"
 
     def unknown(self) -> list[str]:
         """What it does not know, or takes for granted."""
@@ -95,26 +100,31 @@ class Sizing:
             lines.append("a computed time may be wrong by its error and more: measure before you buy")
         return lines
 
+    def facts(self) -> list[str]:
+        """What costs rest on, each with the candidates that it is said of."""
+        names: dict[str, list[str]] = {}
+        for plan in self.plans:
+            for fact in plan.costs.facts:
+                names.setdefault(fact, []).append(f"{plan.name} {plan.precision}")
+        return [f"{', '.join(named)}: {fact}" for fact, named in names.items()]
+
     def text(self) -> list[str]:
         """All of it for a terminal."""
         load, encoder = self.load, self.encoder
         rows = [HEAD, *(cells(plan, load) for plan in self.plans)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
         table = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-        facts = dict.fromkeys(
-            f"{plan.name} {plan.precision}: {fact}" for plan in self.plans for fact in plan.costs.facts
-        )
         reasons = [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := reason(plan, load))]
         return [
             f"{encoder.name}: {encoder.layers} layers, {encoder.hidden} wide, {words(encoder.parameters)} parameters",
-            f"{load.rate:g} texts a second, {load.lengths.fact}, {load.objective}",
+            self.asked(),
             "",
             *table,
             "",
             *reasons,
             self.verdict(),
             "",
-            *facts,
+            *self.facts(),
             "",
             *(f"not known or assumed: {line}" for line in self.unknown()),
         ]
@@ -140,6 +150,16 @@ class Sizing:
             "cheapest": None if best is None else {"name": best.name, "precision": best.precision},
             "unknown": self.unknown(),
         }
+
+
+def _cheapest(plans: Sequence[Plan]) -> Plan | None:
+    holding = [plan for plan in plans if plan.price_per_hour is not None]
+    return min(holding, key=lambda plan: (plan.price_per_hour or 0.0, plan.devices), default=None)
+
+
+def _offer(plan: Plan) -> str:
+    price = f"{plan.price_per_hour:g} an hour ({plan.costs.basis})"
+    return f"{count(plan)} x {plan.device.title} in {plan.precision}, {price}"
 
 
 def _plain(plan: Plan, load: Load) -> dict[str, Any]:

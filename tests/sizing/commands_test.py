@@ -1,15 +1,17 @@
-"""About 6 seconds of CPU."""
+"""About 9 seconds of CPU."""
 
 from __future__ import annotations
 
 import http.server
 import json
+import math
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sizing import sensitivity
 from sizing.candidates import read_candidates
 from sizing.cli import main
 from sizing.costs import _fitted as fitted
@@ -137,6 +139,40 @@ def test_the_command_answers_for_programs_and_twice_the_same(capsys: pytest.Capt
     assert row["per_million_tokens"] == pytest.approx(row["per_million_texts"] / found["load"]["mean_tokens"])
     assert found["cheapest"] == {"name": "t4", "precision": "fp16"}
     assert found["unknown"]
+
+
+def test_a_page_shows_how_the_answer_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the rate, the objective and the lengths, for each candidate that holds; the picture is a file of its own."""
+    monkeypatch.setattr(sensitivity, "_REQUESTS", 40)
+    words = ("bert-base", "--lengths", "8:70,128:30", "--rate", "200", "--slo", "p99=30ms", "--on", "t4,l4")
+    html, svg = tmp_path / "page.html", tmp_path / "picture.svg"
+    assert run(capsys, *words, "--precision", "int8", "--out", str(html))[0] == 0
+    page = html.read_text()
+    for title in ("Cost over the rate", "Cost over the objective", "Cost over the lengths", "Latency of one replica"):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count("t4 int8") >= 4
+    assert "http" not in page.replace("https://github.com/NVIDIA/", "")
+    assert run(capsys, *words, "--precision", "fp16", "--out", str(svg))[0] == 0
+    assert svg.read_text().startswith("<svg")
+    assert svg.read_text().count('class="series') == 2
+    code, _, error = run(capsys, *words, "--out", str(tmp_path / "page.pdf"))
+    assert (code, "must end in .html or .svg" in error) == (2, True)
+
+
+def test_what_the_curves_say_of_other_rates_is_what_a_sizing_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More load, shorter limits and longer texts never need fewer devices, and nothing holds below a lone text."""
+    monkeypatch.setattr(sensitivity, "_REQUESTS", 600)
+    table, encoder = read_candidates(None), encoder_of("bert-base")
+    asked = load(400.0, 30.0)
+    found = plan("t4", table["t4"], "int8", costs_of("t4", table["t4"], encoder, "int8"), encoder, asked)
+    [curves] = sensitivity.sensitivities([found], encoder, asked, lambda _done, _of: None)
+    assert abs(curves.devices(400, 30) - found.devices) <= 1
+    assert curves.devices(400, 30) <= curves.devices(4000, 30)
+    assert curves.devices(4000, 30) <= curves.devices(4000, 8)
+    assert curves.devices(4000, 30, 0.5) <= curves.devices(4000, 30, 2.0)
+    assert math.isnan(curves.devices(400, 1))
 
 
 def test_an_objective_below_a_lone_text_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
