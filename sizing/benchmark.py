@@ -2,12 +2,16 @@
 
 `python -m sizing.benchmark --out docs/benchmarks/sizing.json` runs graphs of one, two and three layers and of all
 layers in turns, in one run, and compares what the few foretell with what the whole takes.
+
+`python -m sizing.benchmark --carries CONFIG --lengths FILE --slo p99=250ms` foretells the highest rate that one server
+here carries, for a comparison with `bertserve load --find-capacity`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -15,19 +19,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from loadtest.generator.search import bracket
 from serving.engine.base import LaneKind
 from serving.host import available_cpus, processor
+from sizing.cli import load_of, parser
 from sizing.costs import LENGTHS
 from sizing.encoder import KNOWN, encoder_of
 from sizing.fit import Fit, Shape
-from sizing.measure import BATCHES, LAYERS, run
+from sizing.measure import BATCHES, LAYERS, costs_here, run
 from sizing.partial import specs
+from sizing.plan import Replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BARS = 2
 """Standard deviations of the error bars that are counted."""
+
+_NARROW = 1.01
 
 OTHERS = (Shape(20, 1), Shape(100, 1), Shape(300, 1))
 """Lengths that no partial run has: the smooth cost of a layer foretells them."""
@@ -108,6 +117,19 @@ def report(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def carries(model: str, precision: str, seconds: float, lengths: str, slo: str) -> float | None:
+    """The highest rate at which one server here holds an objective, by partial runs; None where none does."""
+    encoder = encoder_of(model)
+    given = parser().parse_args([model, "--lengths", lengths, "--rate", "1", "--slo", slo])
+    load = load_of(given, encoder)
+    replica = Replica(costs_here(encoder, precision, available_cpus(), seconds, _tell), load, 1)
+    low, high = bracket(0.5 * replica.most_per_s, replica.holds)
+    while low and high and high / low > _NARROW:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if replica.holds(middle) else (low, middle)
+    return low
+
+
 def _tell(line: str) -> None:
     print(line, file=sys.stderr)  # noqa: T201  progress of a command
 
@@ -119,7 +141,15 @@ def main() -> None:
     made.add_argument("--precision", action="append", choices=("fp32", "int8"), help="default: both")
     made.add_argument("--seconds", type=float, default=60.0, help="of the runs of each (default: 60)")
     made.add_argument("--out", type=Path, help="where every figure goes, as JSON")
+    made.add_argument("--carries", metavar="MODEL", help="foretell the highest rate that a server here carries")
+    made.add_argument("--lengths", default="10-250", help="of its texts, as `bertserve size` takes them")
+    made.add_argument("--slo", default="p99=250ms", help="its objective")
     given = made.parse_args()
+    if given.carries:
+        for precision in given.precision or ("fp32", "int8"):
+            rate = carries(given.carries, precision, given.seconds, given.lengths, given.slo)
+            print(f"{precision}: {rate or 0:.1f} texts a second")  # noqa: T201  the command's own output
+        return
     cells = [
         cell
         for name in given.encoder or ("bert-base", "bert-large")

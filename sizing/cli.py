@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from export.checkpoint.old_tokenizer import BareExceptions
+from export.errors import ExportError
 from loadtest.errors import BenchError
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
-from serving.models.manifest import TOKENIZER
 from simulate.errors import SimulateError
 from sizing import page
 from sizing.candidates import HERE, chosen, price_here, read_candidates
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         return _size(arguments)
-    except (SizeError, SimulateError, BenchError) as error:
+    except (SizeError, SimulateError, BenchError, ExportError) as error:
         print(f"bertserve size: {error}", file=sys.stderr)
         return IMPOSSIBLE
 
@@ -209,8 +210,15 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
 
 
 def _tokenizer(encoder: Encoder) -> Tokenizer | None:
-    """The bundle's; None for a configuration."""
-    return None if encoder.bundle is None else Tokenizer.from_file(str(encoder.bundle.path / TOKENIZER))
+    """The bundle's, or the one beside the configuration; None where there is none."""
+    if encoder.tokenizer is None:
+        return None
+    with BareExceptions(f"{encoder.tokenizer} is not a tokenizer"):
+        found: Tokenizer = Tokenizer.from_file(str(encoder.tokenizer))
+    # A checkpoint may carry the lengths of its training data.
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def _progress(line: str) -> None:

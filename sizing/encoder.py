@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from export.checkpoint.families import FAMILIES, family_of
 from export.errors import ExportError
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
-from serving.models.manifest import MANIFEST
+from serving.models.manifest import MANIFEST, TOKENIZER
 from serving.models.verified_dir import versions
 from sizing.errors import SizeError
 
@@ -49,6 +49,7 @@ class Encoder:
         config: The content of config.json; empty for a bundle.
         bundle: None for a configuration.
         notes: What was assumed.
+        tokenizer: Its file, where one lies beside the configuration or in the bundle.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Encoder:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     bundle: Bundle | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    tokenizer: Path | None = None
 
     @property
     def parameters(self) -> int:
@@ -105,7 +107,9 @@ def encoder_of(given: str) -> Encoder:
         raise SizeError(f"{file}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise SizeError(f"{file}: must hold an object, as config.json of a checkpoint does")
-    return _of_config(file.absolute().parent.name, config, str(file))
+    found = _of_config(file.absolute().parent.name, config, str(file))
+    beside = file.with_name(TOKENIZER)
+    return replace(found, tokenizer=beside) if beside.is_file() else found
 
 
 def _of_config(name: str, config: Mapping[str, Any], where: str) -> Encoder:
@@ -175,6 +179,7 @@ def _of_bundle(folder: Path) -> Encoder:
         vocabulary=manifest.vocab_size,
         positions=manifest.max_length,
         bundle=bundle,
+        tokenizer=folder / TOKENIZER,
         notes=(f"a bundle does not say how wide its feed-forward part is: {wide} was assumed",),
     )
 

@@ -84,10 +84,10 @@ def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
         raise SizeError(f"--lengths {path}: holds no text; one a line is taken")
     if tokenizer is None:
         counts = [round(_TOKENS_OF_WORD * len(text.split())) + _SPECIAL for text in texts]
-        how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each: give a bundle to count them"
+        how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each: a tokenizer.json beside it counts them"
     else:
         counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
-        how = "counted by the bundle's tokenizer"
+        how = "counted by its tokenizer"
     mix = {tokens: float(count) for tokens, count in sorted(Counter(counts).items())}
     return Lengths(mix, f"lengths of {len(texts)} texts of {path.name}, {how}")
 
