@@ -25,13 +25,13 @@ from serving.host import available_cpus, processor
 from sizing.cli import load_of, parser
 from sizing.costs import LENGTHS
 from sizing.encoder import KNOWN, encoder_of
-from sizing.fit import Fit, Shape
+from sizing.fit import Fit, Sample, Shape
 from sizing.measure import BATCHES, LAYERS, costs_here, run
 from sizing.partial import specs
 from sizing.plan import Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 BARS = 2
 """Standard deviations of the error bars that are counted."""
@@ -78,14 +78,19 @@ class Cell:
         return abs(self.ratio - 1) <= BARS * self.error
 
 
-def compare(name: str, precision: str, seconds: float) -> list[Cell]:
-    """Every shape of one encoder."""
+def measure(name: str, precision: str, seconds: float) -> dict[LaneKind, list[Sample]]:
+    """Every shape of one encoder's first layers and of all of them, in turns."""
     encoder = encoder_of(name)
     layers = (*LAYERS, encoder.layers)
     shapes = (*(Shape(tokens, 1) for tokens in LENGTHS), *OTHERS, *BATCHES)
     with TemporaryDirectory(prefix="bertserve-size-") as folder:
         models = specs(encoder, precision, Path(folder), layers, _tell)
-        samples = run(models, layers, available_cpus(), seconds, _tell, shapes)
+        return run(models, layers, available_cpus(), seconds, _tell, shapes)
+
+
+def compare(name: str, precision: str, samples: Mapping[LaneKind, Sequence[Sample]]) -> list[Cell]:
+    """What the few layers foretell beside what all of them took."""
+    encoder = encoder_of(name)
     cells = []
     for kind, found in samples.items():
         fit = Fit([one for one in found if one.layers != encoder.layers and one.shape not in OTHERS])
@@ -139,7 +144,7 @@ def main() -> None:
     made = argparse.ArgumentParser(prog="python -m sizing.benchmark", description=__doc__)
     made.add_argument("--encoder", action="append", choices=tuple(KNOWN), help="default: bert-base and bert-large")
     made.add_argument("--precision", action="append", choices=("fp32", "int8"), help="default: both")
-    made.add_argument("--seconds", type=float, default=60.0, help="of the runs of each (default: 60)")
+    made.add_argument("--seconds", type=float, default=40.0, help="of the runs of each (default: 40)")
     made.add_argument("--out", type=Path, help="where every figure goes, as JSON")
     made.add_argument("--carries", metavar="MODEL", help="foretell the highest rate that a server here carries")
     made.add_argument("--lengths", default="10-250", help="of its texts, as `bertserve size` takes them")
@@ -150,15 +155,24 @@ def main() -> None:
             rate = carries(given.carries, precision, given.seconds, given.lengths, given.slo)
             print(f"{precision}: {rate or 0:.1f} texts a second")  # noqa: T201  the command's own output
         return
-    cells = [
-        cell
-        for name in given.encoder or ("bert-base", "bert-large")
-        for precision in given.precision or ("fp32", "int8")
-        for cell in compare(name, precision, given.seconds)
-    ]
+    cells: list[Cell] = []
+    runs = []
+    for name in given.encoder or ("bert-base", "bert-large"):
+        for precision in given.precision or ("fp32", "int8"):
+            samples = measure(name, precision, given.seconds)
+            cells += compare(name, precision, samples)
+            lanes = {
+                kind.value: [[s.layers, *s.shape, s.us, s.spread_us] for s in found] for kind, found in samples.items()
+            }
+            runs.append({"encoder": name, "precision": precision, "samples": lanes})
     if given.out:
-        machine = {"processor": processor(), "cores": available_cpus()}
-        given.out.write_text(json.dumps({**machine, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
+        content = {
+            "processor": processor(),
+            "cores": available_cpus(),
+            "cells": [asdict(c) for c in cells],
+            "runs": runs,
+        }
+        given.out.write_text(json.dumps(content) + "\n")
     print(report(cells))  # noqa: T201  the command's own output
 
 

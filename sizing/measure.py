@@ -36,6 +36,8 @@ LAYERS = (1, 2, 3)
 
 BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
 _LEAST_PASSES, _MOST_PASSES = 5, 40
+_PAUSE_S = 0.004
+"""Before each run: the threads of the graph that ran before spin for a while, and would take cores from this one."""
 _SHORT_US, _MOST_TURNS = 3000.0, 4
 """Shapes that take less are run several times in a pass."""
 _ROOM = 3.0
@@ -159,6 +161,7 @@ def run(
                 for _ in range(turns.get((kind, shape), 1)):
                     for index, model in enumerate(models):
                         batch = Batch(ModelIndex(index), [sample_text(model, shape.tokens)] * shape.texts)
+                        time.sleep(_PAUSE_S)
                         found = side_by_side(model.name, group, batch, 1)
                         if done:  # the first pass is a cold one
                             times.setdefault((kind, shape, index), []).extend(found)
