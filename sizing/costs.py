@@ -52,8 +52,9 @@ _BANDWIDTH_THERE = {"a100": 1555.0}
 _LIKE_OTHERS = ("l4", "a100")
 """Cards newer than a T4 are computed with what these two reach, and each of them says how far off the other is."""
 
-CPU_SHARES = Shares(0.55, 0.6, 12.0, 0.35)
-"""Of a CPU with ONNX Runtime."""
+_CPU_SHARES = {"fp32": Shares(0.9, 0.9, 20.0, 0.5), "int8": Shares(0.65, 0.9, 20.0, 0.5)}
+"""Of a CPU with ONNX Runtime: about what two cores of an AMD EPYC 9005 reach of their rates at the base clock, by
+docs/benchmarks/sizing.json and 20 to 30 GB/s of bandwidth. How far another CPU is from that, nobody has measured."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,7 +119,7 @@ def _grid(device: Candidate, encoder: Encoder, precision: str, shares: Shares) -
 def _shares(name: str, device: Candidate, precision: str) -> tuple[Shares, str]:
     """What the device reaches, and where that is from."""
     if device.kind == "cpu":
-        return CPU_SHARES, "with what two cores of an AMD EPYC 9005 reach (docs/benchmarks/sizing.md)"
+        return _CPU_SHARES[precision], "with about what two cores of an AMD EPYC 9005 reach; another CPU is a guess"
     form = "int8" if precision == "int8" else "fp16"
     if name in _TABLES:
         return _fitted((name,), form), f"with what this card reaches in published tables in {form}"

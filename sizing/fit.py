@@ -2,8 +2,8 @@
 
 A batch takes `fixed + layers x layer`. What is fixed (the embedding, pooling, padding, the call) grows with the batch's
 tokens; what a layer takes is free for each shape that was measured. Both are fitted at once, by least squares of
-relative errors. Shapes that were not measured follow a smooth cost of a layer, `a + b n + c n t` for n tokens in texts
-of t, the last part being attention's.
+relative errors in which outliers count for less. Shapes that were not measured follow a smooth cost of a layer,
+`a + b n + c n t` for n tokens in texts of t, the last part being attention's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FIXED = 2
-_SYSTEMATIC = 0.05
-"""What the residuals do not show, relative: another layout in memory, caches that hold few layers and not all."""
+_SYSTEMATIC = 0.07
+"""What the residuals do not show, relative: another layout in memory, caches that hold few layers and not all. About
+what docs/benchmarks/sizing.md has found."""
+
+_ROUNDS = 8
+_USUAL = 1.5
+"""Residuals beyond so many of their medians count for less, in proportion (Huber): somebody else was at work."""
 
 
 class Shape(NamedTuple):
@@ -72,10 +77,14 @@ class Fit:
         self._columns = {shape: _FIXED + index for index, shape in enumerate(self.shapes)}
         us = np.array([sample.us for sample in samples])
         rows = np.array([self._row(sample.layers, sample.shape) for sample in samples]) / us[:, None]
-        self._weights, *_ = np.linalg.lstsq(rows, np.ones(len(us)), rcond=None)
-        residuals = rows @ self._weights - 1
+        trust = np.ones(len(us))
+        for _ in range(_ROUNDS):
+            self._weights, *_ = np.linalg.lstsq(rows * trust[:, None], trust, rcond=None)
+            residuals = rows @ self._weights - 1
+            usual = _USUAL * max(float(np.median(np.abs(residuals))), 1e-9)
+            trust = np.sqrt(np.minimum(1.0, usual / np.maximum(np.abs(residuals), 1e-12)))
         freedom = max(1, len(us) - rows.shape[1])
-        self.residual = math.sqrt(float(residuals @ residuals) / freedom)
+        self.residual = math.sqrt(float((trust * residuals) @ residuals) / freedom)
         self._covariance = self.residual**2 * np.linalg.pinv(rows.T @ rows)
         layer = self._weights[_FIXED:]
         terms = np.array([_terms(shape) for shape in self.shapes]) / np.maximum(layer, 1e-9)[:, None]
