@@ -217,7 +217,7 @@ def cells(plan: Plan, load: Load) -> tuple[str, ...]:
 def count(plan: Plan) -> str:
     """How many devices, with those of a replica where there are several."""
     if plan.memory.devices > 1:
-        return f"{plan.replicas} x {plan.memory.devices} (--split {plan.memory.devices})"
+        return f"{plan.replicas} x {plan.memory.devices} (split)"
     return str(plan.replicas)
 
 
