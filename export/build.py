@@ -28,9 +28,10 @@ from export.proof.engine import open_engine
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
+from export.split import layers, ranks
 from export.texts import corpus
 from serving.host import available_cpus, processor
-from serving.models.bundle import BundleWriter, data_entry, file_entry
+from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
 from serving.models.manifest import (
     ENGINE_GRAPHS,
     REPORT,
@@ -44,7 +45,6 @@ from serving.models.manifest import (
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
-from serving.records import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,8 +202,9 @@ class _Export:
                 raise
             file, sentence = FORMS[name].file, str(error)
             self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be made: {sentence}")
-            for leftover in (file, f"{file}{DATA_SUFFIX}"):
-                (self._folder / leftover).unlink(missing_ok=True)
+            stem = file.removesuffix("onnx")
+            for leftover in (*self._folder.glob(f"{stem}onnx*"), *self._folder.glob(f"{stem}part*")):
+                leftover.unlink()
             return None
 
     def _artifact(self, name: str, yardstick: Yardstick) -> Artifact:
@@ -214,18 +215,34 @@ class _Export:
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
                 half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
-            else:
+            elif self._recipe.split == 1:
                 draft.copy(self._fused, path)
-        return self._verified(path, name, yardstick)
+        return self._verified(self._in_parts(self._fused, name), name, yardstick)
+
+    def _in_parts(self, graph: Path, name: str) -> list[Path]:
+        """The files of an artifact: its only one or, of an artifact to be cut, the parts of a graph."""
+        file, count = FORMS[name].file, self._recipe.split
+        if count == 1:
+            return [self._folder / file]
+        stem = f"{file.removesuffix('.onnx')}.part"
+        with self._progress.stage(f"cutting {file} into {count} parts"):
+            if self._recipe.split_by == "tensors":
+                return ranks.split(
+                    graph, count, lambda rank, step: self._folder / f"{stem}{rank}of{count}.step{step:03}.onnx"
+                )
+            paths = [self._folder / f"{stem}{number}of{count}.onnx" for number in range(1, count + 1)]
+            layers.split(graph, paths)
+            return paths
 
     def _eight_bits(
         self, path: Path, name: str, yardstick: Yardstick, ways: Sequence[int8.Way] = int8.WAYS
     ) -> Artifact:
         way, *others = ways
+        made = path if self._recipe.split == 1 else self._raw.with_name(path.name)
         with self._progress.stage(f"making {path.name}"):
-            self._int8.make(name, path, way, self._fused, self._raw)
+            self._int8.make(name, made, way, self._fused, self._raw)
         try:
-            return self._verified(path, name, yardstick, self._int8.quantisation(name, way))
+            return self._verified(self._in_parts(made, name), name, yardstick, self._int8.quantisation(name, way))
         except BrokenLimitError as broken:
             if not others:
                 raise
@@ -261,7 +278,7 @@ class _Export:
         try:
             with self._progress.stage(f"making {_INT8_GRAPH}"):
                 self._int8.make_for_tensorrt(quantised, self._raw, halved, exponents)
-            _, result = self._compared(_INT8_GRAPH, self._twin(quantised), INT8_ENGINE, "cpu", yardstick)
+            _, result = self._compared(_INT8_GRAPH, [self._twin(quantised)], INT8_ENGINE, "cpu", yardstick)
         except NoRoomError:
             raise
         except ExportError as error:
@@ -299,15 +316,15 @@ class _Export:
         )
 
     def _verified(
-        self, path: Path, name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
+        self, paths: Sequence[Path], name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
     ) -> Artifact:
-        form = FORMS[name]
+        form, (path, *others) = FORMS[name], paths
         # A CPU would not round as a GPU does.
-        runnable = self._twin(path) if name == "fp16" else path
-        engine, result = self._compared(path.name, runnable, name, _prover(form.target), yardstick)
+        runnable = [self._twin(path)] if name == "fp16" else paths
+        engine, result = self._compared(form.file, runnable, name, _prover(form.target), yardstick)
         verdict = result.verdict
-        # The twin of an artifact for a GPU says nothing of its speed.
-        timed = form.target != "cuda"
+        # The twin of an artifact for a GPU says nothing of its speed, and parts in one process nothing of theirs.
+        timed = form.target != "cuda" and not others
         latencies = self._latencies(path.name, engine, yardstick, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
@@ -321,11 +338,14 @@ class _Export:
             batch_invariant=verdict.batch_invariant,
             parity=verdict.parity,
             invariance=verdict.invariance,
-            operators=optimize.operators(path),
+            operators=optimize.operators(*paths),
             accuracy=result.accuracy,
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
             quantisation=quantisation,
+            split_by=self._recipe.split_by if others else None,
+            parts=tuple(map(part_entry, others)),
+            ranks=self._recipe.ranks,
         )
 
     def _latencies(self, name: str, engine: Engine, yardstick: Yardstick, *, batched: bool) -> list[latency.Latency]:
@@ -339,13 +359,13 @@ class _Export:
             )
 
     def _compared(
-        self, title: str, runnable: Path, name: str, target: Target, yardstick: Yardstick
+        self, title: str, runnable: Sequence[Path], name: str, target: Target, yardstick: Yardstick
     ) -> tuple[Engine, Result]:
         """Compares what runs in the place of an artifact with PyTorch.
 
         Args:
             title: The artifact, in words.
-            runnable: The graph that runs.
+            runnable: The graph that runs, or those of its parts.
             name: What limits call the artifact.
             target: What runs it here.
             yardstick: PyTorch's answers.
@@ -355,7 +375,10 @@ class _Export:
         """
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {title} with PyTorch"):
-            engine = open_engine(task_model.spec_of(self._checkpoint, runnable), target, available_cpus())
+            spec = task_model.spec_of(
+                self._checkpoint, *runnable, split_by=self._recipe.split_by, ranks=self._recipe.ranks
+            )
+            engine = open_engine(spec, target, available_cpus())
             result = yardstick.compare(engine, limits, self._progress.count)
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):

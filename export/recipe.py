@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from export.checkpoint.labels import Asked
     from export.checkpoint.layouts.case import Case
     from serving.models.manifest import Artifact
+    from serving.records import SplitBy
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +53,9 @@ INT8_ENGINE = "int8-tensorrt"
 """What limits call the INT8 engines of TensorRT: their graph keeps them at the export, an engine where it runs."""
 
 _PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
+SPLIT_FORMS = frozenset({"fp32", "int8"})
+"""The artifacts that can be cut into parts: those that ONNX Runtime runs on a CPU."""
+
 LIMITED = tuple(_PRECISIONS)
 """Names of what limits can be set for."""
 
@@ -162,6 +166,8 @@ class Recipe:
         revision: The hub's branch, tag or commit; None for its main branch.
         token: Of an account of the hub; None takes the one that the hub's client finds.
         if_changed: Whether to make nothing where the model's newest version is made of the same by the same recipe.
+        split: In how many parts each artifact is cut; 1 for none.
+        split_by: How.
     """
 
     source: str
@@ -184,6 +190,13 @@ class Recipe:
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
     if_changed: bool = False
+    split: int = 1
+    split_by: SplitBy = "layers"
+
+    @property
+    def ranks(self) -> int:
+        """In how many shares layers are split."""
+        return self.split if self.split_by == "tensors" else 1
 
     @property
     def wants_int8_engine(self) -> bool:
@@ -200,6 +213,7 @@ class Recipe:
             self.calibration_column,
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
+            *([] if self.split == 1 else [[self.split, self.split_by]]),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 

@@ -81,6 +81,22 @@ class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: tuple[ShapeProfile, ...]
 
 
+PARTIAL = ".partial"
+"""What follows the name of a tensor in that of a rank's share of it, which the ranks add up."""
+
+
+class PartFile(msgspec.Struct, frozen=True):
+    """One of the files of a model that was cut into parts; `data_sha256` as in `ModelSpec`."""
+
+    path: str
+    sha256: str
+    data_sha256: str = ""
+
+
+SplitBy = Literal["layers", "tensors"]
+"""How a model is cut into parts: each has some of the layers, or a share of every layer."""
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as an engine loads it.
 
@@ -94,6 +110,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
         special_ids: Ids of the special tokens by role.
         copied: Whether each lane may hold a copy, because it is small.
         build: None for a graph.
+        parts: What follows the file in `path` where that is only the first part of the model.
+        split_by: How it was cut; None for a whole model.
+        ranks: In how many shares its layers are split; each has as many of the files, in order. 1 for whole layers.
     """
 
     name: str
@@ -109,11 +128,21 @@ class ModelSpec(msgspec.Struct, frozen=True):
     build: EngineBuild | None = None
     data_sha256: str = ""
     second: ModelSpec | None = None
+    parts: tuple[PartFile, ...] = ()
+    split_by: SplitBy | None = None
+    ranks: int = 1
 
     @property
     def narrow(self) -> bool:
-        """Whether narrow lanes run it too: where it is not batched, nothing else fills the device."""
+        """Whether narrow lanes run it too: where it is not batched or in stages, nothing else fills the device."""
+        if self.split_by is not None:
+            return self.stages > 1
         return self.copied or not self.batch_invariant
+
+    @property
+    def stages(self) -> int:
+        """How many batches it works on at once: one in each part that has layers of its own."""
+        return 1 + len(self.parts) if self.split_by == "layers" else 1
 
 
 class KernelFiles(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from export.checkpoint.labels import REGRESSION
 from export.checkpoint.layouts.case import CASES
@@ -16,7 +16,7 @@ from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, TASKS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SPLIT_FORMS, TASKS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
 from serving.errors import BundleError
@@ -24,6 +24,7 @@ from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
+from serving.records import SplitBy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ _MODULES = frozenset(
     {"google_crc32c", "huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"}
 )
 """What the extra installs."""
+
+_MOST_PARTS = 16
 
 
 def main(argv: list[str]) -> int:
@@ -143,6 +146,13 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column is of a --calibration file")
     chosen = options.forms or DEFAULT_FORMS
+    if options.split > 1 and (options.triton or options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
+        arguments.error(
+            f"--split is of {' and '.join(sorted(SPLIT_FORMS))}, which ONNX Runtime runs on a CPU, so --triton, "
+            "--tensorrt and other precisions do not go with it"
+        )
+    if options.split > 1 and options.split_by == "tensors" and tuple(options.forms or ()) != ("fp32",):
+        arguments.error("--split-by tensors is of fp32: give --precision fp32 alone")
     fields = vars(options) | {
         "forms": tuple(form for form in FORMS if form in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
@@ -203,6 +213,20 @@ def parser() -> argparse.ArgumentParser:
         help="what TensorRT's engines compute in; may be given more than once (default: fp16)",
     )
     add(
+        "--split",
+        type=_parts,
+        default=1,
+        metavar="N",
+        help=f"cut each artifact into N parts, {_MOST_PARTS} at most, that run in as many processes, for a model that "
+        "one cannot hold",
+    )
+    add(
+        "--split-by",
+        choices=get_args(SplitBy),
+        default="layers",
+        help="whether each part of --split has some of the layers, or a share of every layer (default: layers)",
+    )
+    add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
@@ -229,6 +253,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_proof(arguments)
     return arguments
+
+
+def _parts(argument: str) -> int:
+    number = int(argument)
+    if not 1 <= number <= _MOST_PARTS:
+        raise argparse.ArgumentTypeError(f"{argument!r}: a model is cut into 2 to {_MOST_PARTS} parts")
+    return number
 
 
 def _add_proof(arguments: argparse.ArgumentParser) -> None:

@@ -235,9 +235,9 @@ def _is_number(node: onnx.NodeProto) -> bool:
     return node.op_type == "Constant" and node.attribute[0].name == "value" and not node.attribute[0].t.dims
 
 
-def operators(path: Path) -> dict[str, int]:
-    """How many of each fused or quantised operator a graph holds."""
-    nodes = onnx.load(path, load_external_data=False).graph.node
+def operators(*paths: Path) -> dict[str, int]:
+    """How many of each fused or quantised operator a graph holds, or its parts together."""
+    nodes = [node for path in paths for node in onnx.load(path, load_external_data=False).graph.node]
     counts = Counter(node.op_type for node in nodes if node.domain == "com.microsoft" or node.op_type in _LISTED)
     return dict(sorted(counts.items()))
 

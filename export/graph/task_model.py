@@ -17,14 +17,14 @@ from export.progress import quiet
 from serving.models.bundle import data_entry
 from serving.models.manifest import graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
-from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec
+from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec, PartFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from serving.records import EncodedText, Row, TensorSpec
+    from serving.records import EncodedText, Row, SplitBy, TensorSpec
 
 OPSET = 17
 _DTYPES = {"int32": np.int32, "float32": np.float32}
@@ -109,8 +109,10 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     )
 
 
-def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
-    """A graph of a checkpoint, as an engine loads it to be proven."""
+def spec_of(
+    checkpoint: Checkpoint, path: Path, *parts: Path, split_by: SplitBy = "layers", ranks: int = 1
+) -> ModelSpec:
+    """A graph of a checkpoint, or the first and the other parts of one, as an engine loads it to be proven."""
     data = data_entry(path)
     return ModelSpec(
         name=path.name,
@@ -124,7 +126,16 @@ def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
         special_ids=checkpoint.vocabulary.special_ids,
         inputs=tuple(tensor.name for tensor in inputs(checkpoint)),
         outputs=outputs(checkpoint),
+        parts=tuple(map(part_file, parts)),
+        split_by=split_by if parts else None,
+        ranks=ranks if parts else 1,
     )
+
+
+def part_file(path: Path) -> PartFile:
+    """One of the further parts of a graph, as an engine loads it."""
+    data = data_entry(path)
+    return PartFile(str(path), digest(path), "" if data is None else data.sha256)
 
 
 def load(checkpoint: Checkpoint) -> TaskModel:

@@ -10,6 +10,7 @@ from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.tensorrt import TensorRtBackend
+from serving.engine.parts import chain
 from serving.errors import BundleError
 from serving.models.manifest import GPUS
 
@@ -36,7 +37,7 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     if target in GPUS or target == "cuda":
         return InlineEngine(_on_a_gpu(spec, target))
     if target != "openvino":
-        return InlineEngine(OrtCpuBackend([spec], threads))
+        return InlineEngine(OrtCpuBackend([spec], threads, chain.load))
     from serving.engine.cpu.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
 
     return InlineEngine(OpenVinoBackend([spec], threads))

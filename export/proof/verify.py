@@ -22,6 +22,7 @@ from export.recipe import limits_of
 from export.texts import corpus
 from serving.errors import BundleError
 from serving.models.bundle import data_entry
+from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
@@ -200,7 +201,13 @@ class _Verification:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
         # Where the GPU is that it is for, that is what proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
-            spec = msgspec.structs.replace(self._spec(path, artifact.sha256, artifact.data), build=artifact.engine)
+            spec = msgspec.structs.replace(
+                self._spec(path, artifact.sha256, artifact.data),
+                build=artifact.engine,
+                parts=part_files(artifact, path.parent),
+                split_by=artifact.split_by,
+                ranks=artifact.ranks,
+            )
             return open_engine(spec, artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
         from export.precision import emulation  # noqa: PLC0415

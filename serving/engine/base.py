@@ -101,9 +101,13 @@ class LaneKind(StrEnum):
 
 
 def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
-    """The lanes that a CPU offers: one wide lane, and a narrow one per core where a model is run on them."""
-    side_by_side = threads > 1 and any(model.narrow for model in models)
-    narrow = min(threads, MOST_LANES - 1) if side_by_side else 0
+    """The lanes that a CPU offers: one wide lane, and narrow ones where a model is run on them.
+
+    They are one per core, or one for each of the batches that a model in stages works on at once.
+    """
+    side_by_side = threads > 1 and any(model.narrow for model in models if model.split_by is None)
+    stages = max((model.stages for model in models if model.stages > 1), default=0)
+    narrow = min(max(stages, threads if side_by_side else 0), MOST_LANES - 1)
     return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]
 
 

@@ -15,13 +15,13 @@ from serving.models.bundle import open_bundle
 from serving.models.manifest import GPUS, MANIFEST, MODEL_NAME, Target
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
-from serving.records import ON_A_GPU, ModelSpec
+from serving.records import ON_A_GPU, ModelSpec, PartFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Precision
+    from serving.models.manifest import Artifact, Manifest, Part, Precision
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
     # With a second form for OpenVINO, where there is one.
@@ -102,8 +102,20 @@ class ModelForm:
             outputs=manifest.outputs,
             copied=all(form.total_bytes <= _COPIED_BYTES for form in self.artifacts),
             build=artifact.engine,
-            data_sha256="" if artifact.data is None else artifact.data.sha256,
+            data_sha256=_data_sha256(artifact),
+            parts=part_files(artifact, directory),
+            split_by=artifact.split_by,
+            ranks=artifact.ranks,
         )
+
+
+def part_files(artifact: Artifact, directory: Path) -> tuple[PartFile, ...]:
+    """The further parts of an artifact, as an engine loads them."""
+    return tuple(PartFile(str(directory / part.file), part.sha256, _data_sha256(part)) for part in artifact.parts)
+
+
+def _data_sha256(graph: Artifact | Part) -> str:
+    return "" if graph.data is None else graph.data.sha256
 
 
 def verified(root: Path, cache: Path | None = None) -> list[Bundle]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, TensorSpec
+from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, SplitBy, TensorSpec
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -116,6 +116,12 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
 
 
+class Part(FileEntry, frozen=True, forbid_unknown_fields=True):
+    """One of the files of an artifact that was cut into parts; `data` as in `Artifact`."""
+
+    data: FileEntry | None = None
+
+
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One executable form of the model.
 
@@ -131,6 +137,9 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
         graph: Of an engine: how its graph compares; None where it was not compared.
+        split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
+        parts: The others, in their order.
+        ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
     """
 
     file: str
@@ -150,6 +159,9 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantisation: Quantisation | None = None
     data: FileEntry | None = None
     graph: GraphProof | None = None
+    split_by: SplitBy | None = None
+    parts: tuple[Part, ...] = ()
+    ranks: int = 1
 
     @property
     def proven(self) -> bool:
@@ -162,9 +174,24 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self if self.proven or self.graph is None else self.graph
 
     @property
+    def graphs(self) -> list[Artifact | Part]:
+        """Its graphs: one, or one for each part."""
+        return [self, *self.parts]
+
+    @property
+    def processes(self) -> list[list[Artifact | Part]]:
+        """The graphs of each process that it is run by, in their order."""
+        graphs = self.graphs
+        if self.split_by != "tensors":
+            return [[graph] for graph in graphs]
+        segments = len(graphs) // self.ranks
+        return [graphs[segments * rank :][:segments] for rank in range(self.ranks)]
+
+    @property
     def files(self) -> list[FileEntry | Artifact]:
         """Everything that an engine loads."""
-        return [self] if self.data is None else [self, self.data]
+        pairs = ((graph, graph.data) for graph in self.graphs)
+        return [entry for pair in pairs for entry in pair if entry is not None]
 
     @property
     def total_bytes(self) -> int:
@@ -250,7 +277,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The file with a graph's weights; None where they lie in the graph."""
         if graph in ENGINE_GRAPHS.values():
             return next((entry for entry in self.files if entry.file == f"{graph}{DATA_SUFFIX}"), None)
-        return next((artifact.data for artifact in self.artifacts if artifact.file == graph), None)
+        graphs = (each for artifact in self.artifacts for each in artifact.graphs)
+        return next((each.data for each in graphs if each.file == graph), None)
 
     def entries(self) -> list[FileEntry | Artifact]:
         """Every file of the bundle but the manifest itself."""
@@ -403,16 +431,30 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     return [
         (len(set(roles)) != len(roles), "two artifacts have the same precision and target"),
         (
-            any(not artifact.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts),
+            any(not each.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts for each in artifact.graphs),
             "an artifact's name does not end as its kind does",
         ),
         (
             any(
-                data.file != f"{artifact.file}{DATA_SUFFIX}" or artifact.kind != "onnx"
+                data.file != f"{each.file}{DATA_SUFFIX}" or artifact.kind != "onnx"
                 for artifact in artifacts
-                if (data := artifact.data) is not None
+                for each in artifact.graphs
+                if (data := each.data) is not None
             ),
             f"an artifact's data is none: that of a graph has its name and {DATA_SUFFIX}",
+        ),
+        (
+            any((artifact.split_by is None) == bool(artifact.parts) for artifact in artifacts),
+            "an artifact in parts, and nothing else, says how it was split",
+        ),
+        (
+            any((artifact.split_by == "tensors") != (artifact.ranks > 1) for artifact in artifacts)
+            or any(artifact.ranks < 1 or len(artifact.graphs) % artifact.ranks for artifact in artifacts),
+            "the ranks of an artifact do not fit its parts",
+        ),
+        (
+            any(artifact.parts and (artifact.kind, artifact.target) != ("onnx", "cpu") for artifact in artifacts),
+            "only a graph for ONNX Runtime on a CPU may be in parts",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),

@@ -252,7 +252,8 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 
 def _wanted_mib(model: ServedModel, threads: int) -> float:
     """About what a model takes in memory: narrow ones are held once for each core and once for all."""
-    copies = 1 + threads if model.spec().narrow and threads > 1 else 1
+    spec = model.spec()
+    copies = 1 + threads if spec.narrow and spec.split_by is None and threads > 1 else 1
     return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
 
 

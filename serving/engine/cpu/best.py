@@ -24,7 +24,7 @@ from serving.records import Batch, KernelFiles, ModelIndex
 from serving.scheduling.cost import BUCKETS, bucket_index
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.cpu.backend import LaneModel
     from serving.records import Array, ModelSpec
@@ -66,6 +66,7 @@ class BestCpuBackend(CpuBackend):
         threads: int,
         measured: Sequence[Sequence[CostPoint]] = (),
         kernels: Sequence[KernelFiles] = (),
+        load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] = ort.load,
     ) -> None:
         """Loads every model in both forms, and keeps what is used.
 
@@ -74,9 +75,11 @@ class BestCpuBackend(CpuBackend):
             threads: Cores to use.
             measured: For each model its costs on this node, which name the libraries; empty where they are not known.
             kernels: For each model the file of what OpenVINO compiles; empty for none.
+            load_model: Loads a model for ONNX Runtime.
         """
         known = [_known(model, points) for model, points in zip(models, measured, strict=False)]
         self._known = iter([*known, *[None] * (len(models) - len(known))])
+        self._load_model = load_model
         self._kernels = chain(kernels, repeat(KernelFiles()))
         self._libraries: list[Sequence[Library]] = []
         super().__init__(models, threads, self._load)
@@ -94,7 +97,7 @@ class BestCpuBackend(CpuBackend):
             known = ["onnxruntime"] * (bucket_index(model.max_length) + 1)
         lanes: dict[Library, Sequence[LaneModel]] = {}
         if known is None or "onnxruntime" in known:
-            lanes["onnxruntime"] = ort.load(model, threads)
+            lanes["onnxruntime"] = self._load_model(model, threads)
         libraries = known or []
         if second is not None and (known is None or "openvino" in known):
             recalled = openvino.recall(second, threads, files)

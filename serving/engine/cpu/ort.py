@@ -8,7 +8,7 @@ alone, so that its weights are held once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
@@ -19,15 +19,20 @@ from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from serving.engine.cpu.backend import LaneModel
     from serving.records import Array, Batch, ModelSpec
 
 VERSION = str(ort.__version__)
 
 LOG_ERRORS_ONLY = 3
 
-_TYPES = {"tensor(float)": "float32", "tensor(int32)": "int32"}
+TYPES = {"tensor(float)": "float32", "tensor(int32)": "int32"}
+
+Tensors = dict[str, "NDArray[Any]"]
 
 LOAD_ERRORS = (
     ort_errors.Fail,
@@ -61,8 +66,14 @@ def cuda_version() -> str:
 class OrtCpuBackend(CpuBackend):
     name = "ort-cpu"
 
-    def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
-        super().__init__(models, threads, load)
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        threads: int,
+        load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] | None = None,
+    ) -> None:
+        """Loads every model, by `load` where nothing else is said; see `CpuBackend`."""
+        super().__init__(models, threads, load_model or load)
 
 
 class _Model:
@@ -78,6 +89,37 @@ class _Model:
         return arrays
 
 
+class GraphPart:
+    """One of the graphs that a model was cut into.
+
+    Attributes:
+        inputs: Name and type of each, in ONNX Runtime's words.
+        outputs: Name, type and shape of each.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self.inputs = [(tensor.name, tensor.type) for tensor in session.get_inputs()]
+        self.outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in session.get_outputs()]
+
+    def run(self, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+        """What it answers to its own inputs among these tensors; raises EngineFault where it cannot."""
+        try:
+            arrays = self._session.run(None, {name: tensors[name] for name, _ in self.inputs})
+        except RUN_ERRORS as error:
+            raise EngineFault(f"ONNX Runtime: {error}") from error
+        return dict(zip((name for name, *_ in self.outputs), arrays, strict=True))
+
+
+def open_part(model: ModelSpec, threads: int) -> GraphPart:
+    """A part's graph; `model` has its file in place of the model's first."""
+    try:
+        with verified(model) as data:
+            return GraphPart(_session(model, data, threads))
+    except LOAD_ERRORS as error:
+        raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
+
+
 def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
     try:
@@ -91,8 +133,8 @@ def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
 
 
 def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
-    inputs = [(tensor.name, _TYPES.get(tensor.type)) for tensor in session.get_inputs()]
-    outputs = [(tensor.name, _TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
+    inputs = [(tensor.name, TYPES.get(tensor.type)) for tensor in session.get_inputs()]
+    outputs = [(tensor.name, TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
     check_interface(model, inputs, outputs)
 
 

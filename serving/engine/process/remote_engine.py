@@ -43,7 +43,7 @@ class EngineLife(Engine, Protocol):
     """One life of an engine, from its first warm batch to its end.
 
     Attributes:
-        apart: Whether lanes other than the wide one may work beside it, as several GPUs do.
+        apart: Whether lanes other than the wide one may work beside it, as several GPUs and a model's stages do.
         on_end: Called once when it has ended.
         on_lost: Called whenever one of several devices is given up.
     """
@@ -90,7 +90,6 @@ class EngineLife(Engine, Protocol):
 class RemoteEngine:
     """One engine process: an `EngineLife` over its sockets."""
 
-    apart = False
     devices = 1
     lost: Sequence[str] = ()
     ready: Ready
@@ -106,6 +105,7 @@ class RemoteEngine:
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
         self._tables: list[CostTable] = []
+        self.apart = False
 
     @classmethod
     async def start(
@@ -147,6 +147,8 @@ class RemoteEngine:
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
         engine = cls(process, hang_s)
+        # A batch that is in one stage leaves the others free.
+        engine.apart = all(model.stages > 1 for model in load.models)
         try:
             await engine._connect(ends, load, started, verified)
         except BaseException as error:

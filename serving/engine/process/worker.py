@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
@@ -146,10 +147,14 @@ def open_backend(load: Load) -> tuple[Backend, str]:
         return FakeBackend(load.models, load.threads, load.fake_ms, faults, load.fake_batch_ms, load.fake_token_us), ""
     if load.engine in {"tensorrt", "ort-cuda"}:
         return _gpu(load)
+    if load.engine in {"ort-cpu", "cpu"}:
+        from serving.engine.parts import loading  # noqa: PLC0415
+
+        load_model = partial(loading.load, nice=load.nice)
     if load.engine == "ort-cpu":
         from serving.engine.cpu import ort  # noqa: PLC0415
 
-        return ort.OrtCpuBackend(load.models, load.threads), ort.VERSION
+        return ort.OrtCpuBackend(load.models, load.threads, load_model), ort.VERSION
     try:
         from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -158,7 +163,8 @@ def open_backend(load: Load) -> tuple[Backend, str]:
     if load.engine == "cpu":
         from serving.engine.cpu import best  # noqa: PLC0415
 
-        return best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels), best.VERSION
+        backend = best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
+        return backend, best.VERSION
     return OpenVinoBackend(load.models, load.threads), VERSION
 
 

@@ -1,0 +1,231 @@
+"""What a model loses when it is cut into parts: its answers, what each process holds, and texts a second.
+
+    python -m export.benchmarks.split --make DIR
+
+writes a checkpoint of BERT-base's size with random weights and exports it whole, in two parts and in four, and in two
+ranks. Or it takes the repositories of exports of one checkpoint, the first of them whole, each with one model. Run it
+in a source tree.
+
+The engines of all of them are loaded and timed in turns: each is given as many batches at once as it has lanes for
+them, for some seconds, on all cores. Memory is that of a server's engine processes after its warm-up, as the kernel
+counts it (`Pss` and `Rss` of `smaps_rollup`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from export.benchmarks import random_checkpoints
+from export.cli.export import main as export
+from serving.engine.base import LaneKind
+from serving.engine.batches import sample_text
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.parts import loading
+from serving.host import available_cpus, processor
+from serving.models.bundle import open_bundle
+from serving.models.forms import form_of
+from serving.records import Batch, ModelIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.base import Backend
+    from serving.models.forms import ModelForm
+
+_BASE = random_checkpoints.Sizes(layers=12, width=768, heads=12, vocabulary=30522)
+_EXPORTS = ((1, "layers"), (2, "layers"), (4, "layers"), (2, "tensors"))
+_CELLS = ((32, 1), (128, 1), (128, 4))
+_COMPARED = 64
+_MIB = 1 << 20
+_READY_S = 300.0
+
+
+def _form(repository: Path) -> ModelForm:
+    (model,) = [entry for entry in repository.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return form_of(open_bundle(model / "1"), "fp32", "ort-cpu", unproven=False)
+
+
+def _runners(backend: Backend) -> list[Any]:
+    """Of the lanes that carry the load: those side by side, or the wide one alone."""
+    lanes = backend.lanes()
+    busy = [lane for lane, kind in enumerate(lanes) if kind is LaneKind.NARROW] or [0]
+    return [backend.runner(lane) for lane in busy]
+
+
+def _rate(runners: Sequence[Any], batch: Batch, seconds: float) -> float:
+    """Texts a second of lanes that are all busy; each finishes the batch that it has begun."""
+    done: list[float] = []
+    start = threading.Barrier(len(runners))
+
+    def work(runner: Any) -> None:  # noqa: ANN401  of any engine
+        runner.run(batch)
+        start.wait()
+        began = time.perf_counter()
+        for batches in count(1):
+            runner.run(batch)
+            taken = time.perf_counter() - began
+            if taken >= seconds:
+                done.append(batches * len(batch.texts) / taken)
+                return
+
+    threads = [threading.Thread(target=work, args=(runner,)) for runner in runners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done)
+
+
+def _answers(backend: Backend, forms: ModelForm) -> np.ndarray[Any, Any]:
+    spec, runner = forms.spec(), backend.runner(0)
+    lengths = [4 + 7 * number % (spec.max_length - 4) for number in range(_COMPARED)]
+    texts = [sample_text(spec, length) for length in lengths]
+    return np.concatenate([runner.run(Batch(ModelIndex(0), [text])).arrays[0] for text in texts])
+
+
+def _cosines(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    one, other = left.astype(np.float64), right.astype(np.float64)
+    found: np.ndarray[Any, Any] = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    return found
+
+
+def _memory(repository: Path) -> list[dict[str, float]]:
+    """MiB of each engine process of a server with this repository, the one that answers the server first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", port]
+    command = [sys.executable, "bertserve.py", "serve", "--models", str(repository), "--precision", "fp32", *ports]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_ready(port)
+        engines = [
+            pid for pid in _children(process.pid) if b"serving.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return [_rollup(pid) for engine in engines for pid in (engine, *_children(engine))]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_ready(port: str) -> None:
+    end = time.monotonic() + _READY_S
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(word)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for word in (thread / "children").read_text().split()
+    ]
+
+
+def _rollup(pid: int) -> dict[str, float]:
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    kept = {words[0].rstrip(":").lower(): round(int(words[1]) / 1024, 1) for words in lines}
+    return {name: kept[name] for name in ("rss", "pss")}
+
+
+def _measured(repositories: Sequence[Path], rounds: int, seconds: float) -> dict[str, Any]:
+    forms = [_form(repository) for repository in repositories]
+    threads = available_cpus()
+    memory = [_memory(repository) for repository in repositories]
+    backends = [OrtCpuBackend([form.spec()], threads, loading.load) for form in forms]
+    answers = [_answers(backend, form) for backend, form in zip(backends, forms, strict=True)]
+    whole = forms[0].artifact.total_bytes
+    rates: dict[tuple[int, int, int], list[float]] = {}
+    for _ in range(rounds):
+        for tokens, size in _CELLS:
+            for index, (backend, form) in enumerate(zip(backends, forms, strict=True)):
+                batch = Batch(ModelIndex(0), [sample_text(form.spec(), tokens)] * size)
+                rates.setdefault((index, tokens, size), []).append(_rate(_runners(backend), batch, seconds))
+    return {
+        "machine": {"processor": processor(), "cores": threads},
+        "whole_bytes": whole,
+        "exports": [
+            {
+                "parts": len(form.artifact.processes),
+                "split_by": form.artifact.split_by,
+                "share_of_bytes": [sum(map(_bytes, graphs)) / whole for graphs in form.artifact.processes],
+                "memory_mib": memory[index],
+                "cosine_min": float(_cosines(answers[index], answers[0]).min()),
+                "max_abs_difference": float(np.abs(answers[index] - answers[0]).max()),
+                "beside_pytorch": None if form.artifact.parity is None else form.artifact.parity.cosine_min,
+                "texts_per_s": [
+                    {
+                        "tokens": tokens,
+                        "batch": size,
+                        "median": statistics.median(rates[index, tokens, size]),
+                        "all": rates[index, tokens, size],
+                        "of_the_whole": statistics.median(
+                            own / other
+                            for own, other in zip(rates[index, tokens, size], rates[0, tokens, size], strict=True)
+                        ),
+                    }
+                    for tokens, size in _CELLS
+                ],
+            }
+            for index, form in enumerate(forms)
+        ],
+    }
+
+
+def _bytes(graph: Any) -> int:  # noqa: ANN401  an artifact or a part
+    return int(graph.size_bytes + (0 if graph.data is None else graph.data.size_bytes))
+
+
+def _made(folder: Path) -> list[Path]:
+    """Repositories of exports of one checkpoint; those that are there are kept."""
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.is_dir():
+        random_checkpoints.write(checkpoint, "bert", "embed", _BASE)
+    repositories = [folder / f"{parts}-by-{kind}" for parts, kind in _EXPORTS]
+    for (parts, kind), repository in zip(_EXPORTS, repositories, strict=True):
+        options = ["--name", "base", "--precision", "fp32", "--split", str(parts), "--split-by", kind, "--if-changed"]
+        if export([str(checkpoint), "--out", str(repository), *options]):
+            raise SystemExit(1)
+    return repositories
+
+
+def main() -> int:
+    """Measures, and writes the figures."""
+    parser = argparse.ArgumentParser(prog="python -m export.benchmarks.split", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "repositories", nargs="*", type=Path, metavar="REPOSITORY", help="of exports; the whole one first"
+    )
+    parser.add_argument("--make", type=Path, metavar="DIR", help="export a random checkpoint there, and measure that")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/split.json"), metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=6, help="in which exports are timed in turns")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each cell")
+    options = parser.parse_args()
+    repositories = options.repositories or _made(options.make)
+    figures = _measured(repositories, options.rounds, options.seconds)
+    options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    os._exit(0)  # the processes of parts end with this one
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Graphs cut into parts, for models that one device cannot hold."""

@@ -1,0 +1,183 @@
+"""A graph as a line of steps that can be cut: what each step computes, reads and holds, and what crosses each cut.
+
+What depends on the inputs alone and reads no weights (masks, positions, lengths), or on weights alone, is no step: each
+part computes it anew. Everything else stands in the graph's own order, and a cut between two steps sends the tensors
+that later ones read.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+import onnxruntime
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from export.graph.draft import Draft
+
+_LIGHT = 1 << 12
+"""Bytes of a constant that every part may hold."""
+
+_TABLES = {"Gather": 0, "EmbedLayerNormalization": 2}
+"""Operators that look rows up, and the input with the table: what they read of it costs nothing."""
+
+_SMALL = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
+"""Types of what tells lengths and positions; a hidden state is of none of them."""
+
+_ERRORS_ONLY = 3
+
+
+class Flow:
+    """A graph's steps.
+
+    Attributes:
+        steps: Indices of the nodes that are steps.
+        last_cut: Cuts lie before this step: it, or one after it, answers.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        graph = draft.graph
+        self.nodes = list(graph.node)
+        self._inputs = {value.name for value in graph.input}
+        self._outputs = [value.name for value in graph.output]
+        self.bytes = {tensor.name: _size(tensor) for tensor in graph.initializer}
+        self._elements = {tensor.name: prod(tensor.dims) for tensor in graph.initializer}
+        self._makers = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
+        self.steps = self._steps()
+        self._step_of = {at: step for step, at in enumerate(self.steps)}
+        self.last_cut = min(self._step_of[self._makers[name]] for name in self._outputs)
+        self._free: dict[int, frozenset[int]] = {}
+
+    def _steps(self) -> list[int]:
+        told, held, main = set(self._inputs), dict[str, int](), set[str]()
+        steps = []
+        for at, node in enumerate(self.nodes):
+            reads = [name for name in node.input if name]
+            size = max([self.bytes.get(name, 0) + held.get(name, 0) for name in reads], default=0)
+            depends = not told.isdisjoint(reads)
+            if depends and (size > _LIGHT or not main.isdisjoint(reads)):
+                steps.append(at)
+                main.update(node.output)
+            if depends:
+                told.update(node.output)
+            else:
+                held.update(dict.fromkeys(node.output, size))
+        return steps
+
+    def before(self, at: int) -> frozenset[int]:
+        """The nodes that are no steps and that a node needs, by index."""
+        known = self._free.get(at)
+        if known is None:
+            makers = {self._makers[name] for name in self.nodes[at].input if name in self._makers}
+            free = makers - self._step_of.keys()
+            known = frozenset(free).union(*[self.before(each) for each in free])
+            self._free[at] = known
+        return known
+
+    def part(self, start: int, end: int) -> list[NodeProto]:
+        """The nodes of a part, its own steps and what they need."""
+        own = self.steps[start:end]
+        return [self.nodes[at] for at in sorted(set(own).union(*[self.before(at) for at in own]))]
+
+    @cached_property
+    def weights(self) -> list[frozenset[str]]:
+        """For each step the constants that its part holds for it."""
+        return [
+            frozenset(name for each in (at, *self.before(at)) for name in self.nodes[each].input if name in self.bytes)
+            for at in self.steps
+        ]
+
+    @cached_property
+    def work(self) -> list[int]:
+        """For each step about what it costs: multiplications for each token."""
+        return [sum(self._elements[name] for name in self._factors(at)) for at in self.steps]
+
+    def _factors(self, at: int) -> Iterator[str]:
+        """The constants that a step multiplies with, themselves or what is made of them."""
+        node = self.nodes[at]
+        if node.op_type in _TABLES:
+            return
+        for name in node.input:
+            if name in self._elements:
+                yield name
+            elif name in self._makers and self._makers[name] not in self._step_of:
+                yield from self._factors(self._makers[name])
+
+    def crossing(self, step: int) -> list[str]:
+        """The tensors that steps before a cut compute and steps after it read, or that are answers."""
+        made = {name: None for at in self.steps[:step] for name in self.nodes[at].output if name}
+        read = {name for at in self.steps[step:] for name in self.nodes[at].input} | set(self._outputs)
+        return [name for name in made if name in read]
+
+    def made(self, start: int, end: int) -> list[str]:
+        """What a part answers: what later parts read, and the graph's own answers in their order."""
+        own = {name for at in self.steps[start:end] for name in self.nodes[at].output}
+        answers = [name for name in self._outputs if name in own]
+        return [*answers, *(name for name in self.crossing(end) if name in own and name not in answers)]
+
+    @property
+    def inputs(self) -> set[str]:
+        """Names of the graph's own inputs."""
+        return self._inputs
+
+
+class Kinds:
+    """The types and shapes of a graph's tensors, as ONNX Runtime sees them: it knows its own operators."""
+
+    def __init__(self, draft: Draft, names: Iterable[str]) -> None:
+        wanted = sorted(set(names))
+        light = ModelProto()
+        light.CopyFrom(_without_weights(draft))
+        light.graph.output.extend(
+            ValueInfoProto(name=name) for name in wanted if name not in {o.name for o in light.graph.output}
+        )
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = _ERRORS_ONLY
+        session = onnxruntime.InferenceSession(light.SerializeToString(), options, ["CPUExecutionProvider"])
+        self._found = {output.name: output for output in session.get_outputs()}
+
+    def is_small(self, name: str) -> bool:
+        return self._found[name].type in _SMALL
+
+    def described(self, name: str) -> ValueInfoProto:
+        """A tensor as an input or output of a part."""
+        found = self._found[name]
+        kind = _KINDS[found.type]
+        if not found.shape:
+            return helper.make_tensor_value_info(name, kind, None)
+        # Each its own name for a dimension that varies: the engine need not find two of them equal.
+        dims = [size if isinstance(size, int) else f"{name}.{axis}" for axis, size in enumerate(found.shape)]
+        return helper.make_tensor_value_info(name, kind, dims)
+
+
+_KINDS = {
+    "tensor(float)": TensorProto.FLOAT,
+    "tensor(float16)": TensorProto.FLOAT16,
+    "tensor(int8)": TensorProto.INT8,
+    "tensor(uint8)": TensorProto.UINT8,
+    "tensor(int32)": TensorProto.INT32,
+    "tensor(int64)": TensorProto.INT64,
+    "tensor(bool)": TensorProto.BOOL,
+}
+
+
+def _without_weights(draft: Draft) -> ModelProto:
+    """The graph with its large constants as inputs."""
+    whole = draft.graph
+    graph = helper.make_graph(whole.node, whole.name, whole.input, whole.output)
+    for tensor in whole.initializer:
+        if _size(tensor) > _LIGHT or tensor.data_location == TensorProto.EXTERNAL:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            graph.initializer.append(tensor)
+    return helper.make_model(graph, opset_imports=draft.model.opset_import, ir_version=draft.model.ir_version)
+
+
+def _size(tensor: TensorProto) -> int:
+    """Bytes of a constant."""
+    return prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -1,0 +1,174 @@
+"""Splits every layer of a graph between ranks, as Megatron-LM does (arXiv 1909.08053, section 3).
+
+A rank has some of the heads and some of the columns of the first feed-forward matrix, and the rows of the matrices that
+follow them; what these answer are partial sums, which the ranks add up between two segments of the graph. The words of
+the vocabulary are shared by rows in the same way. Normalisations and residual sums are computed by every rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from export.errors import ExportError
+from export.graph import nodes as graphs
+from export.graph.draft import Draft
+from export.split.flow import Flow, Kinds
+from export.split.layers import SLACK, narrow
+from export.split.tables import Maker
+from serving.records import PARTIAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+_ACTIVATIONS = frozenset({"BiasGelu", "FastGelu"})
+"""Fused with the bias of the product before them, which is split with it."""
+
+
+def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Path]:
+    """Writes the segments of each rank, in their order, rank after rank.
+
+    Args:
+        source: A graph in fp32, after the fusions.
+        ranks: How many.
+        name: The file of a rank's segment, both counted from 1.
+
+    Raises:
+        ExportError: The graph is not built of layers that can be split so.
+    """
+    whole = sum(_size(tensor) for tensor in Draft(source, source).graph.initializer)
+    written: list[Path] = []
+    for rank in range(ranks):
+        own = source.with_name(f"{source.stem}.rank{rank}.onnx")
+        sums = _Rank(source, own, rank, ranks).write()
+        written += _segments(own, sums, lambda segment, rank=rank: name(rank + 1, segment))  # type: ignore[misc]
+        held = sum(_size(tensor) for tensor in Draft(own, own).graph.initializer)
+        if held > SLACK * whole / ranks:
+            raise ExportError(
+                f"this model cannot be split in {ranks} by tensors: a rank would hold {held / whole:.0%} of the "
+                "weights, since only layers and the table of words are split; --split-by layers may do"
+            )
+    return written
+
+
+def _segments(graph: Path, sums: list[str], name: Callable[[int], Path]) -> list[Path]:
+    """Writes the segments of a rank's graph, each up to the next partial sum."""
+    draft = Draft(graph, graph)
+    flow = Flow(draft)
+    makers = {output: step for step, at in enumerate(flow.steps) for output in flow.nodes[at].output}
+    ends = [*sorted(makers[each + PARTIAL] + 1 for each in sums), len(flow.steps)]
+    kinds = Kinds(draft, {made for end in ends[:-1] for made in flow.crossing(end)})
+    known, paths = set[str](), []
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
+        paths.append(name(number))
+        part = Draft(graph, paths[-1])
+        narrow(part, flow, kinds, known, start, end)
+        known.update(flow.made(start, end))
+        part.write()
+    return paths
+
+
+class _Rank(Maker):
+    """What one rank has of a graph."""
+
+    def __init__(self, source: Path, target: Path, rank: int, ranks: int) -> None:
+        draft = Draft(source, target)
+        draft.lift_constants()
+        whole = sum(_size(tensor) for tensor in draft.graph.initializer)
+        super().__init__(draft, ranks, whole // (8 * ranks))
+        self._rank, self._ranks = rank, ranks
+        self._sums: dict[str, int] = {}
+        """What the ranks add up, and how many components its vectors have."""
+        self._users: dict[str, list[NodeProto]] = {}
+        for node in draft.graph.node:
+            for name in node.input:
+                self._users.setdefault(name, []).append(node)
+
+    def write(self) -> list[str]:
+        """Saves the graph of the rank; returns the names of what the ranks add up."""
+        graph = self._draft.graph
+        layers = [*self._attentions(), *self._feed_forwards()]
+        if not layers:
+            raise ExportError(
+                "--split-by tensors is of BERT's layers (BERT, RoBERTa, XLM-R, ELECTRA, Megatron-BERT and others with "
+                "the same attention), which this model is not made of; --split-by layers may do"
+            )
+        for product in layers:
+            self._sums[product.output[0]] = self._draft[product.input[1]].shape[1]
+            product.output[0] += PARTIAL
+        graphs.replace(graph, [made for node in graph.node for made in self.instead(node)])
+        for name, width in self._sums.items():
+            graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence", width]))
+            graph.output.append(helper.make_tensor_value_info(name + PARTIAL, TensorProto.FLOAT, None))
+        self._draft.drop_unused()
+        self._draft.save()
+        return list(self._sums)
+
+    def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
+        """A rank's words, and zeros for all others."""
+        rows = self._draft[table]
+        first, end = (len(rows) * rank // self._ranks for rank in (self._rank, self._rank + 1))
+        axis, start, last, zero, nothing, own = (
+            self.constant(f"{found}.{role}", value)
+            for role, value in (
+                ("axis", np.array([-1])),
+                ("first", np.int32(first)),
+                ("last", np.int32(end - first - 1)),
+                ("zero", np.int32(0)),
+                ("nothing", np.float32(0)),
+                ("rows", rows[first:end]),
+            )
+        )
+        yield helper.make_node("Sub", [ids, start], [f"{found}.moved"])
+        yield helper.make_node("Max", [f"{found}.moved", zero], [f"{found}.above"])
+        yield helper.make_node("Min", [f"{found}.above", last], [f"{found}.index"])
+        yield helper.make_node("Equal", [f"{found}.moved", f"{found}.index"], [f"{found}.here"])
+        yield helper.make_node("Unsqueeze", [f"{found}.here", axis], [f"{found}.chosen"])
+        yield helper.make_node("Gather", [own, f"{found}.index"], [f"{found}.row"])
+        yield helper.make_node("Where", [f"{found}.chosen", f"{found}.row", nothing], [found + PARTIAL])
+        self._sums[found] = rows.shape[1]
+
+    def _attentions(self) -> Iterator[NodeProto]:
+        """Splits heads; the products after them, whose answers are partial sums."""
+        for node in self._draft.graph.node:
+            if node.op_type != "Attention":
+                continue
+            heads = next(attribute for attribute in node.attribute if attribute.name == "num_heads")
+            if heads.i % self._ranks:
+                raise ExportError(f"{heads.i} heads of attention cannot be split between {self._ranks} ranks evenly")
+            (product,) = self._users[node.output[0]]
+            for name in (node.input[1], node.input[2]):
+                thirds = np.split(self._draft[name], 3, axis=-1)
+                self._draft[name] = np.concatenate([self._share(third, -1) for third in thirds], axis=-1)
+            self._draft[product.input[1]] = self._share(self._draft[product.input[1]], 0)
+            heads.i //= self._ranks
+            yield product
+
+    def _feed_forwards(self) -> Iterator[NodeProto]:
+        """Splits what is between the two products of a feed-forward part; the second ones."""
+        makers = {output: node for node in self._draft.graph.node for output in node.output}
+        for node in self._draft.graph.node:
+            first = makers.get(node.input[0]) if node.op_type in _ACTIVATIONS else None
+            if first is None or first.op_type != "MatMul":
+                continue
+            following = self._users[node.output[0]]
+            if len(following) != 1 or following[0].op_type != "MatMul":
+                continue  # a head's own activation
+            for owner, at, axis in ((first, 1, -1), (node, 1, -1), (following[0], 1, 0)):
+                self._draft[owner.input[at]] = self._share(self._draft[owner.input[at]], axis)
+            yield following[0]
+
+    def _share(self, array: NDArray[Any], axis: int) -> NDArray[Any]:
+        if array.shape[axis] % self._ranks:
+            raise ExportError(f"{array.shape[axis]} columns cannot be split between {self._ranks} ranks evenly")
+        return np.split(array, self._ranks, axis=axis)[self._rank]
+
+
+def _size(tensor: TensorProto) -> int:
+    return int(np.prod(tensor.dims)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -1,0 +1,1 @@
+"""Models that were cut into parts, each in a process of its own."""

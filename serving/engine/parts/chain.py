@@ -1,0 +1,118 @@
+"""The parts of a model as one: which tensors go from which part to which, and all of them run in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving.engine.base import check_interface
+from serving.engine.batches import Padder
+from serving.engine.cpu import ort
+from serving.errors import BundleError
+from serving.records import PARTIAL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.cpu.backend import LaneModel
+    from serving.engine.cpu.ort import GraphPart, Tensors
+    from serving.records import Array, Batch, ModelSpec
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """What a part takes and answers.
+
+    Attributes:
+        inputs: Name and type of each, in ONNX Runtime's words.
+        outputs: Name, type and shape of each; -1 stands for a dimension that varies.
+    """
+
+    inputs: list[tuple[str, str]]
+    outputs: list[tuple[str, str, tuple[int, ...]]]
+
+
+def interface(part: GraphPart) -> Interface:
+    return Interface(part.inputs, part.outputs)
+
+
+def check(model: ModelSpec, parts: Sequence[Interface]) -> None:
+    """Compares the parts with one another and with the manifest; raises BundleError where they do not fit."""
+    known = dict.fromkeys(model.inputs, "tensor(int32)")
+    for number, part in enumerate(parts, 1):
+        for name, kind in part.inputs:
+            if known.get(name) != kind:
+                where = f"{model.path}: part {number} of {len(parts)}"
+                raise BundleError(f"{where} takes {name} as {kind}, which no part before it answers")
+        known |= {name.removesuffix(PARTIAL): kind for name, kind, _ in part.outputs}
+    outputs = [(name, ort.TYPES.get(kind), shape) for name, kind, shape in parts[-1].outputs]
+    check_interface(model, [(name, "int32") for name in model.inputs], outputs)
+
+
+def files(model: ModelSpec) -> list[ModelSpec]:
+    """Each part of a model as a model of its own."""
+    own = msgspec.structs.replace(model, parts=(), split_by=None, ranks=1)
+    return [
+        own,
+        *(
+            msgspec.structs.replace(own, path=part.path, sha256=part.sha256, data_sha256=part.data_sha256)
+            for part in model.parts
+        ),
+    ]
+
+
+def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
+    """The segments of each rank of a model."""
+    graphs = files(model)
+    segments = len(graphs) // model.ranks
+    return [graphs[segments * rank :][:segments] for rank in range(model.ranks)]
+
+
+class Chain:
+    """A lane's model whose parts run one after another in this process: for tools, which prove it."""
+
+    def __init__(self, model: ModelSpec, threads: int) -> None:
+        """Loads every part; raises BundleError where one cannot be, or they do not fit together."""
+        self._parts = [ort.open_part(part, threads) for part in files(model)]
+        check(model, [interface(part) for part in self._parts])
+        self._padder = Padder(model)
+        self._outputs = [spec.name for spec in model.outputs]
+
+    def run(self, batch: Batch) -> list[Array]:
+        tensors: Tensors = dict(self._padder.tensors(batch))
+        for part in self._parts:
+            tensors |= part.run(tensors)
+        return [tensors[name] for name in self._outputs]
+
+
+class RankChain:
+    """A lane's model whose ranks run one after another in this process."""
+
+    def __init__(self, model: ModelSpec, threads: int) -> None:
+        """Loads every segment; raises BundleError where one cannot be, or they do not fit together."""
+        self._ranks = [[ort.open_part(segment, threads) for segment in segments] for segments in ranks(model)]
+        for segments in self._ranks:
+            check(model, [interface(segment) for segment in segments])
+        self._padder = Padder(model)
+        self._outputs = [spec.name for spec in model.outputs]
+
+    def run(self, batch: Batch) -> list[Array]:
+        given = self._padder.tensors(batch)
+        held: list[Tensors] = [dict(given) for _ in self._ranks]
+        for segments in zip(*self._ranks, strict=True):
+            made = [segment.run(tensors) for segment, tensors in zip(segments, held, strict=True)]
+            partial = {name for name in made[0] if name.endswith(PARTIAL)}
+            sums = {
+                name.removesuffix(PARTIAL): sum(each[name] for each in made[1:]) + made[0][name] for name in partial
+            }
+            for tensors, own in zip(held, made, strict=True):
+                tensors.update({name: own[name] for name in own.keys() - partial} | sums)
+        return [held[0][name] for name in self._outputs]
+
+
+def load(model: ModelSpec, threads: Sequence[int]) -> Sequence[LaneModel]:
+    """As `ort.load`; a model in parts has its parts in this process, once for all lanes, which then take turns."""
+    if model.split_by is None:
+        return ort.load(model, threads)
+    loaded = RankChain(model, threads[0]) if model.split_by == "tensors" else Chain(model, threads[0])
+    return [loaded] * len(threads)

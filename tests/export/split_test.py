@@ -1,0 +1,251 @@
+"""Models cut into parts: what the parts compute and hold, what their bundle proves, and how they are served.
+
+About 20 seconds of CPU, most of them for one export and two starts of a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from export.cli import inspect, verify
+from export.cli.export import main as export
+from export.errors import ExportError
+from export.graph import draft, optimize, task_model
+from export.split import layers, ranks
+from serving.errors import BundleError
+from serving.models.bundle import open_bundle
+from serving.records import PARTIAL
+from tests.support.checkpoints import write_task_checkpoint
+from tests.support.clients import get, post_json
+from tests.support.exports import opened
+from tests.support.server import Server, is_running
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+FAMILIES = {
+    # The hidden state alone goes on, with the lengths that its mask is made of.
+    "bert": ["embed", {"num_hidden_layers": 4}],
+    # Before its normalisation the layer's input is needed beside it.
+    "megatron-bert": ["classify", {"num_hidden_layers": 4}],
+    # Masks and rotations of positions are computed from the inputs in each part.
+    "modernbert": ["embed", {"num_hidden_layers": 4}],
+}
+WORDS = 20_000
+IDS = [[2, 95, 96, 97, 98, 3], [2, 70, 80, 90, 3, 0], [2, 3, 0, 0, 0, 0]]
+
+
+def fused(folder: Path, family: str, task: str, **settings: object) -> Path:
+    """A small checkpoint's graph, as the export cuts it."""
+    checkpoint = opened(write_task_checkpoint(folder / "checkpoint", family, task, **settings))
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
+    return folder / "fused.onnx"
+
+
+def cut(graph: Path, parts: int) -> list[Path]:
+    """The files of a graph's parts."""
+    paths = [graph.with_name(f"{number}.onnx") for number in range(parts)]
+    layers.split(graph, paths)
+    return paths
+
+
+def answers(paths: Sequence[Path], ids: Sequence[Sequence[int]] = IDS) -> NDArray[np.float32]:
+    """What parts answer that run one after another."""
+    rows = np.array(ids, np.int32)
+    tensors = {"input_ids": rows, "attention_mask": (rows > 0).astype(np.int32), "token_type_ids": np.zeros_like(rows)}
+    found: list[NDArray[np.float32]] = []
+    for path in paths:
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        found = session.run(None, {value.name: tensors[value.name] for value in session.get_inputs()})
+        tensors |= dict(zip([value.name for value in session.get_outputs()], found, strict=True))
+    return found[0]
+
+
+def run(path: Path, tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """What a segment answers."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = session.run(None, {value.name: tensors[value.name] for value in session.get_inputs()})
+    return dict(zip([value.name for value in session.get_outputs()], found, strict=True))
+
+
+def weights(path: Path) -> int:
+    """Bytes of a graph's constants."""
+    tensors = onnx.load(path).graph.initializer
+    return sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
+    """To the bit, in two parts and in three, and none holds more than its share and a tenth of it."""
+    task, settings = FAMILIES[family]
+    graph = fused(tmp_path, family, task, **settings)
+    expected, whole = answers([graph]), weights(graph)
+    for count in (2, 3):
+        parts = cut(graph, count)
+        np.testing.assert_array_equal(answers(parts), expected)
+        assert max(map(weights, parts)) <= 1.11 * whole / count
+
+
+def test_a_table_that_is_larger_than_a_part_is_cut_by_rows(tmp_path: Path) -> None:
+    """Words of every part are found, the first and the last of the vocabulary too."""
+    graph = fused(tmp_path, "bert", "embed", vocab_size=WORDS)
+    ids = [[0, 1, WORDS // 2, WORDS // 3, WORDS - 2, WORDS - 1]]
+    parts = cut(graph, 2)
+    assert max(map(weights, parts)) <= 1.1 * weights(graph) / 2
+    np.testing.assert_allclose(answers(parts, ids), answers([graph], ids), atol=1e-6)
+
+
+def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
+    """Weights that cannot be divided so often are refused, with the share that a part would have to keep."""
+    graph = fused(tmp_path, "bert", "embed")
+    with pytest.raises(ExportError, match=r"cannot be split in 12 by layers: a part would hold more than 9% of"):
+        cut(graph, 12)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "megatron-bert"])
+def test_ranks_add_up_to_the_whole(tmp_path: Path, family: str) -> None:
+    """Heads, columns and words of each rank; a rank holds its share of what is large and all of what is small."""
+    graph = fused(tmp_path, family, "embed", vocab_size=4_000)
+    expected, ids = answers([graph]), np.array(IDS, np.int32)
+    files = ranks.split(graph, 2, lambda rank, step: tmp_path / f"{rank}.{step}.onnx")
+    own = [files[: len(files) // 2], files[len(files) // 2 :]]
+    given = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32), "token_type_ids": np.zeros_like(ids)}
+    tensors: list[dict[str, NDArray[np.float32]]] = [dict(given), dict(given)]
+    for step in zip(*own, strict=True):
+        made = [run(path, held) for path, held in zip(step, tensors, strict=True)]
+        for name in made[0]:
+            summed = name.endswith(PARTIAL)
+            for held, mine in zip(tensors, made, strict=True):
+                held[name.removesuffix(PARTIAL)] = made[0][name] + made[1][name] if summed else mine[name]
+    np.testing.assert_allclose(tensors[0]["pooled"], expected, atol=1e-5)
+    np.testing.assert_array_equal(tensors[0]["pooled"], tensors[1]["pooled"])
+    assert max(sum(map(weights, paths)) for paths in own) <= 1.11 * weights(graph) / 2
+
+
+def test_layers_of_other_kinds_have_no_ranks(tmp_path: Path) -> None:
+    """The error says what can be split so, and what may do instead; so it does where heads do not divide."""
+    with pytest.raises(ExportError, match="--split-by layers may do"):
+        ranks.split(fused(tmp_path / "a", "modernbert", "embed"), 2, lambda *_: tmp_path / "part.onnx")
+    with pytest.raises(ExportError, match="4 heads of attention cannot be split between 3 ranks"):
+        ranks.split(fused(tmp_path / "b", "bert", "embed"), 3, lambda *_: tmp_path / "part.onnx")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a small model in two parts, some of whose weights lie beside the graphs."""
+    folder = tmp_path_factory.mktemp("split")
+    checkpoint = write_task_checkpoint(folder / "small", "bert", "embed", num_hidden_layers=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft, "LARGEST_FILE", 60_000)
+        assert export([str(checkpoint), "--out", str(folder / "models"), "--split", "2"]) == 0
+    return folder / "models"
+
+
+def test_the_bundle_lists_every_part(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its digest; `inspect` shows them, and `verify` repeats the proof on the parts."""
+    bundle = open_bundle(repository / "small" / "1")
+    for precision in ("fp32", "int8"):
+        artifact = bundle.artifact(precision)
+        assert artifact is not None
+        assert artifact.proven
+        assert [graph.file for graph in artifact.graphs] == [
+            f"model.{precision}.part{number}of2.onnx" for number in (1, 2)
+        ]
+    assert list(bundle.path.glob("*.onnx.data"))
+    assert inspect.main([str(bundle.path)]) == 0
+    assert "model.int8.part2of2.onnx" in capsys.readouterr().out
+    assert verify.main([str(bundle.path)]) == 0
+
+
+@pytest.mark.parametrize("change", ["missing", "altered", "swapped"])
+def test_a_part_that_is_not_the_manifests_is_named(repository: Path, tmp_path: Path, change: str) -> None:
+    """Whether it is missing, altered, or stands where another should."""
+    path = tmp_path / "models" / "small" / "1"
+    shutil.copytree(repository / "small" / "1", path)
+    part = path / "model.fp32.part2of2.onnx"
+    if change == "missing":
+        part.unlink()
+    elif change == "altered":
+        part.write_bytes(part.read_bytes()[:-1] + b"?")
+    else:
+        manifest = json.loads((path / "manifest.json").read_text())
+        first = manifest["artifacts"][0]
+        part_entry = {name: first[name] for name in ("file", "sha256", "size_bytes", "data")}
+        first.update(first["parts"][0])
+        first["parts"] = [part_entry]
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"model\.fp32\.part2of2\.onnx"):
+        open_bundle(path)
+
+
+def test_what_cannot_be_split_is_said_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other forms than ONNX Runtime's on a CPU, and numbers of parts that no model has."""
+    for options in (["--split", "2", "--precision", "fp16"], ["--split", "2", "--tensorrt", "t4"], ["--split", "17"]):
+        assert export(["folder", "--out", "models", *options]) == 2
+    assert capsys.readouterr().err.count("error: ") == 3
+
+
+def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> None:
+    """Every request has one outcome, the answers are those of before, and no process is left over."""
+    body = json.dumps({"inputs": [[*ids[:2], 3] for ids in IDS[:1]]}).encode()
+    with Server(repository, "--precision", "fp32", "--threads", "2") as server:
+        expected = post_json(server.http, "/embed", body).json()
+        status = json.loads(get(server.http, "/status").body)
+        assert [(model["parts"], model["split_by"]) for model in status["models"]] == [(2, "layers")]
+        assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
+        engine = server.engine_pid()
+        assert engine is not None
+        (part,) = parts_of(engine)
+        with ThreadPoolExecutor(4) as pool:
+            replies = [pool.submit(post_json, server.http, "/embed", body) for _ in range(40)]
+            os.kill(part, signal.SIGKILL)
+            outcomes = {reply.result().status for reply in replies}
+        assert outcomes <= {200, 503}
+        wait_for(lambda: not is_running(engine), "the end of the engine process")
+        wait_for(lambda: post_json(server.http, "/embed", body).status == 200, "a new engine", 30)
+        assert post_json(server.http, "/embed", body).json() == expected
+        engine = server.engine_pid()
+        assert engine is not None
+        (part,) = parts_of(engine)
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: not is_running(part), "the end of the part")
+
+
+def parts_of(engine: int) -> list[int]:
+    """The processes that an engine process has started."""
+    with open(f"/proc/{engine}/task/{engine}/children", encoding="utf-8") as file:  # noqa: PTH123
+        return [int(word) for word in file.read().split()]
+
+
+def test_ranks_serve_one_batch_together(tmp_path: Path) -> None:
+    """Over a socket as in the export; a rank that is killed costs a restart too."""
+    checkpoint = write_task_checkpoint(tmp_path / "small", "bert", "embed", vocab_size=4_000)
+    options = ["--precision", "fp32", "--split", "2", "--split-by", "tensors", "--max-length", "16"]
+    assert export([str(checkpoint), "--out", str(tmp_path / "models"), *options]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    assert [len(graphs) for graphs in bundle.manifest.artifacts[0].processes] == [6, 6]
+    body = json.dumps({"inputs": [[2, 95, 96, 3], [2, 70, 80, 90, 3]]}).encode()
+    with Server(tmp_path / "models", "--threads", "2") as server:
+        expected = post_json(server.http, "/embed", body).json()
+        assert json.loads(get(server.http, "/status").body)["models"][0]["split_by"] == "tensors"
+        engine = server.engine_pid()
+        assert engine is not None
+        os.kill(*parts_of(engine), signal.SIGKILL)
+        wait_for(lambda: not is_running(engine), "the end of the engine process")
+        wait_for(lambda: post_json(server.http, "/embed", body).status == 200, "a new engine", 30)
+        np.testing.assert_allclose(post_json(server.http, "/embed", body).json(), expected, atol=1e-5)
