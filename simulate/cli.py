@@ -24,7 +24,7 @@ from simulate.errors import SimulateError
 from simulate.figures import Figures, World, capacity
 from simulate.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
 from simulate.simulator import Device, Overhead
-from simulate.tables import PUBLISHED, Table, find_table
+from simulate.tables import PUBLISHED, Table, find_table, in_stages
 from simulate.traffic import parse_mix, poisson, replayed
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Options:
         """
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
+        if arguments.stages > 1:
+            table = in_stages(table, arguments.stages, arguments.transfer_us)
         overhead = _overhead(arguments, table)
         policy = Policy(
             arguments.max_batch_tokens,
@@ -76,6 +78,7 @@ class Options:
             prefetch_tokens=PREFETCH_TOKENS,
             min_batch_gain=arguments.min_batch_gain,
             fairness=arguments.fairness,
+            apart=arguments.stages > 1,
             bulk_share=arguments.bulk_share,
             bulk_slice_s=arguments.bulk_slice_ms / 1e3,
         )
@@ -127,6 +130,8 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise SimulateError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
+        raise SimulateError("--stages is 1 or more, and --transfer-us 0 or more")
     if not 0 <= arguments.bulk_share <= _MOST_SHARE:
         raise SimulateError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
@@ -150,6 +155,8 @@ def parser() -> argparse.ArgumentParser:
         "--cost", required=True, metavar="NAME|FILE", help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status"
     )
     made.add_argument("--model", help="which model of a /status with several")
+    made.add_argument("--stages", type=int, default=1, metavar="N", help="a pipeline of N such devices (docs/split.md)")
+    made.add_argument("--transfer-us", type=float, default=100.0, metavar="US", help="of a stage to the next (100)")
     made.add_argument("--tokens", metavar="MIX", help="lengths of the texts: 128, 8:70,32:30 or 10-250")
     made.add_argument("--rate", type=float, metavar="R", help="requests a second, Poisson")
     made.add_argument("--duration", type=float, metavar="S", help=f"seconds (default: {_REQUESTS:,} requests)")

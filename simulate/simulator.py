@@ -444,7 +444,8 @@ class _Simulation:
             return
         lane.running = None
         compute_us = (self._now - lane.began) * 1e6
-        self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
+        is_whole = lane is self._lanes[0] and not self._scheduler.policy.apart
+        self.busy_s += (self._now - lane.began) / (1 if is_whole else max(1, len(self._lanes) - 1))
         self.batches += 1
         self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
         self._begin(lane)

@@ -7,10 +7,12 @@ as the server has corrected them since, or what a node keeps in its cache.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from serving.scheduling.cost import CostPoint, bucket_index
 from simulate.errors import SimulateError
@@ -77,6 +79,23 @@ def _rule(lengths: Sequence[int], known: Sequence[int]) -> str:
     if lengths[-1] > known[-1]:
         rules.append(f"above {known[-1]} in proportion")
     return ", ".join(rules)
+
+
+def in_stages(table: Table, stages: int, transfer_us: float) -> Table:
+    """What batches cost in a pipeline of so many devices like the one of a table, each with its part of the layers.
+
+    A stage takes its part of the time and sends what it has made to the next one, or back, in `transfer_us`. As many
+    batches as there are stages are under way at once; each takes as long as all stages together.
+
+    Raises:
+        SimulateError: The table is of several lanes already.
+    """
+    if table.narrow_lanes:
+        raise SimulateError("--stages needs a table of one lane, as of a GPU")
+    wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in table.points]
+    narrow = [msgspec.structs.replace(point, kind="narrow") for point in wide]
+    title = f"{table.title}, in {stages} stages"
+    return replace(table, title=title, points=(*wide, *narrow), narrow_lanes=stages)
 
 
 def find_table(given: str, model: str | None = None) -> Table:

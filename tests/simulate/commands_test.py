@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -290,3 +290,19 @@ def test_what_makes_no_sense_is_said_in_a_line(
     assert errors.startswith("bertserve simulate: ")
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_a_pipeline_carries_more_and_answers_later(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two stages carry nearly twice what one device does; a lone text waits for each stage and each transfer."""
+
+    def figures(rate: int, *options: str) -> dict[str, Any]:
+        words = ["--cost", "t4-bert-large-fp16", "--tokens", "128", "--rate", str(rate), "--duration", "5", "--json"]
+        main([*words, *options])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    one, two = figures(5), figures(5, "--stages", "2", "--transfer-us", "1000")
+    assert two["p50_ms"] == pytest.approx(one["p50_ms"] + 2, abs=0.1)
+    loaded = [figures(600, *options)["answered_per_s"] for options in ((), ("--stages", "2"))]
+    assert loaded[1] > 1.6 * loaded[0]
+    assert main(["--cost", "t4-bert-large-fp16", "--tokens", "8", "--rate", "1", "--stages", "0"]) == 2
