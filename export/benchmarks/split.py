@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -224,7 +223,7 @@ def main() -> int:
     repositories = options.repositories or _made(options.make)
     figures = _measured(repositories, options.rounds, options.seconds)
     options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    os._exit(0)  # the processes of parts end with this one
+    return 0
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def shares(threads: int, parts: int) -> list[int]:
 def start(
     name: str, kind: Literal["next", "lanes", "rank"], sockets: Sequence[socket.socket], arenas: Sequence[int]
 ) -> socket.socket:
-    """Starts a process, whose end will end this one; returns the socket of its order.
+    """Starts a process, whose failure will end this one; returns the socket of its order.
 
     Args:
         name: The part, for the log.
@@ -107,5 +107,6 @@ def end(why: str) -> NoReturn:
 
 
 def _watch(name: str, process: subprocess.Popen[bytes]) -> None:
-    status = process.wait()
-    end(f"{name} ended with status {status}")
+    # One whose sockets were closed has ended well: this process has let its model go, or another part ended before it.
+    if status := process.wait():
+        end(f"{name} ended with status {status}")
