@@ -140,15 +140,29 @@ def test_an_answer_is_kept_when_the_next_one_comes(backend: OpenVinoBackend) -> 
     np.testing.assert_array_equal(first, before)
 
 
-def test_shapes_are_few() -> None:
-    """Padding adds an eighth at most, or 7 tokens, and batches of up to 1,024 tokens have under 400 shapes."""
-    sizes = range(1, 1025)
-    assert all(size <= engine._few(size) <= size * 9 / 8 for size in sizes)
-    assert all(size <= engine._few(size, 8) <= max(size + 7, size * 9 / 8) for size in sizes)
-    shapes = {
-        (engine._few(rows), engine._few(length, 8)) for length in sizes[:256] for rows in range(1, 1024 // length + 1)
-    }
-    assert len(shapes) < 400
+def test_batches_have_few_numbers_of_tokens(backend: OpenVinoBackend) -> None:
+    """Padding adds an eighth or 15 tokens to a length, and a quarter to the rows at most.
+
+    What is computed at once has at most 512 tokens, or is one text.
+    """
+    model = backend.runner(0)._models[0]
+    totals = set()
+    for tokens in range(1, 257):
+        for rows in range(1, 512 // tokens + 1):
+            count, length = model._shape(rows, tokens)
+            assert rows <= count <= rows * 5 / 4
+            assert tokens <= length <= max(tokens + 15, tokens * 9 / 8)
+            totals.add(count * length)
+    assert len(totals) < 60
+
+
+@pytest.mark.parametrize(("rows", "length"), [(5, 256), (3, 200), (40, 16)])
+def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int, length: int) -> None:
+    """Each text has its own answer in its place, whichever part it is in."""
+    texts = [EncodedText(array("i", [1 + row, *range(2, 1 + length)])) for row in range(rows)]
+    answers = backend.runner(0).run(Batch(FP32, texts)).arrays[0]
+    assert len({answer.tobytes() for answer in answers}) == rows
+    np.testing.assert_allclose(answers, alone(backend, FP32, texts), atol=1e-4)
 
 
 def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(specs: list[ModelSpec]) -> None:

@@ -1,9 +1,9 @@
 """OpenVINO on the CPU.
 
-OpenVINO prepares its kernels for each shape of the inputs: a shape costs a few milliseconds when it is first
-seen, and about one more than the computation whenever it differs from the one before. So batches are padded
-to few shapes, the small ones of which are warmed up; and a lone short text, which would feel the change most,
-has graphs of its own whose shape never changes, where the model is small enough to be held several times.
+OpenVINO prepares its kernels for each number of tokens in a batch, padding included: a new one costs some milliseconds
+and 3 to 5 MB, which it keeps, and a change of shape about a millisecond more than the computation. So batches are
+padded to few such numbers, the small ones of which are warmed up; and a lone short text, which would feel the change
+most, has graphs of its own whose shape never changes, where the model is small enough to be held several times.
 """
 
 from __future__ import annotations
@@ -57,12 +57,18 @@ _UNWRITTEN = np.finfo(np.float32).min
 
 _FINGERPRINT_BYTES = 64
 
-_LENGTH_STEP = 8
+_SHORT_STEP, _SHORT_TOKENS, _STEP = 8, 32, 16
+"""Tokens: numbers up to `_SHORT_TOKENS` are rounded up by the one, others by the other. Beyond them 16 are as fast as
+the 8 below; 32 are a tenth slower."""
 _SIGNIFICANT_BITS = 4
+
+_MOST_TOKENS = 512
+"""Padded tokens that are computed at once. More of them are no faster, and memory grows with the largest batch."""
 _ALONE = (8, 16, 24, 32)
 """Lengths in tokens that have a graph of their own."""
 _WARM_TOKENS = 128
-"""Padded tokens of the largest batch that is warmed up; beyond it the first sight of a shape is cheap in comparison."""
+"""Padded tokens of the largest batch that is warmed up; beyond it the first sight of a shape is cheap in comparison.
+The wide lane gets few batches: only lone texts are warmed up there."""
 
 
 class OpenVinoBackend(CpuBackend):
@@ -82,9 +88,9 @@ def warm_up(lanes: Sequence[OpenVinoModel], lengths: Sequence[int]) -> None:
     """Prepares the small shapes of texts of these lengths on all lanes at once."""
     # The binding sets up data of its own at the first inference of a process, and gives up the GIL meanwhile: two first
     # ones at once may wait for each other for ever.
-    lanes[0].warm_up(lengths[:1])
+    lanes[0].warm_up(lengths[:1], lone=True)
     with ThreadPoolExecutor(len(lanes)) as pool:
-        list(pool.map(lambda lane: lane.warm_up(lengths), lanes))
+        list(pool.map(lambda lane: lane.warm_up(lengths, lone=len(lanes) > 1 and lane is lanes[0]), lanes))
 
 
 def load(model: ModelSpec, threads: Sequence[int], *, alone: bool = True) -> list[OpenVinoModel]:
@@ -201,8 +207,17 @@ class OpenVinoModel:
         """The outputs, cut to the batch's own size."""
         tensors = self._padder.tensors(batch)
         rows, length = len(batch.texts), batch.padded_length
+        most = max(1, _MOST_TOKENS // self._length(length)) if self._rounds else rows
+        if rows <= most:
+            return self._outputs_of(tensors, length)
+        parts = [{name: values[at : at + most] for name, values in tensors.items()} for at in range(0, rows, most)]
+        outputs = [self._outputs_of(part, length) for part in parts]
+        return [np.concatenate(arrays) for arrays in zip(*outputs, strict=True)]
+
+    def _outputs_of(self, tensors: Tensors, length: int) -> list[Array]:
+        rows = len(tensors[IDS])
         if self._rounds:
-            tensors = _grown(tensors, _few(rows), self._length(length), self._pad_id)
+            tensors = _grown(tensors, *self._shape(rows, length), self._pad_id)
         try:
             request = self._infer(tensors)
         except RuntimeError as error:
@@ -224,12 +239,20 @@ class OpenVinoModel:
         return bytes(self._request.get_compiled_model().export_model().getvalue())
 
     def _length(self, tokens: int) -> int:
-        return min(_few(tokens, _LENGTH_STEP), self._max_length)
+        return min(_few(tokens), self._max_length)
 
-    def warm_up(self, lengths: Iterable[int]) -> None:
-        """Prepares the small shapes of these lengths in tokens; without padding there are too many."""
+    def _shape(self, rows: int, tokens: int) -> tuple[int, int]:
+        """Rows and length in tokens that a batch is padded to."""
+        length = self._length(tokens)
+        # At most a quarter more rows: three long ones are not worth a fourth, nor is the longest text, of odd length.
+        enough = (count for count in range(rows, rows * 5 // 4 + 1) if _few(count * length) == count * length)
+        return next(enough, rows), length
+
+    def warm_up(self, lengths: Iterable[int], *, lone: bool) -> None:
+        """Prepares the small shapes of these lengths in tokens, of `lone` texts alone; unpadded there are too many."""
         padded = {self._length(tokens) for tokens in lengths}
-        shapes = {(_few(rows), length) for length in padded for rows in range(1, _WARM_TOKENS // length + 1)}
+        most = {length: 1 if lone else max(1, _WARM_TOKENS // length) for length in padded}
+        shapes = {self._shape(rows, length) for length in padded for rows in range(1, most[length] + 1)}
         for shape in sorted(shapes) if self._rounds else ():
             tensors = {name: np.zeros(shape, np.int32) for name in self._inputs}
             tensors[MASK][:] = 1
@@ -274,16 +297,15 @@ def _fixed(graph: ov.Model, length: int) -> ov.Model:
     return copy
 
 
-def _few(size: int, step: int = 1) -> int:
-    """The size rounded up to one of few: at most an eighth more, or less than `step` more.
+def _few(tokens: int) -> int:
+    """The number of tokens rounded up to one of few.
 
-    >>> [_few(rows) for rows in (1, 15, 17, 33, 65)]
-    [1, 15, 18, 36, 72]
-    >>> [_few(tokens, 8) for tokens in (3, 8, 9, 127, 129, 257)]
-    [8, 8, 16, 128, 144, 288]
+    >>> [_few(tokens) for tokens in (3, 8, 9, 33, 127, 129, 257, 1000)]
+    [8, 8, 16, 48, 128, 144, 288, 1024]
     """
-    step = max(step, 1 << max(0, (size - 1).bit_length() - _SIGNIFICANT_BITS))
-    return -(-size // step) * step
+    step = _SHORT_STEP if tokens <= _SHORT_TOKENS else _STEP
+    step = max(step, 1 << max(0, (tokens - 1).bit_length() - _SIGNIFICANT_BITS))
+    return -(-tokens // step) * step
 
 
 def _grown(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
