@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.cpu.backend import LaneModel
     from serving.records import Array, ModelSpec
 
 best = pytest.importorskip("serving.engine.cpu.best", reason="the extra `openvino` is not installed")
@@ -130,24 +129,53 @@ class Slower:
         return self._model.run(batch)  # type: ignore[no-any-return]
 
 
-def test_each_bucket_gets_the_faster_library(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five milliseconds more than the other: far beyond what noise makes of these small models."""
-
-    def slower(load: Callable[..., Sequence[LaneModel]], is_slow: Callable[[int], bool]) -> Callable[..., Any]:
-        return lambda *model, **how: [Slower(lane, is_slow) for lane in load(*model, **how)]
-
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[int], bool]], None]:
+    """Makes a library take five milliseconds more for some lengths: far beyond what noise makes of small models."""
     monkeypatch.setattr(best, "_LIMIT_S", 60.0)
-    monkeypatch.setattr(best.ort, "load", slower(best.ort.load, lambda length: 16 < length <= 32))
-    monkeypatch.setattr(best.openvino, "load", slower(best.openvino.load, lambda length: not 16 < length <= 32))
+
+    def slow(library: str, is_slow: Callable[[int], bool]) -> None:
+        module = getattr(best, library)
+        load = module.load
+        monkeypatch.setattr(
+            module, "load", lambda *model, **how: [Slower(lane, is_slow) for lane in load(*model, **how)]
+        )
+
+    return slow
+
+
+@pytest.mark.parametrize(
+    ("border", "libraries"),
+    [
+        (0, ["openvino"] * 4),
+        (32, ["onnxruntime", "onnxruntime", "onnxruntime", "openvino"]),
+        (64, ["onnxruntime"] * 4),
+    ],
+)
+def test_the_border_between_the_libraries_is_where_the_faster_one_changes(
+    spec: ModelSpec, slow: Callable[[str, Callable[[int], bool]], None], border: int, libraries: list[str]
+) -> None:
+    """Of 8, 16, 32 and 64 tokens."""
+    slow("ort", lambda length: length > border)
+    slow("openvino", lambda length: length <= border)
     _, ready = prepare(Load("cpu", [spec], threads=1))
-    assert libraries_of(ready.costs[0]) == {8: "onnxruntime", 16: "onnxruntime", 32: "openvino", 64: "onnxruntime"}
+    assert list(libraries_of(ready.costs[0]).values()) == libraries
 
 
-def test_where_time_is_up_a_bucket_follows_the_one_before(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the first one is always measured."""
+def test_what_could_not_be_measured_counts_as_the_bucket_before(
+    spec: ModelSpec, slow: Callable[[str, Callable[[int], bool]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is always measured."""
     monkeypatch.setattr(best, "_LIMIT_S", 0.0)
+    slow("openvino", lambda length: length <= 16)
     _, ready = prepare(Load("cpu", [spec], threads=1))
-    assert len(set(libraries_of(ready.costs[0]).values())) == 1
+    assert set(libraries_of(ready.costs[0]).values()) == {"onnxruntime"}
+
+
+@pytest.mark.parametrize("gains", [[0.0, 0.0, 0.0], [-0.19, -1, -1], [1, 0.19, -1], [1, -0.3, 0.3], [0.0]])
+def test_a_small_gain_moves_no_border(gains: list[float]) -> None:
+    """What is about as fast is chosen alike at every start: up to 16 tokens ONNX Runtime."""
+    assert best._border(gains) == 1
 
 
 def test_what_openvino_compiled_is_read_again(

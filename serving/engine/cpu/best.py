@@ -1,14 +1,16 @@
-"""ONNX Runtime and OpenVINO side by side: each bucket of lengths is computed by the library that is faster here.
+"""ONNX Runtime and OpenVINO side by side: the one computes short texts, the other long ones, as is faster here.
 
-Which one that is depends on the processor and on the length. It is measured when a model is first loaded on a node, and
-kept with its costs. A text's answer must not depend on what else is in flight, so all lanes use the same library for a
-bucket, as long as the version is served.
+From which length on that is OpenVINO depends on the processor. It is measured when a model is first loaded on a node,
+and kept with its costs. A text's answer must not depend on what else is in flight, so all lanes use the same library
+for a bucket of lengths, as long as the version is served; nor on which replica gives it, so another border than the
+usual one needs a clear gain.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
@@ -38,23 +40,31 @@ _NAMES: Mapping[str, Library] = {"onnxruntime": "onnxruntime", "openvino": "open
 
 VERSION = f"onnxruntime {ort.VERSION}, openvino {openvino.VERSION}"
 
-_LIMIT_S, _BUCKET_S = 2.5, 0.5
-"""For the choice of a model and of one of its buckets. Buckets that there is no time for follow the one before."""
+_USUAL = 1
+"""Buckets that ONNX Runtime computes unless another border gains: up to 16 tokens, which is best where it was measured
+(docs/benchmarks/cpu-engines.md)."""
 
-_LEAST_PASSES, _PASSES = 2, 4
+_MARGIN = 0.2
+"""What each bucket beyond the usual border must gain, as a natural logarithm: about a fifth of its time. A disturbed
+measurement is seldom off by as much."""
+
+_LIMIT_S, _BUCKET_S = 3.5, 0.7
+"""For the choice of a model and of one of its buckets. Buckets that there is no time for count as the one before."""
+
+_LEAST_TURNS, _TURNS = 4, 12
+_CLEAR = 0.3
+"""Between what a bucket gains and the margin: then more turns would change nothing."""
+
 _IN_A_ROW = 3
 """Texts of one length before one of another. OpenVINO takes longer whenever the length changes: of equal lengths alone
 it would win where it loses in traffic."""
 
-_GROUP_TOKENS = 128
-"""Of a batch on busy narrow lanes, about as many as the scheduler sends there. By lone texts OpenVINO would lose where
-it wins: it gains more by batches."""
+_GROUP_TOKENS = 256
+"""Of a batch on busy narrow lanes, as the scheduler sends them to OpenVINO. By lone texts it would lose where it wins:
+it gains more by batches."""
 
 _LONG_TOKENS = 32
 """Longer buckets are measured at two of their lengths instead of four."""
-
-_CLEARLY = 0.97
-"""OpenVINO must take less than this part of ONNX Runtime's time: a tie is not worth its memory."""
 
 
 class BestCpuBackend(CpuBackend):
@@ -154,23 +164,56 @@ def _with_library(point: CostPoint, libraries: Sequence[Library]) -> CostPoint:
 
 
 def _fastest(model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]]) -> list[Library]:
-    """The faster library for each bucket: on the wide lane and, where there are any, on busy narrow lanes."""
+    """The library for each bucket: ONNX Runtime's come first."""
     started = time.perf_counter()
-    chosen: list[Library] = []
-    count = len(lanes["openvino"])
-    with ThreadPoolExecutor(count) as pool:
+    gains: list[float] = []
+    with ThreadPoolExecutor(len(lanes["openvino"])) as pool:
         for bucket in range(bucket_index(model.max_length) + 1):
-            if chosen and time.perf_counter() - started > _LIMIT_S:
-                chosen.append(chosen[-1])
-                continue
-            loads = [(slice(1), _lone(model, bucket)), (slice(1, None), _groups(model, bucket))][: min(count, 2)]
-            ratios = [
-                _ratio(pool, lanes["openvino"][group], lanes["onnxruntime"][group], batches) for group, batches in loads
-            ]
-            chosen.append("openvino" if math.prod(ratios) < _CLEARLY ** len(ratios) else "onnxruntime")
-            shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            log.info("%s, bucket %d: openvino takes %s of onnxruntime's time", model.name, bucket, shown)
-    return chosen
+            in_time = not gains or time.perf_counter() - started < _LIMIT_S
+            gains.append(_gain(model, lanes, pool, bucket) if in_time else gains[-1])
+    border = _border(gains)
+    return ["onnxruntime" if bucket < border else "openvino" for bucket in range(len(gains))]
+
+
+def _border(gains: Sequence[float]) -> int:
+    """How many buckets ONNX Runtime computes, by what each of them gains with it.
+
+    >>> _border([0.3, -0.1, -0.3]), _border([0.3, 0.1, -0.3]), _border([0.3, 0.3, -0.3]), _border([-0.3, -0.3, -0.3])
+    (1, 1, 2, 0)
+    """
+    usual = min(_USUAL, len(gains))
+    return max(range(len(gains) + 1), key=lambda border: sum(gains[:border]) - _MARGIN * abs(border - usual))
+
+
+def _gain(
+    model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]], pool: ThreadPoolExecutor, bucket: int
+) -> float:
+    """How much longer OpenVINO takes for a bucket, as a natural logarithm: the mean of wide lane and busy narrow ones.
+
+    Both libraries are measured in turns, for longer where they are close. The least time of each batch counts: what
+    disturbs a measurement makes it longer, and ONNX Runtime's threads, which wait for each other, most of all.
+    """
+    loads = [(slice(1), _lone(model, bucket)), (slice(1, None), _groups(model, bucket))]
+    loads = loads[: min(len(lanes["openvino"]), 2)]
+    limit = -_MARGIN if bucket < _USUAL else _MARGIN
+    started, ratios = time.perf_counter(), list[float]()
+    least: dict[tuple[int, Library], list[float]] = {}
+    for turn in range(1 + _TURNS):
+        for load, (group, batches) in enumerate(loads):
+            for library, models in lanes.items():
+                times = _times(pool, models[group], batches)
+                if turn:  # the first is a cold one
+                    before = least.get((load, library), times)
+                    least[load, library] = [min(pair) for pair in zip(before, times, strict=True)]
+        if turn < _LEAST_TURNS:
+            continue
+        ratios = [sum(least[load, "openvino"]) / sum(least[load, "onnxruntime"]) for load in range(len(loads))]
+        gain = statistics.fmean(map(math.log, ratios))
+        if abs(gain - limit) > _CLEAR or time.perf_counter() - started > _BUCKET_S:
+            break
+    shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    log.info("%s, bucket %d: openvino takes %s of onnxruntime's time (%d turns)", model.name, bucket, shown, turn)
+    return gain
 
 
 def _lone(model: ModelSpec, bucket: int) -> list[Batch]:
@@ -197,31 +240,22 @@ def _lengths(model: ModelSpec, bucket: int) -> list[int]:
     return sorted({low + max(1, (top - low) * part // count) for part in range(1, count + 1)})
 
 
-def _ratio(
-    pool: ThreadPoolExecutor, one: Sequence[LaneModel], other: Sequence[LaneModel], batches: Sequence[Batch]
-) -> float:
-    """The time of one library's lanes over that of the other's, measured in turns; the least of some passes each.
+def _times(pool: ThreadPoolExecutor, lanes: Sequence[LaneModel], batches: Sequence[Batch]) -> list[float]:
+    """Seconds for each batch, of all lanes together, which compute them side by side.
 
     Raises:
         BundleError: The graph cannot compute them.
     """
-    started, times = time.perf_counter(), list[tuple[float, float]]()
+
+    def work(lane: LaneModel) -> list[float]:
+        times = []
+        for batch in batches:
+            started = time.perf_counter()
+            lane.run(batch)
+            times.append(time.perf_counter() - started)
+        return times
+
     try:
-        while len(times) < _LEAST_PASSES or (len(times) < _PASSES and time.perf_counter() - started < _BUCKET_S):
-            times.append((_pass_s(pool, one, batches), _pass_s(pool, other, batches)))
+        return [math.fsum(times) for times in zip(*pool.map(work, lanes), strict=True)]
     except EngineFault as fault:
         raise BundleError(f"warm-up failed: {fault.message}") from fault
-    ones, others = zip(*times[1:], strict=True)  # the first is a cold one
-    return float(min(ones) / min(others))
-
-
-def _pass_s(pool: ThreadPoolExecutor, lanes: Sequence[LaneModel], batches: Sequence[Batch]) -> float:
-    """Seconds in which every lane computes all batches, side by side."""
-
-    def work(lane: LaneModel) -> None:
-        for batch in batches:
-            lane.run(batch)
-
-    started = time.perf_counter()
-    list(pool.map(work, lanes))
-    return time.perf_counter() - started
