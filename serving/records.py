@@ -664,6 +664,9 @@ class Gpu(msgspec.Struct, frozen=True):
 ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
 """Engines that run models on a GPU, by name."""
 
+OFF_THE_CPU = ON_A_GPU | {"fake"}
+"""Engines that leave the cores idle while they compute."""
+
 
 _COMPUTE_TYPES = {
     "cpu": "cpu",

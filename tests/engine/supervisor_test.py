@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,28 @@ async def test_an_engine_comes_up_warm() -> None:
         assert list(engine.lanes) == [LaneKind.WIDE]
         assert (engine.ready.engine, engine.ready.threads) == ("fake", 1)
         assert [point.tokens for point in engine.costs[0] if point.batch == 1] == [8, 16, 32]
+
+
+@asynchronous
+async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
+    """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
+    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=5, fake_faults=FAULTS)) as engine:
+        (lane,) = engine._lanes
+        polls, spin = [], lane._spin
+
+        def counted(number: int, until: float) -> None:
+            polls.append(number)
+            spin(number, until)
+
+        lane._spin = counted
+        while len(polls) == len(set(polls)):  # once is not enough where another process has the core meanwhile
+            assert right(await soon(submit(engine, [1])), [1])
+        late = submit(engine, [HANG])
+        begun = time.thread_time()
+        await asyncio.sleep(0.5)
+        assert time.thread_time() - begun < 0.25
+        engine.kill("has shown what it should")
+        assert isinstance(await soon(late), EngineLost)
 
 
 @asynchronous

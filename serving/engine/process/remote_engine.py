@@ -17,6 +17,7 @@ import msgspec
 from serving.engine.base import Engine, LaneKind, lanes_for
 from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
+from serving.records import OFF_THE_CPU
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ _HANG_FACTOR = 10.0
 
 _KILL_S = 5.0
 """In which a process that was killed must be gone; one that waits in a driver or for a file system may stay."""
+
+_SPIN_AHEAD_S, _SPIN_S = 0.0003, 0.001
+"""How long before a lone answer is expected the event loop stops sleeping, and for how long at most: to wake it, and
+the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/cpu.md."""
 
 _ENDED_LOADING = "the engine process ended while it was loading"
 
@@ -192,6 +197,9 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._watch_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
+        if self.ready.engine in OFF_THE_CPU:  # else the loop would take the engine's own cores
+            for lane in self._lanes:
+                lane.expected_s = self._expected_s
 
     def _send(self, frame: bytes) -> None:
         """Sends a frame; raises EngineLost where the process has ended: a closed transport drops what it is given."""
@@ -226,6 +234,9 @@ class RemoteEngine:
         """How long a lane may work on a batch before it is suspected to hang."""
         predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
         return max(self._hang_s - 2 * _WATCH_S, _HANG_FACTOR * predicted_s)
+
+    def _expected_s(self, batch: Batch) -> float:
+        return self._tables[batch.model].batch_us(batch.padded_length, len(batch.texts)) / 1e6
 
     def kill(self, why: str) -> None:
         if self._process.poll() is None:
@@ -293,7 +304,12 @@ class _Lane(asyncio.Protocol):
 
     `patience_s` says how long the lane may work on a batch, in seconds, before it is suspected to hang; `ended` is
     called when the socket has closed, before the lane's requests fail.
+
+    Attributes:
+        expected_s: How long an idle lane takes for a batch; None where its answer is waited for asleep.
     """
+
+    expected_s: Callable[[Batch], float] | None = None
 
     def __init__(self, patience_s: Callable[[Batch], float], ended: Callable[[], None]) -> None:
         self._patience_s = patience_s
@@ -318,6 +334,14 @@ class _Lane(asyncio.Protocol):
             self._since = self._loop.time()
         self._pending.append((self._number, batch, done))
         self.transport.write(pack_run(self._number, batch))
+        if self.expected_s is not None and len(self._pending) == 1:
+            ahead_s = max(0.0, self.expected_s(batch) - _SPIN_AHEAD_S)
+            self._loop.call_later(ahead_s, self._spin, self._number, self._since + ahead_s + _SPIN_S)
+
+    def _spin(self, number: int, until: float) -> None:
+        """Keeps the event loop awake: it polls its sockets without sleeping as long as something is to be called."""
+        if self._pending and self._pending[0][0] == number and self._loop.time() < until:
+            self._loop.call_soon(self._spin, number, until)
 
     def hangs(self) -> bool:
         """Whether the batch that the lane works on was overdue at the last look and still is.

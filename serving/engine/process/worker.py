@@ -40,7 +40,7 @@ from serving.engine.process.wire import (
     unpack_run,
 )
 from serving.errors import BundleError, EngineFault
-from serving.records import ON_A_GPU
+from serving.records import OFF_THE_CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +55,6 @@ DEVICE_LOST = 70
 
 _NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.IGNORECASE)
 """Libraries have no class of errors for it, only words: the C++ library's, ONNX Runtime's, CUDA's."""
-
-_OFF_THE_CPU = ON_A_GPU | {"fake"}
-"""Engines that leave the cores idle while they compute."""
 
 _SPIN_S = 0.0005
 """For which the wide lane looks for a lone client's next request: it must read its answer and send that."""
@@ -95,7 +92,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
         os._exit(1)
     except DeviceLost as lost:
         _end_without(lost)
-    if load.engine in _OFF_THE_CPU:
+    if load.engine in OFF_THE_CPU:
         lanes[0].spin_s = _SPIN_S
     for lane, kind in enumerate(backend.lanes()):
         runner = OneByOne(backend.runner(lane), load.models)
