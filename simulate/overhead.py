@@ -10,8 +10,8 @@ ON_ITS_CORES = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70
 """What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
 (p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
 BESIDE_A_GPU = Overhead(receive_us=225, token_us=0.8, reply_us=135, batch_us=90, wire_us=145)
-"""What HTTP adds to an engine that computes elsewhere, as docs/benchmarks/t4.md has it: 0.61 ms at 8 tokens, 0.70 at
-128 (p50, one connection), for vectors of 768 components."""
+"""What HTTP adds to an engine that computes elsewhere: 0.61 ms at 8 tokens, 0.70 at 128 (p50, one connection), vectors
+of 768 components. Since the event loop waits awake for lone answers, docs/benchmarks/t4.md has less for these."""
 
 
 def usual(threads: int) -> Overhead:

@@ -189,7 +189,8 @@ def overhead(samples: Samples) -> dict[str, float]:
     """The options of `bertserve simulate` that say what the server adds, in microseconds.
 
     CPU time of the server's process goes to requests and tokens by what texts of two lengths take; what is left of the
-    latency beside it is the way to the engine and back, and the client's.
+    latency beside it is the way to the engine and back, and the client's. That of a lone request holds the time for
+    which its answer was looked for, so rates are rather too low.
     """
     cpu = {
         tokens: statistics.median(samples.spread(tokens, table, "server_cpu_us").median for table in _SLEPT)
