@@ -236,7 +236,7 @@ class RemoteEngine:
         return max(self._hang_s - 2 * _WATCH_S, _HANG_FACTOR * predicted_s)
 
     def _expected_s(self, batch: Batch) -> float:
-        return self._tables[batch.model].batch_us(batch.padded_length, len(batch.texts)) / 1e6
+        return self._tables[batch.model].batch_us(len(batch.texts[0].ids), 1) / 1e6
 
     def kill(self, why: str) -> None:
         if self._process.poll() is None:
@@ -306,7 +306,7 @@ class _Lane(asyncio.Protocol):
     called when the socket has closed, before the lane's requests fail.
 
     Attributes:
-        expected_s: How long an idle lane takes for a batch; None where its answer is waited for asleep.
+        expected_s: How long an idle lane takes for a batch of one text; None where its answer is waited for asleep.
     """
 
     expected_s: Callable[[Batch], float] | None = None
@@ -334,7 +334,7 @@ class _Lane(asyncio.Protocol):
             self._since = self._loop.time()
         self._pending.append((self._number, batch, done))
         self.transport.write(pack_run(self._number, batch))
-        if self.expected_s is not None and len(self._pending) == 1:
+        if self.expected_s is not None and len(self._pending) == len(batch.texts) == 1:
             ahead_s = max(0.0, self.expected_s(batch) - _SPIN_AHEAD_S)
             self._loop.call_later(ahead_s, self._spin, self._number, self._since + ahead_s + _SPIN_S)
 
