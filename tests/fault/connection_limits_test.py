@@ -182,7 +182,7 @@ def test_a_connection_without_a_place_is_refused_where_none_is_idle(models: Path
             refused.read_to_end()
         assert metric(server, "bertserve_connections_refused_total", ports="clients", reason="full") == 2
         assert metric(server, "bertserve_connections_displaced_total", ports="clients") == 0
-        assert "refused a connection: all places are taken" in server.log
+        wait_for(lambda: "refused a connection: all places are taken" in server.log, "its line in the log")
         begun[0].send(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(EMBED), EMBED))
         assert begun[0].socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
         wait_live(server.http)  # in the place of the one that is idle now
