@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, check_above_zero
 from loadtest.generator.discovery import models_of
 from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
@@ -141,10 +141,7 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
         BenchError: There is none, or a number makes no sense.
     """
     scenario = find_scenario(arguments.scenario)
-    for name in ("rate", "duration"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise BenchError(f"--{name} must be above 0, not {value:g}")
+    check_above_zero(arguments, "rate", "duration")
     if arguments.rate is not None:
         scenario = dataclasses.replace(scenario, rate=arguments.rate)
     if arguments.task is not None:

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
 
 class BenchError(Exception):
     """The benchmark cannot go on: a wrong reply, a server that does not start, a bundle that is none."""
+
+
+def check_above_zero(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises BenchError where an option that is given is no number above 0, or infinite."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < math.inf:
+            raise BenchError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 
 from export.checkpoint.old_tokenizer import BareExceptions
 from export.errors import ExportError
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
 from simulate.errors import SimulateError
@@ -189,12 +188,9 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
     """The load that a command line names.
 
     Raises:
-        SizeError: It makes no sense; BenchError: so does its objective.
+        SizeError, BenchError: It makes no sense.
     """
-    for name in ("rate", "timeout_ms", "max_batch_tokens", "threads", "seconds"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < math.inf:
-            raise SizeError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    check_above_zero(arguments, "rate", "timeout_ms", "max_batch_tokens", "threads", "seconds")
     objectives = parse_slo(arguments.slo)
     if len(objectives) != 1 or not objectives[0].is_latency or objectives[0].percent >= _ALL:
         raise SizeError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, check_above_zero
 from loadtest.generator.messages import KEY_VARIABLE
 from loadtest.mlperf.ours import beside
 from loadtest.mlperf.run import MODES
@@ -65,10 +65,7 @@ class Options:
             raise BenchError("--rate is missing: the queries a second of `server`, see bertserve load --find-capacity")
         if "accuracy" in modes and arguments.reference is None:
             raise BenchError("--reference is missing: accuracy is judged beside a server of the same model in fp32")
-        for name in ("rate", "seconds", "p99_ms"):
-            value = getattr(arguments, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BenchError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+        check_above_zero(arguments, "rate", "seconds", "p99_ms")
         return cls(
             target_of(arguments.target),
             target_of(arguments.reference) if arguments.reference else None,
