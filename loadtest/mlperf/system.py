@@ -71,11 +71,13 @@ class SideBySide:
     """Requests that do not wait for one another: Server, and Offline's one query in many batches.
 
     Whoever asks waits only for a free connection; a thread of its own reads the replies. The connection that was used
-    last is used next: a server closes those that nobody uses, and another is opened in place of such a one.
+    last is used next: a server closes those that nobody uses, and another is opened in place of such a one. It may do
+    so while a request is on its way there, which is then sent again, once and on a new connection (RFC 9112, section
+    9.3.1); the time until then counts as latency.
 
     Attributes:
         failure: As `OneByOne` has it.
-        closed: Connections that the server closed while nothing was under way on them.
+        closed: Connections that have answered and that the server closed afterwards.
     """
 
     def __init__(self, conversation: Conversation, connections: int, batch: int) -> None:
@@ -101,6 +103,7 @@ class SideBySide:
         # Which connections are free, and what is under way on the others, changes in both threads.
         self._lock = threading.Lock()
         self._under_way: dict[Lane, Sequence[Any]] = {}
+        self._have_answered: set[Lane] = set()
         self._free = [self._open() for _ in range(connections)]
         self._usable = threading.Semaphore(connections)
         self._reader = threading.Thread(target=self._read)
@@ -134,11 +137,15 @@ class SideBySide:
         if self.failure is not None:
             complete(samples, None)
             return
-        message = self._conversation.message([sample.index for sample in samples])
         self._usable.acquire()
+        self._ask(samples, is_again=False)
+
+    def _ask(self, samples: Sequence[Any], *, is_again: bool) -> None:
+        """Sends a request on a connection that is free; one that is sent again, on a new one."""
+        message = self._conversation.message([sample.index for sample in samples])
         try:
             with self._lock:
-                lane = self._free.pop() if self._free else self._open()
+                lane = self._free.pop() if self._free and not is_again else self._open()
                 self._under_way[lane] = samples
         except BenchError as error:
             self._finish(samples, error)
@@ -161,6 +168,7 @@ class SideBySide:
             if ready or not self._under_way:
                 heard = time.monotonic()
             elif time.monotonic() > heard + _SILENCE_S:
+                self._have_answered.clear()
                 for lane in list(self._under_way):
                     self._lose(lane, BenchError(f"no reply within {_SILENCE_S:g} s"))
 
@@ -168,20 +176,25 @@ class SideBySide:
         """Completes what was under way on a connection, which is free again."""
         with self._lock:
             samples = self._under_way.pop(lane)
+            self._have_answered.add(lane)
             self._free.append(lane)
         self._finish(samples, reply)
 
     def _lose(self, lane: Lane, error: BenchError) -> None:
-        """Closes a connection; what was under way on it has failed."""
+        """Closes a connection; what was under way on it is sent again if it has answered before, or has failed."""
         with self._lock:
             samples = self._under_way.pop(lane, None)
+            may_have_been_idle = lane in self._have_answered
             if lane.connection.fileno() >= 0:
                 self._selector.unregister(lane.connection)
                 lane.connection.close()
-                if lane in self._free:
-                    self._free.remove(lane)
-                    self.closed += 1
-        if samples is not None:
+                self.closed += may_have_been_idle
+            self._have_answered.discard(lane)
+            if lane in self._free:
+                self._free.remove(lane)
+        if samples is not None and may_have_been_idle:
+            self._ask(samples, is_again=True)
+        elif samples is not None:
             self._finish(samples, error)
 
     def _finish(self, samples: Sequence[Any], outcome: Reply | BenchError) -> None:

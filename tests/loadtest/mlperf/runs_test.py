@@ -115,8 +115,9 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err.startswith("mlperf: cannot connect to 127.0.0.1:")
 
 
-def test_a_connection_that_the_server_closed_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server closes what nobody uses; no query is sent where nobody reads."""
+@pytest.mark.parametrize("closes", ["at once", "at the next request"])
+def test_a_connection_that_the_server_closed_is_opened_anew(monkeypatch: pytest.MonkeyPatch, closes: str) -> None:
+    """A server closes what nobody uses, at times while a request is on its way; no query is lost for that."""
     head = json.dumps(
         {"outputs": [{"name": "embedding", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}
     ).encode()
@@ -128,6 +129,8 @@ def test_a_connection_that_the_server_closed_is_opened_anew(monkeypatch: pytest.
         def handle(self) -> None:
             self.request.recv(1 << 16)
             self.request.sendall(line.encode() + b"\r\n\r\n" + head + bytes(8))
+            if closes == "at the next request":
+                self.request.recv(1)
 
     with listening(AnswerOnce) as port:
         target = Target("v2", "127.0.0.1", port, "minilm")
@@ -136,7 +139,8 @@ def test_a_connection_that_the_server_closed_is_opened_anew(monkeypatch: pytest.
             for done in range(1, 6):
                 asked.issue([SimpleNamespace(id=0, index=0)])
                 assert completed.get(timeout=10) == [bytes(8)]
-                wait_for(lambda: asked.closed == done, "a closed connection")  # noqa: B023  called at once
+                closed = done if closes == "at once" else done - 1
+                wait_for(lambda: asked.closed == closed, "a closed connection")  # noqa: B023  called at once
         assert asked.failure is None
 
 
