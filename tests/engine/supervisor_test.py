@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from serving.engine.process.remote_engine import RemoteEngine
 from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import Load, pack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
-from serving.records import BatchOutput
+from serving.records import BatchOutput, KernelFiles
 from tests.support.engine_processes import (
     BATCHED,
     EXIT,
@@ -358,6 +359,23 @@ async def test_deaths_while_loading_count_as_well() -> None:
     load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
     await soon(Supervisor(load, listener, crash_limit=2).run())
     assert "died 2 times" in await listener.next("failed")
+
+
+@asynchronous
+async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compiles_anew() -> None:
+    """What this node has cached may be what its library dies of; what the next one compiles takes its place."""
+    slot, cached = Listener(), KernelFiles(read="cached", sha256="0" * 64, write="written")
+    loads = []
+
+    async def start(load: Load, hang_s: float) -> RemoteEngine:
+        loads.append(load)
+        faults = dict.fromkeys(range(1000), "exit") if load.kernels[0].read else FAULTS
+        return await RemoteEngine.start(msgspec.structs.replace(load, fake_faults=faults), hang_s)
+
+    task = asyncio.create_task(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), slot, start=start).run())
+    await slot.next("up")
+    assert [load.kernels for load in loads] == [[cached], [KernelFiles(write="written")]]
+    await cancel(task)
 
 
 @asynchronous

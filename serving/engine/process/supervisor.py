@@ -108,6 +108,7 @@ class Supervisor:
                 return
             except EngineLost as lost:
                 log.warning("%s", lost.message)
+                self._read_no_kernels()
             else:
                 limit_s = min(self._start_limit_s, max(_LEAST_RESTART_S, _RESTART_FACTOR * (loop.time() - began)))
                 self._follow(engine, self.load)
@@ -133,6 +134,13 @@ class Supervisor:
                     self._lacks = f"its process cannot be started: {error.strerror}"
                     log.warning("%s; it is tried again", self._lacks)
                 await asyncio.sleep(_PAUSE_S)
+
+    def _read_no_kernels(self) -> None:
+        """Lets the next engine compile anew: a library may have died of the kernels that this node has cached."""
+        if any(files.read for files in self.load.kernels):
+            log.warning("the next engine process compiles kernels anew instead of reading those of the cache")
+            kernels = [msgspec.structs.replace(files, read="", sha256="") for files in self.load.kernels]
+            self.load = msgspec.structs.replace(self.load, kernels=kernels)
 
     def adopt(self, engine: EngineLife, load: Load) -> None:
         """Keeps another, ready engine alive from now on; the one before belongs to the caller."""
