@@ -6,6 +6,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 5.0
 _TOKENS_OF_WORD, _SPECIAL = 1.3, 2
 """Of English texts in a vocabulary of wordpieces, and those around every text."""
-_COUNTERS = ("bertserve_tokens_total", "bertserve_texts_total")
+
+_HISTOGRAM = "bertserve_text_tokens"
+_BUCKET = re.compile(rf'^{_HISTOGRAM}_bucket{{le="([^"]+)"}} (\S+)$', re.MULTILINE)
 
 
 class Lengths(NamedTuple):
@@ -93,27 +96,24 @@ def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
 
 
 def _of_server(url: str) -> Lengths:
-    """A server counts texts and tokens and keeps no lengths, so that their mean alone is known."""
+    """A server counts its texts by length; within a bucket of its histogram they are taken as evenly spread."""
     if not url.rstrip("/").endswith("/metrics"):
         url = f"{url.rstrip('/')}/metrics"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  http or https
-            text = reply.read().decode()
+            shown = reply.read().decode()
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise SizeError(f"--lengths {url}: {getattr(error, 'reason', error)}") from error
-    tokens, texts = (_total(text, name) for name in _COUNTERS)
-    if tokens is None or texts is None:
-        raise SizeError(f"--lengths {url}: shows no {' and '.join(_COUNTERS)}; give the URL of the metrics port")
+    counts = [(float(bound), float(count)) for bound, count in _BUCKET.findall(shown)]
+    if not counts:
+        raise SizeError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
+    _, texts = counts.pop()  # its bound is infinite
     if not texts:
-        raise SizeError(f"--lengths {url}: the server has not answered a text yet")
-    mean = max(1, round(tokens / texts))
-    fact = (
-        f"lengths of {texts:.0f} texts that the server at {url} answered: {mean} tokens on average. It keeps no "
-        "distribution, so all are taken as that long: longer ones wait longer than is said here"
-    )
-    return Lengths({mean: 1.0}, fact)
-
-
-def _total(text: str, name: str) -> float | None:
-    found = [float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)]
-    return sum(found) if found else None
+        raise SizeError(f"--lengths {url}: the server has not computed a text yet")
+    longest = int(counts[-1][0])
+    mix = {longest: beyond} if (beyond := texts - counts[-1][1]) else {}
+    for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):
+        for tokens in range(int(low) + 1, int(high) + 1) if up_to > below else ():
+            mix[tokens] = mix.get(tokens, 0.0) + (up_to - below) / (high - low)
+    fact = f"lengths of {texts:.0f} texts that the server at {url} computed, evenly spread within buckets"
+    return Lengths(mix, f"{fact}, {beyond:.0f} of them longer than {longest} tokens" if beyond else fact)

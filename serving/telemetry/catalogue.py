@@ -47,6 +47,7 @@ COMPUTE_SECONDS = Metric(
 )
 TEXTS = Metric("bertserve_texts_total", "counter", "Texts answered.")
 TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, padding not counted.")
+TEXT_TOKENS = Metric("bertserve_text_tokens", "histogram", "Tokens of a text that an engine was given.")
 TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens cut off texts that were too long.")
 
 CACHE_TEXTS = Metric(
@@ -243,7 +244,7 @@ SPANS_DROPPED = Metric(
 
 SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
-    *(CACHE_TEXTS, CACHE_BYTES),
+    *(TEXT_TOKENS, CACHE_TEXTS, CACHE_BYTES),
     *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT),
     *(UTILIZATION, REQUESTS_NOW, ADMITTED_TOKENS, ADMITTED_LIMIT),

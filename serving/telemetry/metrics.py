@@ -54,6 +54,8 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
 _RECENT_BATCHES = 128
 
 _ANSWERED = "ok"
@@ -157,6 +159,7 @@ class Metrics:
         self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
         self._predicted_s = self._actual_s = 0.0
         self._batches = Histogram(catalogue.BATCH_SIZE, registry, _BATCH_SIZES)
+        self._lengths = Histogram(catalogue.TEXT_TOKENS, registry, _LENGTHS)
         self._cost_ratio = Histogram(catalogue.COST_RATIO, registry, _RATIOS)
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
         self._state = State.STARTING
@@ -207,6 +210,8 @@ class Metrics:
 
     def batch_started(self, assignment: Assignment) -> None:
         self._batches.observe(len(assignment.items))
+        for item in assignment.items:
+            self._lengths.observe(item.tokens)
         self._padding += assignment.padding
         self._batches_of[self._names.get(assignment.items[0].model)] += 1
 

@@ -17,13 +17,17 @@ from sizing.cli import main
 from sizing.costs import _fitted as fitted
 from sizing.costs import costs_of, known, transfer_error
 from sizing.encoder import KNOWN, encoder_of
+from sizing.errors import SizeError
 from sizing.lengths import read_lengths
 from sizing.plan import Load, Objective, Replica, memory_of, plan
 from sizing.roofline import error_on
+from tests.support.clients import post_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.server import Server
 
 SHEETS = {
     "t4": (320, 65, 130, 16, 70),
@@ -256,12 +260,40 @@ def test_lengths_of_a_file_of_texts(tmp_path: Path) -> None:
     assert "50.0% are cut to 512 tokens" in found.fact
 
 
-def test_lengths_of_a_running_server() -> None:
-    """Its counters give a mean, and the sentence says that nothing else is known."""
-    with _metrics('bertserve_tokens_total{model="m"} 600.0\nbertserve_texts_total{model="m"} 20.0\n') as url:
+def test_lengths_of_a_running_server(fake_server: Server) -> None:
+    """Its histogram: each text counts within its bucket, evenly spread."""
+    texts = ["one two three"] * 5 + ["word " * 60]
+    assert post_json(fake_server.http, "/embed", json.dumps({"inputs": texts}).encode()).status == 200
+    found = read_lengths(f"http://{fake_server.metrics}", 512)
+    assert set(range(1, 9)) <= set(found.mix)
+    assert all(found.mix[tokens] == found.mix[1] > 0 for tokens in range(1, 9))
+    assert sum(found.mix[tokens] for tokens in range(49, 65)) >= 1
+    assert "evenly spread within buckets" in found.fact
+
+
+def test_lengths_of_a_server_beyond_its_buckets() -> None:
+    """They count as the longest bound, which the sentence says; so do a server without texts and one without them."""
+    shown = 'bertserve_text_tokens_bucket{le="2.0"} 2.0\nbertserve_text_tokens_bucket{le="4.0"} 4.0\n'
+    with _metrics(f'{shown}bertserve_text_tokens_bucket{{le="+Inf"}} 5.0\n') as url:
         found = read_lengths(url, 512)
-    assert found.mix == {30: 1.0}
-    assert "keeps no distribution" in found.fact
+    assert found.mix == {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0}
+    assert "1 of them longer than 4 tokens" in found.fact
+
+
+@pytest.mark.parametrize(
+    ("shown", "error"),
+    [
+        (
+            'bertserve_text_tokens_bucket{le="2.0"} 0.0\nbertserve_text_tokens_bucket{le="+Inf"} 0.0\n',
+            "not computed a text",
+        ),
+        ("up 1\n", "give the URL of the metrics port"),
+    ],
+)
+def test_a_server_without_lengths_is_refused(shown: str, error: str) -> None:
+    """By what is missing."""
+    with _metrics(shown) as url, pytest.raises(SizeError, match=error):
+        read_lengths(url, 512)
 
 
 @contextmanager

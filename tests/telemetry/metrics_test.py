@@ -106,6 +106,7 @@ def test_batches_are_counted_by_size() -> None:
     assert found["bertserve_batch_size_count"] == 3
     assert found["bertserve_batch_size_sum"] == 17
     assert found["bertserve_batch_size_bucket{le=1.0}"] == 1
+    assert found["bertserve_text_tokens_count"] == 17
 
 
 @pytest.mark.parametrize("state", State)
