@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadtest.errors import BenchError, check_above_zero
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
@@ -63,7 +64,7 @@ class Options:
         """Reads what argparse found.
 
         Raises:
-            SimulateError: What is wrong, in one line.
+            SimulateError, BenchError: What is wrong, in one line.
         """
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
@@ -126,10 +127,7 @@ def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < math.inf:
-            raise SimulateError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
     if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
         raise SimulateError("--stages is 1 or more, and --transfer-us 0 or more")
     if not 0 <= arguments.bulk_share <= _MOST_SHARE:
@@ -152,7 +150,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument(
-        "--cost", required=True, metavar="NAME|FILE", help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status"
+        "--cost",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"{', '.join(PUBLISHED)}, a server's /status, or a .jsonl of several",
     )
     made.add_argument("--model", help="which model of a /status with several")
     made.add_argument("--stages", type=int, default=1, metavar="N", help="a pipeline of N such devices (docs/split.md)")
@@ -192,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = Options.of(arguments)
         return _simulate(options)
-    except SimulateError as error:
+    except (SimulateError, BenchError) as error:
         print(f"bertserve simulate: {error}", file=sys.stderr)
         return IMPOSSIBLE
 

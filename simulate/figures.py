@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.generator.search import bracket
 from loadtest.report.sample import percentile as nearest_rank
-from simulate.simulator import Arrival, BulkJob, Fate, Outcome, simulate, simulate_beside_bulk
+from simulate.simulator import Arrival, BulkJob, Fate, Outcome, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,31 +45,20 @@ class World:
 
     def run(self, arrivals: Sequence[Arrival], seconds: float) -> Figures:
         """What becomes of a schedule of so many seconds, summed up."""
+        played = play(
+            self.device,
+            self.policy,
+            arrivals,
+            BulkJob(seconds, self.bulk) if self.bulk else None,
+            max_queue_tokens=self.max_queue_tokens,
+            scheduler=self.scheduler,
+            seed=self.seed,
+        )
+        found = Figures.of(arrivals, played.outcomes, seconds)
         if not self.bulk:
-            return Figures.of(arrivals, self.play(arrivals), seconds)
-        outcomes, done = simulate_beside_bulk(
-            self.device,
-            self.policy,
-            arrivals,
-            BulkJob(seconds, self.bulk),
-            max_queue_tokens=self.max_queue_tokens,
-            scheduler=self.scheduler,
-            seed=self.seed,
-        )
-        share = done.device_us / 1e6 / seconds
-        found = Figures.of(arrivals, outcomes, seconds)
-        return replace(found, bulk_per_s=done.texts / seconds, bulk_device_share=share)
-
-    def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """What becomes of the arrivals."""
-        return simulate(
-            self.device,
-            self.policy,
-            arrivals,
-            max_queue_tokens=self.max_queue_tokens,
-            scheduler=self.scheduler,
-            seed=self.seed,
-        )
+            return found
+        share = played.bulk.device_us / 1e6 / seconds
+        return replace(found, bulk_per_s=played.bulk.texts / seconds, bulk_device_share=share)
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,6 +75,8 @@ class Figures:
         fates: How many requests ended how, by the words of `Fate`.
         bulk_per_s: Texts of a bulk job; None where there was none.
         bulk_device_share: What it took of the device's time.
+        queue_ms: Mean wait of the answered for a lane, as a server's headers count it.
+        compute_ms: Mean time of their batches, likewise.
     """
 
     offered_per_s: float
@@ -96,11 +88,14 @@ class Figures:
     fates: dict[str, int]
     bulk_per_s: float | None = None
     bulk_device_share: float | None = None
+    queue_ms: float = math.nan
+    compute_ms: float = math.nan
 
     @classmethod
     def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:
         """Sums up a run whose schedule had so many seconds."""
-        answered = [outcome.latency_s * 1e3 for outcome in outcomes if outcome.fate is Fate.ANSWERED]
+        ended = [outcome for outcome in outcomes if outcome.fate is Fate.ANSWERED]
+        answered = [outcome.latency_s * 1e3 for outcome in ended]
         indices = sorted(range(len(arrivals)), key=lambda index: sum(arrivals[index].lengths))
         third = [outcomes[index] for index in indices[: math.ceil(len(indices) / 3)]]
         short = [outcome.latency_s * 1e3 for outcome in third if outcome.fate is Fate.ANSWERED]
@@ -112,12 +107,18 @@ class Figures:
             percentile(short, 99),
             percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], 99),
             dict(Counter(outcome.fate.value for outcome in outcomes)),
+            queue_ms=_mean([outcome.queue_s * 1e3 for outcome in ended]),
+            compute_ms=_mean([outcome.compute_s * 1e3 for outcome in ended]),
         )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The least value that so many percent do not exceed; not a number where there is none."""
     return nearest_rank(sorted(values), percent) if values else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
 def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tuple[float | None, list[Figures]]:

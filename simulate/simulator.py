@@ -122,20 +122,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Overhead = Overhead()
 
 
-class Played(NamedTuple):
-    """What became of arrivals.
-
-    Attributes:
-        outcomes: One for each arrival.
-        busy_s: For so long the device computed; a narrow lane counts for its share of it.
-        batches: How many it computed.
-    """
-
-    outcomes: list[Outcome]
-    busy_s: float
-    batches: int
-
-
 class Fate(Enum):
     """What became of a request."""
 
@@ -152,51 +138,43 @@ class Outcome(NamedTuple):
     Attributes:
         fate: In which way.
         latency_s: From its arrival until then.
+        queue_s: The longest wait of its texts for a lane.
+        compute_s: The longest time of its batches.
     """
 
     fate: Fate
     latency_s: float
+    queue_s: float = 0.0
+    compute_s: float = 0.0
 
 
-def simulate(
-    device: Device,
-    policy: Policy,
-    arrivals: Sequence[Arrival],
-    *,
-    max_queue_tokens: int = 1 << 19,
-    scheduler: type[Scheduler] = Scheduler,
-    seed: int = 1,
-) -> list[Outcome]:
-    """Plays arrivals to their end; returns an outcome for each. Arguments are those of `simulate_beside_bulk`."""
-    return play(device, policy, arrivals, max_queue_tokens=max_queue_tokens, scheduler=scheduler, seed=seed).outcomes
+class Played(NamedTuple):
+    """What became of arrivals.
+
+    Attributes:
+        outcomes: One for each arrival.
+        busy_s: For so long the device computed; a narrow lane counts for its share of it.
+        batches: How many it computed.
+        bulk: What a bulk job got done beside them.
+    """
+
+    outcomes: list[Outcome]
+    busy_s: float
+    batches: int
+    bulk: BulkDone
 
 
 def play(
     device: Device,
     policy: Policy,
     arrivals: Sequence[Arrival],
+    bulk: BulkJob | None = None,
     *,
     max_queue_tokens: int = 1 << 19,
     scheduler: type[Scheduler] = Scheduler,
     seed: int = 1,
 ) -> Played:
-    """The same, and how busy the device was."""
-    simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
-    outcomes = simulation.play(arrivals)
-    return Played(outcomes, simulation.busy_s, simulation.batches)
-
-
-def simulate_beside_bulk(
-    device: Device,
-    policy: Policy,
-    arrivals: Sequence[Arrival],
-    bulk: BulkJob,
-    *,
-    max_queue_tokens: int = 1 << 19,
-    scheduler: type[Scheduler] = Scheduler,
-    seed: int = 1,
-) -> tuple[list[Outcome], BulkDone]:
-    """Plays arrivals to their end beside a bulk job; returns an outcome for each, and what the job got done.
+    """Plays arrivals to their end.
 
     Args:
         device: What computes.
@@ -208,20 +186,23 @@ def simulate_beside_bulk(
         seed: Of what varies by chance.
     """
     simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
-    simulation.begin_bulk(bulk)
-    return simulation.play(arrivals), simulation.bulk_done
+    if bulk is not None:
+        simulation.begin_bulk(bulk)
+    outcomes = simulation.play(arrivals)
+    return Played(outcomes, simulation.busy_s, simulation.batches, simulation.bulk_done)
 
 
 class _Request:
     """A request on its way."""
 
-    __slots__ = ("arrival", "deadline", "items", "missing", "outcome", "permit")
+    __slots__ = ("arrival", "compute_s", "deadline", "items", "missing", "outcome", "permit", "queue_s", "submitted")
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
         self.items: list[WorkItem] = []
         self.missing = len(arrival.lengths)
         self.deadline = 0.0
+        self.submitted = self.queue_s = self.compute_s = 0.0
         self.permit: Permit | None = None
         self.outcome: Outcome | None = None
 
@@ -346,6 +327,7 @@ class _Simulation:
 
     def _submit(self, request: _Request) -> None:
         arrival, now, scheduler = request.arrival, self._now, self._scheduler
+        request.submitted = now
         if request.deadline <= now:
             self._settle(request, Fate.LATE)
             return
@@ -390,6 +372,7 @@ class _Simulation:
         for item in assignment.items:
             request = _request(item)
             request.missing -= 1
+            request.compute_s = max(request.compute_s, compute_us / 1e6)
             if item.priority == BULK and self._job is not None:
                 self.bulk_done.texts += 1
                 self.bulk_done.tokens += item.tokens
@@ -405,7 +388,8 @@ class _Simulation:
             self._scheduler.cancel(request.items)
 
     def _settle(self, request: _Request, fate: Fate, when: float | None = None) -> None:
-        request.outcome = Outcome(fate, (self._now if when is None else when) - request.arrival.at)
+        latency_s = (self._now if when is None else when) - request.arrival.at
+        request.outcome = Outcome(fate, latency_s, request.queue_s, request.compute_s)
         if request.permit is not None:
             request.permit.__exit__()
         if request.arrival.priority == BULK and self._job is not None:
@@ -422,6 +406,9 @@ class _Simulation:
     def _give(self, assignment: Assignment) -> None:
         lane = self._lanes[assignment.lane]
         lane.waiting.append(assignment)
+        for item in assignment.items:
+            request = _request(item)
+            request.queue_s = max(request.queue_s, self._now - request.submitted)
         if lane.running is None:
             self._at(self._now + self._overhead.wire_us / 1e6, self._begin, lane)
 

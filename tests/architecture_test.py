@@ -62,7 +62,8 @@ OTHER_PACKAGES = {
     # A load generator that shared code with the server would share its mistakes.
     "loadtest": "charts",
     # The server's decisions over the load generator's schedules, in the form of its reports.
-    "simulate": "charts serving.errors serving.records serving.scheduling loadtest.generator loadtest.report",
+    "simulate": "charts serving.errors serving.records serving.scheduling loadtest.errors loadtest.generator"
+    " loadtest.report",
     # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
     "sizing": "charts serving.errors serving.records serving.host serving.models serving.engine serving.scheduling"
     " loadtest.errors loadtest.generator loadtest.report simulate export",

@@ -15,7 +15,7 @@ from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
-from simulate.simulator import Arrival, BulkJob, Device, Fate, simulate, simulate_beside_bulk
+from simulate.simulator import Arrival, BulkJob, Device, Fate, play
 from tests.support.costs import constant, model_costs, per_token
 
 if TYPE_CHECKING:
@@ -372,13 +372,13 @@ def test_queries_hardly_wait_for_a_saturating_bulk_job(narrow: Callable[[int, in
     machine = device(per_token(25, 200), narrow)
     policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, bulk_slice_s=0.003)
     queries = poisson(0.5 / 0.0011, 10.0, 1)
-    without = simulate(machine, policy, queries)
-    beside, done = simulate_beside_bulk(machine, policy, queries, JOB)
-    _, alone = simulate_beside_bulk(machine, policy, [], JOB)
-    assert all(outcome.fate is Fate.ANSWERED for outcome in beside)
-    mean_s = [sum(outcome.latency_s for outcome in of) / len(of) for of in (without, beside)]
+    without = play(machine, policy, queries)
+    beside = play(machine, policy, queries, JOB)
+    alone = play(machine, policy, [], JOB)
+    assert all(outcome.fate is Fate.ANSWERED for outcome in beside.outcomes)
+    mean_s = [sum(outcome.latency_s for outcome in of.outcomes) / len(queries) for of in (without, beside)]
     assert mean_s[1] < mean_s[0] + 0.003
-    assert done.texts >= 0.8 * 0.5 * alone.texts
+    assert beside.bulk.texts >= 0.8 * 0.5 * alone.bulk.texts
 
 
 def test_deadlines_hold_beside_a_saturating_bulk_job() -> None:
@@ -386,8 +386,7 @@ def test_deadlines_hold_beside_a_saturating_bulk_job() -> None:
     machine = device(per_token(25, 200))
     policy = Policy(1024, batch_invariant=[True], narrow=[False], bulk_slice_s=0.003)
     queries = poisson(0.5 / 0.0011, 10.0, 2, timeout_s=0.04)
-    outcomes, _ = simulate_beside_bulk(machine, policy, queries, JOB)
-    fates = [outcome.fate for outcome in outcomes]
+    fates = [outcome.fate for outcome in play(machine, policy, queries, JOB).outcomes]
     assert fates.count(Fate.ANSWERED) >= 0.98 * len(fates)
     assert fates.count(Fate.LATE) <= 0.002 * len(fates)
 
@@ -397,7 +396,7 @@ def test_bulk_work_goes_on_while_queries_overload_the_server() -> None:
     machine = device(per_token(25, 200))
     policy = Policy(1024, batch_invariant=[True], narrow=[False])
     queries = poisson(2 / 0.0011, 10.0, 3, timeout_s=0.2)
-    _, done = simulate_beside_bulk(machine, policy, queries, JOB)
+    done = play(machine, policy, queries, JOB).bulk
     assert done.device_us == pytest.approx(0.05 * 10e6, rel=0.1)
 
 
@@ -424,7 +423,7 @@ def test_without_bulk_work_its_settings_change_no_decision(narrow: Callable[[int
         _Recording.decided = []
         policy = Policy(1024, [True], [narrow is not None], group_tokens=64, bulk_share=share, bulk_slice_s=slice_s)
         queries = poisson(1.2 / 0.0011, 5.0, 4, timeout_s=0.1)
-        outcomes = simulate(device(per_token(25, 200), narrow), policy, queries, scheduler=_Recording)
+        outcomes = play(device(per_token(25, 200), narrow), policy, queries, scheduler=_Recording).outcomes
         found.append((_Recording.decided, outcomes))
     assert found[0] == found[1]
     assert len(found[0][0]) > 1000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import CostPoint
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
-from simulate.simulator import Arrival, Device, Fate, Outcome, Overhead, simulate
+from simulate.simulator import Arrival, Device, Fate, Outcome, Overhead, play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,11 @@ def device(points: Sequence[CostPoint], narrow_lanes: int = 0, **overhead: float
 def arrivals(*times_ms: float, tokens: int = 16, timeout_s: float = 100.0) -> list[Arrival]:
     """Requests of one text each."""
     return [Arrival(at / 1e3, (tokens,), timeout_s) for at in times_ms]
+
+
+def simulate(*arguments: Any, **options: Any) -> list[Outcome]:
+    """What became of each arrival."""
+    return play(*arguments, **options).outcomes
 
 
 def latencies_ms(outcomes: Sequence[Outcome]) -> list[float]:
