@@ -21,6 +21,7 @@ from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.peers.tune import TuneBenchmark
 from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
 from loadtest.benchmarks.scheduling.benchmark import SchedulingBenchmark
+from loadtest.benchmarks.scheduling.replays import SimulatedBenchmark
 from loadtest.benchmarks.server import ServerBenchmark
 from loadtest.benchmarks.swap.benchmark import SwapBenchmark
 from loadtest.benchmarks.t4 import T4Benchmark
@@ -33,6 +34,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     OpenLoopBenchmark,
     MlperfBenchmark,
     SchedulingBenchmark,
+    SimulatedBenchmark,
     BulkBesideOnlineBenchmark,
     RollingBenchmark,
     FleetBenchmark,

@@ -1,4 +1,4 @@
-"""Our scheduling beside first come, first served; overload; and measured runs beside their simulation."""
+"""Our scheduling beside first come, first served, and under overload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SchedulingBenchmark(Benchmark):
     """`make bench-scheduling`."""
 
     name = "scheduling"
-    purpose = "deadlines beside first come, first served; overload; measured beside simulated"
+    purpose = "deadlines beside first come, first served; overload"
     rounds = _USUAL.rounds
     seconds = _USUAL.seconds
 

@@ -9,7 +9,7 @@ from charts.lines import Series, chart_file
 from charts.plot import Axis
 from loadtest.benchmarks.drive import SLO_MS
 from loadtest.benchmarks.runner import Page, Part, Picture
-from loadtest.benchmarks.scheduling.steps import BASELINE, OURS, REPLAYED
+from loadtest.benchmarks.scheduling.steps import BASELINE, OURS
 from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _SHORT, _ALL, _ANSWERED = 0.6, 1.1, 0.98
 _GOOD = {2.0: 0.95, 5.0: 0.90, 10.0: 0.75}
 _TAIL = {2.0: 1.25, 10.0: 2.0}
 _REFUSAL_MS, _RECOVERY_S = 20.0, 5.0
-_NEAR, _TAIL_NEAR = 0.15, 0.25
 _KNEE = 0.9
 
 
@@ -33,7 +32,7 @@ def page(store: Store) -> Page:
         "Texts of 6 to 250 words of real English in even steps, open loop, Poisson arrivals, over HTTP; the generator"
         " shares the cores with the server. A latency counts from the intended time. The baseline is the same server"
         " with `--scheduling fifo`: the oldest texts first, as many as fit one token budget,"
-        " text-embeddings-inference's rule."
+        " text-embeddings-inference's rule. What the simulator makes of measured runs: [simulated.md](simulated.md)."
     )
     steps = store.steps
     plots = {
@@ -46,7 +45,6 @@ def page(store: Store) -> Page:
         (_turns, "tails"),
         (_overload, "goodput"),
         (_knee, ""),
-        (_replays, ""),
     )
     parts: list[Part] = []
     for section, kind in sections:
@@ -178,38 +176,6 @@ def _knee(steps: Steps) -> Table | None:
         f" the same cores: {knee}."
     )
     return Table("Texts of 8 tokens", note, ("times", "offered/s", "good/s", "refused/s", "p99 ms"), rows)
-
-
-def _replays(steps: Steps) -> Table | None:
-    rounds = _named(steps, "replay ")
-    rows = []
-    for share in REPLAYED:
-        runs = [found for (_, at), found in rounds if float(at) == share]
-        if not runs:
-            continue
-        row, near = [f"{share:g}"], True
-        for name, limit in (("p50_ms", _NEAR), ("p99_ms", _TAIL_NEAR), ("answered_per_s", _NEAR)):
-            measured, simulated = (
-                statistics.median(run[who][name] for run in runs) for who in ("measured", "simulated")
-            )
-            off = statistics.median(run["simulated"][name] / run["measured"][name] for run in runs) - 1
-            near = near and abs(off) <= limit
-            row += [f"{measured:.1f}", f"{simulated:.1f}", f"{100 * off:+.0f}%"]
-        rows.append([*row, MET[near]])
-    if not rows:
-        return None
-    head = ["of C"]
-    for name in ("p50 ms", "p99 ms", "answered/s"):
-        head += [f"{name} measured", "simulated", "off"]
-    calm = steps["calm"]
-    note = (
-        "The very arrivals and lengths of each measured run, replayed by `bertserve simulate` with the server's own"
-        f" table; medians of {len(rounds) // len(rows)}, `off` of the ratios within a run. What the server adds was"
-        " measured at a quiet rate:"
-        f" {calm['receive']:.0f} us a request to receive, {calm['token']:.1f} us a token, {calm['reply']:.0f} us an"
-        f" answer, {calm['batch']:.0f} us a batch. Asked: p50 and throughput within 15%, p99 within 25%."
-    )
-    return Table("Simulated against measured", note, (*head, "as asked"), rows)
 
 
 def _tails_plot(steps: Steps) -> str:

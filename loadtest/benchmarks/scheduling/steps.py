@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.drive import SLO_MS, Workload, drive, even, find_capacity, mixed_texts, short_texts
-from loadtest.benchmarks.scheduling import simulated
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.generator.messages import Target
 from loadtest.generator.scenario import Phase
@@ -30,16 +29,11 @@ if TYPE_CHECKING:
 OURS, BASELINE = "ours", "baseline"
 SHARES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15)
 OVERLOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)
-REPLAYED = (0.3, 0.6, 0.8)
 KNEE = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 BUDGETS = (256, 512, 1024, 2048)
 
 _LOAD_AFTER, _AFTER_S = 0.5, 10.0
-_CALM_SHARE = 0.3
 _WARM_SHARE, _WARM_S = 0.5, 3.0
-_SETTLED_S = 15.0
-_REPLY_US, _BATCH_US = 100.0, 70.0
-"""Of what the server adds, the parts behind the engine's work: by the CPU time of docs/benchmarks/main-job.md."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +104,7 @@ class Bench:
         """Requests of the mixed texts a second that a device does one by one, by the server's own table."""
         rows = [
             row
-            for row in _costs(self.status(self.server(OURS)))["table"]
+            for row in costs_of(self.status(self.server(OURS)))["table"]
             if row["kind"] == "wide" and row["texts"] == 1
         ]
         times = [min(rows, key=lambda row: abs(row["tokens"] - tokens)) for tokens in self.mixed.tokens]
@@ -132,7 +126,8 @@ class Bench:
         return float(self.store.steps[name]["capacity_per_s"])
 
 
-def _costs(status: Any) -> Any:  # noqa: ANN401  JSON
+def costs_of(status: Any) -> Any:  # noqa: ANN401  JSON
+    """Those of the only model that has any."""
     [model] = [model for model in status["models"] if model["costs"]]
     return model["costs"]
 
@@ -141,8 +136,8 @@ def steps(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The names of all steps and what finds each of them, in order."""
     yield "budget", partial(_budget, bench)
     for subject in (OURS, BASELINE):
-        yield f"capacity {subject}", partial(_capacity, bench, subject, bench.mixed)
-    yield "capacity of short texts", partial(_capacity, bench, OURS, bench.short)
+        yield f"capacity {subject}", partial(capacity_of, bench, subject, bench.mixed)
+    yield "capacity of short texts", partial(capacity_of, bench, OURS, bench.short)
     yield from _rounds(bench)
     for share, subject in itertools.product(SHARES, (OURS, BASELINE)):
         yield f"share {share:g} {subject}", partial(_at_share, bench, subject, share, bench.plan.probe_s, 50)
@@ -158,9 +153,6 @@ def _rounds(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     for number in range(1, plan.rounds + 1):
         for subject in (OURS, BASELINE) if number % 2 else (BASELINE, OURS):
             yield f"turn {number} {subject}", partial(_at_share, bench, subject, 0.8, plan.seconds, number)
-    yield "calm", partial(_calm, bench)
-    for number, share in itertools.product(range(1, plan.rounds + 1), REPLAYED):
-        yield f"replay {number} {share:g}", partial(_replayed, bench, share, number)
 
 
 def _budget(bench: Bench) -> dict[str, Any]:
@@ -198,7 +190,8 @@ def _warm(bench: Bench, server: BertServer, rate: float) -> None:
     drive(bench.target(server), bench.mixed, half, min(rate, bench.guess()), 1000)
 
 
-def _capacity(bench: Bench, subject: str, workload: Workload) -> dict[str, Any]:
+def capacity_of(bench: Bench, subject: str, workload: Workload) -> dict[str, Any]:
+    """The highest rate at which a subject keeps the objective."""
     return find_capacity(bench.target(bench.server(subject)), workload, bench.plan.probe_s, 0.8 * bench.guess())
 
 
@@ -206,31 +199,6 @@ def _at_share(bench: Bench, subject: str, share: float, seconds: float, seed: in
     """An even load that is a share of the baseline's capacity."""
     rate = share * bench.capacity(BASELINE)
     return {"rate": rate, **_run(bench, bench.server(subject), bench.mixed, even(seconds), rate, seed)}
-
-
-def _calm(bench: Bench) -> dict[str, float]:
-    """What the server adds to a request that meets no other, as options of the simulator."""
-    server, rate = bench.server(OURS), _CALM_SHARE * bench.capacity(BASELINE)
-    requests, _ = drive(bench.target(server), bench.mixed, even(bench.plan.seconds), rate, 70)
-    each_us, token_us = requests.overhead_us()
-    held_us = _costs(bench.status(server))["corrections"]["wide"]["overhead_us"]
-    wire_us = max(0.0, held_us - _BATCH_US)
-    receive_us = max(0.0, each_us - wire_us - _BATCH_US - _REPLY_US)
-    return {"receive": receive_us, "token": token_us, "reply": _REPLY_US, "batch": _BATCH_US, "wire": wire_us}
-
-
-def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
-    """A measured run, and the simulation of the very same requests with the costs that the server had before."""
-    rate, seed, phases = share * bench.capacity(BASELINE), 100 + number, even(bench.plan.seconds)
-    server = bench.server(OURS)
-    # Its corrections are those of this load only after some of it.
-    drive(bench.target(server), bench.mixed, even(_SETTLED_S), rate, 1000)
-    status = bench.status(server)
-    measured = _run(bench, server, bench.mixed, phases, rate, seed)
-    requests = bench.mixed.requests(phases, rate, seed)
-    told = simulated.replay(status, requests, bench.plan.seconds, bench.store.steps["calm"])
-    kept = ("answered_per_s", "p50_ms", "p99_ms", "short_p99_ms")
-    return {"measured": measured, "simulated": {name: told[name] for name in kept}}
 
 
 def _overload(bench: Bench, subject: str, factor: float) -> dict[str, float]:

@@ -9,8 +9,8 @@ import pytest
 from charts.lines import Series, chart_file
 from charts.plot import Axis
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
-from loadtest.benchmarks.scheduling import page, simulated
-from loadtest.benchmarks.scheduling.steps import KNEE, OVERLOADS, REPLAYED, SHARES
+from loadtest.benchmarks.scheduling import page, replays, simulated
+from loadtest.benchmarks.scheduling.steps import KNEE, OVERLOADS, SHARES
 from loadtest.benchmarks.store import Store
 from loadtest.errors import BenchError
 from loadtest.generator.records import PACK, RECORD
@@ -114,15 +114,11 @@ def full_store(path: Path) -> Store:
     """Every step, with invented figures."""
     found: dict[str, Any] = {
         "budget": {"rate": 75.0, "tried": {"256": run(75), "512": run(75)}, "best": 256},
-        "calm": {"receive": 150.0, "token": 3.0, "reply": 100.0, "batch": 70.0, "wire": 90.0},
     }
     for name in ("ours", "baseline", "of short texts"):
         found[f"capacity {name}"] = {"capacity_per_s": 100.0, "confidence": "sure"}
     for number, (subject, short) in product((1, 2, 3), (("ours", 50.0), ("baseline", 100.0))):
         found[f"turn {number} {subject}"] = run(80, short_p99_ms=short)
-    simulated_run = {"answered_per_s": 30.0, "p50_ms": 110.0, "p99_ms": 124.0}
-    for share in REPLAYED:
-        found[f"replay 1 {share:g}"] = {"measured": run(30), "simulated": simulated_run}
     for share, subject in product(SHARES, ("ours", "baseline")):
         found[f"share {share:g} {subject}"] = run(100 * share)
     for factor, subject in product(OVERLOADS, ("ours", "baseline")):
@@ -141,7 +137,6 @@ def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
     assert "| ratio | 0.50 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
     assert "| as asked | yes | yes |  |  | yes |" in text
     assert "| 2 | ours | 200 | 96.0 | 96% | 0.0 | 0.0 | 100.0 | 5.0 | 0.0 | yes |" in text
-    assert "| 0.8 | 100.0 | 110.0 | +10% | 100.0 | 124.0 | +24% | 30.0 | 30.0 | +0% | yes |" in text
     assert "the last rate with nine of ten requests in time is 1250/s" in text
     for name in ("tails", "goodput"):
         assert f"(scheduling-{name}.svg)" in text
@@ -174,6 +169,37 @@ def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
         assert page.page(part).markdown(part).startswith("# Scheduling")
+    whole = replayed_store(tmp_path / "simulated.json")
+    for count in range(len(whole.steps)):
+        part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
+        assert replays.page(part).markdown(part).startswith("# Simulated")
+
+
+def replayed_store(path: Path, rounds: int = 3) -> Store:
+    """Rounds of replays, with invented figures: each round's machine is faster than the last one's."""
+    found: dict[str, Any] = {
+        "capacity ours": {"capacity_per_s": 50.0},
+        "calm": {"receive": 150.0, "token": 3.0, "reply": 100.0, "batch": 70.0, "wire": 90.0},
+    }
+    stages = {"queue_ms": 2.0, "compute_ms": 8.0}
+    for number, share in product(range(1, rounds + 1), replays.SHARES):
+        told = {"answered_per_s": 30.0, "p50_ms": 110.0, "p99_ms": 124.0, **stages}
+        last = {**told, "p50_ms": 100.0 + 10 * number}
+        measured = run(30) | stages
+        found[f"replay {number} {share:g}"] = {"measured": measured, "simulated": told, "by the last status": last}
+    return Store(path, {"machine": {"CPU": "a processor"}, "model": "minilm", "version": "1"}, found)
+
+
+def test_simulated_figures_stand_beside_measured_ones(tmp_path: Path) -> None:
+    """With the stages, what one status alone would have said, and whether that is as asked."""
+    store = replayed_store(tmp_path / "simulated.json")
+    text = replays.page(store).markdown(store)
+    assert "| 0.8 | 100.0 | 110.0 | +10% | 100.0 | 124.0 | +24% | 30.0 | 30.0 | +0% | yes |" in text
+    assert "| 0.8 | 2.0 | 2.0 | 8.0 | 8.0 |" in text
+    assert "| 0.8 | +10% (+10 to +10) | +24% (+24 to +24) | +20% (+10 to +30) | +24% (+24 to +24) |" in text
+    for number in (1, 2):
+        store.steps[f"replay {number} 0.8"]["simulated"]["p50_ms"] = 116.0
+    assert "| +16% | 100.0 | 124.0 | +24% | 30.0 | 30.0 | +0% | **no** |" in replays.page(store).markdown(store)
 
 
 @pytest.mark.long
@@ -189,7 +215,7 @@ def test_the_t4_tables_are_simulated_by_the_command() -> None:
 def test_a_simulation_that_fails_says_why() -> None:
     """The command's own sentence comes back."""
     with pytest.raises(BenchError, match="no table of costs"):
-        simulated.replay({"models": 3}, [(0.0, 8)], 1.0, {"receive": 1.0})
+        simulated.replay([{"models": 3}], [(0.0, 8)], 1.0, {"receive": 1.0})
 
 
 def test_a_chart_is_a_file_of_its_own() -> None:
