@@ -3,40 +3,39 @@
 `python -m sizing.benchmark --out docs/benchmarks/sizing.json` runs graphs of one, two and three layers and of all
 layers in turns, in one run, and compares what the few foretell with what the whole takes.
 
-`python -m sizing.benchmark --carries CONFIG --lengths FILE --slo p99=250ms` foretells the highest rate that one server
-here carries, for a comparison with `bertserve load --find-capacity`.
+With `--capacity` it compares the highest rates at which a server here holds an objective for a mix: the one that the
+few layers foretell, and the one that `bertserve load --find-capacity` finds for all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from loadtest.generator.search import bracket
+from export.errors import ExportError
+from loadtest.errors import BenchError, check_above_zero
 from serving.engine.base import LaneKind
 from serving.host import available_cpus, processor
-from sizing.cli import load_of, parser
+from simulate.errors import SimulateError
 from sizing.costs import LENGTHS
-from sizing.encoder import KNOWN, encoder_of
+from sizing.encoder import encoder_of
+from sizing.errors import SizeError
 from sizing.fit import Fit, Sample, Shape
-from sizing.measure import BATCHES, LAYERS, costs_here, run
+from sizing.measure import BATCHES, LAYERS, run
 from sizing.partial import specs
-from sizing.plan import Replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BARS = 2
 """Standard deviations of the error bars that are counted."""
-
-_NARROW = 1.01
 
 OTHERS = (Shape(20, 1), Shape(100, 1), Shape(300, 1))
 """Lengths that no partial run has: the smooth cost of a layer foretells them."""
@@ -122,58 +121,67 @@ def report(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def carries(model: str, precision: str, seconds: float, lengths: str, slo: str) -> float | None:
-    """The highest rate at which one server here holds an objective, by partial runs; None where none does."""
-    encoder = encoder_of(model)
-    given = parser().parse_args([model, "--lengths", lengths, "--rate", "1", "--slo", slo])
-    load = load_of(given, encoder)
-    replica = Replica(costs_here(encoder, precision, available_cpus(), seconds, _tell), load, 1)
-    low, high = bracket(0.5 * replica.most_per_s, replica.holds)
-    while low and high and high / low > _NARROW:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if replica.holds(middle) else (low, middle)
-    return low
-
-
 def _tell(line: str) -> None:
     print(line, file=sys.stderr)  # noqa: T201  progress of a command
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the comparison."""
     made = argparse.ArgumentParser(prog="python -m sizing.benchmark", description=__doc__)
-    made.add_argument("--encoder", action="append", choices=tuple(KNOWN), help="default: bert-base and bert-large")
+    made.add_argument("--encoder", action="append", help="as `bertserve size` has it (default: bert-base, bert-large)")
     made.add_argument("--precision", action="append", choices=("fp32", "int8"), help="default: both")
-    made.add_argument("--seconds", type=float, default=40.0, help="of the runs of each (default: 40)")
-    made.add_argument("--out", type=Path, help="where every figure goes, as JSON")
-    made.add_argument("--carries", metavar="MODEL", help="foretell the highest rate that a server here carries")
-    made.add_argument("--lengths", default="10-250", help="of its texts, as `bertserve size` takes them")
-    made.add_argument("--slo", default="p99=250ms", help="its objective")
-    given = made.parse_args()
-    if given.carries:
-        for precision in given.precision or ("fp32", "int8"):
-            rate = carries(given.carries, precision, given.seconds, given.lengths, given.slo)
-            print(f"{precision}: {rate or 0:.1f} texts a second")  # noqa: T201  the command's own output
-        return
+    made.add_argument("--seconds", type=float, default=40.0, help="of the partial runs of each (default: 40)")
+    made.add_argument("--out", type=Path, help="where every figure goes, as JSON; what the other form found stays")
+    made.add_argument("--capacity", action="store_true", help="compare what a server carries")
+    made.add_argument("--lengths", default="10-128", help="of its texts, in tokens (default: 10-128)")
+    made.add_argument("--slo", default="p95=500ms", help="its objective (default: p95=500ms)")
+    made.add_argument("--probe-s", type=float, default=20.0, help="of a run of its search (default: 20)")
+    made.add_argument("--keep", type=Path, metavar="DIR", help="keep its exports there, and take those that are there")
+    given = made.parse_args(argv)
+    asked = list(product(given.encoder or ("bert-base", "bert-large"), given.precision or ("fp32", "int8")))
+    try:
+        check_above_zero(given, "seconds", "probe_s")
+        print(_capacities(given, asked) if given.capacity else _cells(given, asked))  # noqa: T201  the command's output
+    except (SizeError, SimulateError, BenchError, ExportError) as error:
+        raise SystemExit(f"python -m sizing.benchmark: {error}") from error
+
+
+def _capacities(given: argparse.Namespace, asked: Sequence[tuple[str, str]]) -> str:
+    # Brings PyTorch.
+    from sizing.carried import HEAD, carried  # noqa: PLC0415
+
+    with TemporaryDirectory(prefix="bertserve-size-") as own:
+        folder = given.keep or Path(own)
+        folder.mkdir(parents=True, exist_ok=True)
+        words = (given.seconds, given.lengths, given.slo)
+        found = []
+        for name, precision in asked:
+            found.append(carried(name, precision, *words, probe_s=given.probe_s, folder=folder, tell=_tell))
+            _tell(found[-1].row())
+    _keep(given.out, {"capacities": [asdict(one) for one in found]})
+    return "\n".join([HEAD, *(one.row() for one in found)])
+
+
+def _keep(out: Path | None, found: Mapping[str, object]) -> None:
+    """Adds figures to those of a file, in the place of such ones there."""
+    if out is not None:
+        before = json.loads(out.read_bytes()) if out.exists() else {}
+        out.write_text(json.dumps({**before, **found}) + "\n")
+
+
+def _cells(given: argparse.Namespace, asked: Sequence[tuple[str, str]]) -> str:
     cells: list[Cell] = []
     runs = []
-    for name in given.encoder or ("bert-base", "bert-large"):
-        for precision in given.precision or ("fp32", "int8"):
-            samples = measure(name, precision, given.seconds)
-            cells += compare(name, precision, samples)
-            lanes = {
-                kind.value: [[s.layers, *s.shape, s.us, s.spread_us] for s in found] for kind, found in samples.items()
-            }
-            runs.append({"encoder": name, "precision": precision, "samples": lanes})
-    if given.out:
-        content = {
-            "processor": processor(),
-            "cores": available_cpus(),
-            "cells": [asdict(c) for c in cells],
-            "runs": runs,
+    for name, precision in asked:
+        samples = measure(name, precision, given.seconds)
+        cells += compare(name, precision, samples)
+        lanes = {
+            kind.value: [[s.layers, *s.shape, s.us, s.spread_us] for s in found] for kind, found in samples.items()
         }
-        given.out.write_text(json.dumps(content) + "\n")
-    print(report(cells))  # noqa: T201  the command's own output
+        runs.append({"encoder": name, "precision": precision, "samples": lanes})
+    where = {"processor": processor(), "cores": available_cpus()}
+    _keep(given.out, {**where, "cells": [asdict(c) for c in cells], "runs": runs})
+    return report(cells)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""About 30 seconds: an export, a server and a search."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sizing import benchmark
+from sizing.carried import _texts as texts_of
+from sizing.lengths import Lengths
+from sizing.plan import Load, Objective
+from tests.support.models import NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = {
+    "model_type": "bert",
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 64,
+}
+
+
+def test_what_a_server_carries_is_foretold_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By three of five layers, and by the server with all of them under the load generator; the ratio is told."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY))
+    out, kept = tmp_path / "figures.json", tmp_path / "kept"
+    out.write_text(json.dumps({"cells": [1]}))
+    words = ["--capacity", "--encoder", str(tmp_path / "tiny"), "--precision", "fp32", "--lengths", "8-40"]
+    times = ["--slo", "p90=100ms", "--seconds", "0.1", "--probe-s", "0.5"]
+    benchmark.main([*words, *times, "--keep", str(kept), "--out", str(out)])
+    content = json.loads(out.read_text())
+    [found] = content["capacities"]
+    assert content["cells"] == [1]
+    assert (found["encoder"], found["precision"], found["lengths"]) == ("tiny", "fp32", "8-40")
+    assert found["foretold_per_s"] > 0
+    assert found["measured_per_s"] > 0
+    assert {run["held"] for run in found["runs"]} == {True, False}
+    ratio = found["foretold_per_s"] / found["measured_per_s"]
+    assert f"| {found['measured_per_s']:.1f} | {ratio:.2f} | {found['confidence']} |" in capsys.readouterr().out
+    assert [path.name for path in kept.iterdir()] == ["tiny-fp32"]
+
+
+def test_texts_have_the_lengths_of_the_mix(models: Path) -> None:
+    """As many of each as the mix has it, and not sorted."""
+    load = Load(1.0, Lengths({8: 3.0, 32: 1.0}, ""), Objective(99, 100))
+    texts = texts_of(models, load)
+    words = [len(text.split()) > 12 for text in texts]
+    assert Counter(words) == {False: 150, True: 50}
+    assert any(words[:100])
+
+
+def test_a_bundle_has_no_layers_to_make(models: Path, tmp_path: Path) -> None:
+    """What is asked for is said, in one line."""
+    words = ["--capacity", "--encoder", str(models / NAME), "--keep", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"takes the name of an encoder or a config\.json, no bundle"):
+        benchmark.main(words)
