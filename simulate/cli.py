@@ -83,7 +83,12 @@ class Options:
             bulk_share=arguments.bulk_share,
             bulk_slice_s=arguments.bulk_slice_ms / 1e3,
         )
-        device = Device(points=table.points, narrow_lanes=table.narrow_lanes, overhead=overhead)
+        device = Device(
+            points=table.warm_up or table.points,
+            times=table.points,
+            narrow_lanes=table.narrow_lanes,
+            overhead=overhead,
+        )
         bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
         world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed, bulk)
         return cls(arguments, table, world, {} if arguments.replay else parse_mix(arguments.tokens))

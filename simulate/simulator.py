@@ -6,7 +6,8 @@ The `Scheduler` is the server's own; only what is around it is modelled, in four
   takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
   `reply_us` for each answer.
 - A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
-- A batch takes what the cost table says, varied by the spread that was measured there.
+- A batch takes what the cost table says, varied by the spread that was measured there. Where a server has corrected its
+  table, batches take the corrected times and decisions rest on the warm-up's, as they do in the server.
 - Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
   run meanwhile share the rest.
 
@@ -112,12 +113,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one device slot.
 
     Attributes:
-        points: What batches cost.
+        points: What batches cost, as the scheduler knows it from the warm-up.
+        times: What they take, where that has changed since; None: the same.
         narrow_lanes: Lanes beside the wide one.
         overhead: What the server adds.
     """
 
     points: Sequence[CostPoint]
+    times: Sequence[CostPoint] | None = None
     narrow_lanes: int = 0
     overhead: Overhead = Overhead()
 
@@ -236,8 +239,9 @@ class _Simulation:
         self._scheduler = scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
         self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
         self._together = policy.batch_invariant[_MODEL]
-        narrow = _Lane(costs.narrow or costs.wide, _jitter(device.points, "narrow"))
-        self._lanes = [_Lane(costs.wide, _jitter(device.points, "wide"))]
+        taken = ModelCosts(device.times or device.points, narrow_lanes=device.narrow_lanes)
+        narrow = _Lane(taken.narrow or taken.wide, _jitter(device.points, "narrow"))
+        self._lanes = [_Lane(taken.wide, _jitter(device.points, "wide"))]
         self._lanes += [_Lane(narrow.table, narrow.jitter) for _ in range(device.narrow_lanes)]
         self._overhead = device.overhead
         self._front_free = 0.0

@@ -38,6 +38,7 @@ class Table:
     Attributes:
         title: Of what and on what.
         points: Times of batches.
+        warm_up: The same before a server corrected them; empty where none did.
         sources: URL and kind of each source, in words; empty for a table that was measured here.
         narrow_lanes: Lanes beside the wide one.
         threads: Cores that the engine shares with the server; 0 where it has its own.
@@ -45,6 +46,7 @@ class Table:
 
     title: str
     points: tuple[CostPoint, ...]
+    warm_up: tuple[CostPoint, ...] = ()
     sources: tuple[str, ...] = ()
     narrow_lanes: int = 0
     threads: int = 0
@@ -97,7 +99,7 @@ def in_stages(table: Table, stages: int, transfer_us: float) -> Table:
     wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in table.points]
     narrow = [msgspec.structs.replace(point, kind="narrow") for point in wide]
     title = f"{table.title}, in {stages} stages"
-    return replace(table, title=title, points=(*wide, *narrow), narrow_lanes=stages)
+    return replace(table, title=title, points=(*wide, *narrow), warm_up=(), narrow_lanes=stages)
 
 
 def find_table(given: str, model: str | None = None) -> Table:
@@ -134,7 +136,7 @@ def _table(content: Any, stem: str, model: str | None) -> Table:  # noqa: ANN401
 
 def _published(content: Mapping[str, Any]) -> Table:
     sources = tuple(f"{one['url']} ({one['what']})" for one in content["sources"].values())
-    return Table(content["title"], tuple(_published_point(row) for row in content["points"]), sources)
+    return Table(content["title"], tuple(_published_point(row) for row in content["points"]), sources=sources)
 
 
 def _published_point(row: Mapping[str, Any]) -> CostPoint:
@@ -151,7 +153,8 @@ def _of_statuses(contents: Sequence[Any], name: str | None) -> Table:
         _point(row, statistics.fmean(_factor(seen["corrections"], row) for seen in costs)) for row in costs[-1]["table"]
     ]
     engine, model = contents[-1]["engine"], costs[-1]
-    return _measured(model["title"], points, engine["threads"], len(engine["lanes"]) - 1)
+    table = _measured(model["title"], points, engine["threads"], len(engine["lanes"]) - 1)
+    return replace(table, warm_up=tuple(map(_point, model["table"])))
 
 
 def _costs(content: Mapping[str, Any], name: str | None) -> dict[str, Any]:

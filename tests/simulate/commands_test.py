@@ -121,6 +121,7 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
         ("wide", 8, 2, 1350.0, 13.5),
         ("narrow", 8, 1, 1000.0, 9.0),
     ]
+    assert [p.us for p in table.warm_up] == [600.0, 900.0, 1000.0]
     slower = {**model, "costs": {"corrections": {"wide": {"factor": 2.0, "shapes": [1.0] * 7}}, "table": rows}}
     several = tmp_path / "status.jsonl"
     several.write_text("".join(f"{json.dumps({'engine': engine, 'models': [one]})}\n" for one in (model, slower)))

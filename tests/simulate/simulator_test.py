@@ -94,6 +94,13 @@ def test_narrow_lanes_work_side_by_side() -> None:
     assert latencies_ms(found) == pytest.approx([4, 9, 9])
 
 
+def test_decisions_rest_on_the_warm_up_and_batches_take_what_they_take_now() -> None:
+    """A wide lane that has become quick enough to carry more than the narrow ones still leaves company to them."""
+    points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
+    found = play(Device(points=points, times=[*wide(2000), points[1]], narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
+    assert latencies_ms(found.outcomes) == pytest.approx([2, 7, 7])
+
+
 def test_a_deadline_refuses_or_ends_a_request() -> None:
     """What an idle engine cannot keep is hopeless; what the queue does not let it keep is overload."""
     hopeless = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, timeout_s=0.003))

@@ -67,21 +67,24 @@ class SimulatedBenchmark(Benchmark):
         return page(store)
 
 
-def _calm(bench: Bench) -> dict[str, float]:
-    """What the server adds to a request that meets no other, as options of the simulator."""
+def _calm(bench: Bench) -> dict[str, Any]:
+    """What the server adds to a request that meets no other, as options of the simulator; and its table of costs."""
     server, rate = bench.server(OURS), min(SHARES) * bench.capacity(OURS)
     requests, _ = drive(bench.target(server), bench.mixed, even(bench.plan.seconds), rate, 70)
     each_us, token_us = requests.overhead_us()
-    held_us = costs_of(bench.status(server))["corrections"]["wide"]["overhead_us"]
+    costs = costs_of(bench.status(server))
+    held_us = costs["corrections"]["wide"]["overhead_us"]
     wire_us = max(0.0, held_us - _BATCH_US)
     receive_us = max(0.0, each_us - wire_us - _BATCH_US - _REPLY_US)
-    return {"receive": receive_us, "token": token_us, "reply": _REPLY_US, "batch": _BATCH_US, "wire": wire_us}
+    added = {"receive": receive_us, "token": token_us, "reply": _REPLY_US, "batch": _BATCH_US, "wire": wire_us}
+    table = [[row[name] for name in ("kind", "tokens", "texts", "measured_us", "spread_us")] for row in costs["table"]]
+    return {"overhead": added, "table": table}
 
 
 def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
     """A measured run, and its simulation with what the server had learned of its costs under the same load before."""
     rate, seconds, phases = share * bench.capacity(OURS), bench.plan.seconds, even(bench.plan.seconds)
-    server, overhead = bench.server(OURS), bench.store.steps["calm"]
+    server, overhead = bench.server(OURS), bench.store.steps["calm"]["overhead"]
     target = bench.target(server)
     statuses = _settled(bench, rate, 1000 + number)
     requests, generator = drive(target, bench.mixed, phases, rate, 100 + number)
@@ -92,7 +95,14 @@ def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
         name: simulated.replay(costs, sent, seconds, overhead)
         for name, costs in (("simulated", statuses), ("by the last status", statuses[-1:]))
     }
-    return {"measured": measured, **{name: {key: found[key] for key in _SIMULATED} for name, found in told.items()}}
+    figures = {name: {key: found[key] for key in _SIMULATED} for name, found in told.items()}
+    return {"measured": measured, **figures, "corrections": [_corrections(status) for status in statuses]}
+
+
+def _corrections(status: Any) -> dict[str, list[float]]:  # noqa: ANN401  JSON
+    """What times count for beside the table, by kind of lane and bucket."""
+    found = costs_of(status)["corrections"]
+    return {kind: [round(one["factor"] * shape, 4) for shape in one["shapes"]] for kind, one in found.items()}
 
 
 def _settled(bench: Bench, rate: float, seed: int) -> list[Any]:
@@ -152,7 +162,7 @@ def _figures(store: Store, found: Sequence[tuple[float, Sequence[Any]]]) -> Tabl
             row.append(f"{100 * _off(runs, name):+.0f}%")
         rows.append([*row, MET[all(abs(_off(runs, name)) <= limit for name, limit in names)]])
     head = [word for name in ("p50 ms", "p99 ms", "answered/s") for word in (f"{name} measured", "simulated", "off")]
-    calm, capacity = store.steps["calm"], store.steps[f"capacity {OURS}"]["capacity_per_s"]
+    calm, capacity = store.steps["calm"]["overhead"], store.steps[f"capacity {OURS}"]["capacity_per_s"]
     note = (
         f"C is {capacity:.1f} requests a second, the highest rate at which p99 <= {SLO_MS:g} ms. Medians of"
         f" {len(found[0][1])} runs, `off` of the ratios within a run. What the server adds was measured at"

@@ -179,7 +179,7 @@ def replayed_store(path: Path, rounds: int = 3) -> Store:
     """Rounds of replays, with invented figures: each round's machine is faster than the last one's."""
     found: dict[str, Any] = {
         "capacity ours": {"capacity_per_s": 50.0},
-        "calm": {"receive": 150.0, "token": 3.0, "reply": 100.0, "batch": 70.0, "wire": 90.0},
+        "calm": {"overhead": {"receive": 150.0, "token": 3.0, "reply": 100.0, "batch": 70.0, "wire": 90.0}},
     }
     stages = {"queue_ms": 2.0, "compute_ms": 8.0}
     for number, share in product(range(1, rounds + 1), replays.SHARES):
