@@ -158,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
         "--cost",
         required=True,
         metavar="NAME|FILE",
-        help=f"{', '.join(PUBLISHED)}, a server's /status, or a .jsonl of several",
+        help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status",
     )
     made.add_argument("--model", help="which model of a /status with several")
     made.add_argument("--stages", type=int, default=1, metavar="N", help="a pipeline of N such devices (docs/split.md)")

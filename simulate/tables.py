@@ -1,14 +1,12 @@
 """Tables of costs: those that were published for a T4, and those that a server measured of itself.
 
-A file holds one of these: a table as in `simulate/data`; the answer of a server's `/status`, whose times count as the
-server has corrected them since; with the suffix `.jsonl` several such answers, one a line, by the mean of whose
-corrections the times then count; or what a node keeps in its cache.
+A file holds one of three things: a table as in `simulate/data`, the answer of a server's `/status`, whose times count
+as the server has corrected them since, or what a node keeps in its cache.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -114,10 +112,8 @@ def find_table(given: str, model: str | None = None) -> Table:
     """
     try:
         source = _DATA / f"{given}.json" if given in PUBLISHED else Path(given)
-        text = source.read_text(encoding="utf-8")
-        if given.endswith(".jsonl"):
-            return _of_statuses([json.loads(line) for line in text.splitlines() if line.strip()], model)
-        return _table(json.loads(text), Path(given).stem, model)
+        content = json.loads(source.read_text(encoding="utf-8"))
+        return _table(content, Path(given).stem, model)
     except OSError as error:
         known = "" if Path(given).suffix else f" (tables that come with the program: {', '.join(PUBLISHED)})"
         raise SimulateError(f"--cost {given}: {error.strerror}{known}") from error
@@ -129,7 +125,7 @@ def _table(content: Any, stem: str, model: str | None) -> Table:  # noqa: ANN401
     if "sources" in content:
         return _published(content)
     if "models" in content:
-        return _of_statuses([content], model)
+        return _of_status(content, model)
     threads = content["fingerprint"]["threads"]
     return _measured(stem, [_point(row) for row in content["points"]], threads, threads)
 
@@ -144,26 +140,17 @@ def _published_point(row: Mapping[str, Any]) -> CostPoint:
     return CostPoint("wide", row["tokens"], row["texts"], row["ms"] * 1e3, tail_ms * 1e3 / _TAIL * _QUARTILES)
 
 
-def _of_statuses(contents: Sequence[Any], name: str | None) -> Table:
-    """The table of the last of a server's answers, corrected by the mean of all: each alone shows a second or so."""
-    if not contents:
-        raise ValueError("no answer of /status in it")
-    costs = [_costs(content, name) for content in contents]
-    points = [
-        _point(row, statistics.fmean(_factor(seen["corrections"], row) for seen in costs)) for row in costs[-1]["table"]
-    ]
-    engine, model = contents[-1]["engine"], costs[-1]
-    table = _measured(model["title"], points, engine["threads"], len(engine["lanes"]) - 1)
-    return replace(table, warm_up=tuple(map(_point, model["table"])))
-
-
-def _costs(content: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+def _of_status(content: Mapping[str, Any], name: str | None) -> Table:
     models = [model for model in content["models"] if model["costs"] and name in {None, model["name"]}]
     if len(models) != 1:
         names = ", ".join(model["name"] for model in content["models"])
         raise SimulateError(f"--cost: name one of the server's models with --model ({names})")
     [model] = models
-    return {**model["costs"], "title": f"{model['name']} {model['precision']}"}
+    rows, seen = model["costs"]["table"], model["costs"]["corrections"]
+    points = [_point(row, _factor(seen, row)) for row in rows]
+    engine = content["engine"]
+    table = _measured(f"{model['name']} {model['precision']}", points, engine["threads"], len(engine["lanes"]) - 1)
+    return replace(table, warm_up=tuple(map(_point, rows)))
 
 
 def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:

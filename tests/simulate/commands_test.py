@@ -101,10 +101,7 @@ def test_what_is_not_published_says_that_it_is_interpolated() -> None:
 
 
 def test_a_table_is_read_from_status(tmp_path: Path) -> None:
-    """What `/status` shows: lanes and cores of the engine, and what warm-up measured, as corrected since.
-
-    Of several answers, one a line, it is the mean of their corrections.
-    """
+    """What `/status` shows: lanes and cores of the engine, and what warm-up measured, as corrected since."""
     rows = [
         {"kind": kind, "tokens": 8, "texts": texts, "measured_us": us, "spread_us": 9.0, "predicted_us": 1.0}
         for kind, texts, us in (("wide", 1, 600.0), ("wide", 2, 900.0), ("narrow", 1, 1000.0))
@@ -122,13 +119,6 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
         ("narrow", 8, 1, 1000.0, 9.0),
     ]
     assert [p.us for p in table.warm_up] == [600.0, 900.0, 1000.0]
-    slower = {**model, "costs": {"corrections": {"wide": {"factor": 2.0, "shapes": [1.0] * 7}}, "table": rows}}
-    several = tmp_path / "status.jsonl"
-    several.write_text("".join(f"{json.dumps({'engine': engine, 'models': [one]})}\n" for one in (model, slower)))
-    assert [p.us for p in find_table(str(several)).points] == [1.75 * 600, 1.75 * 900, 1000.0]
-    several.write_text("\n")
-    with pytest.raises(SimulateError, match="no answer of /status in it"):
-        find_table(str(several))
     path.write_text(json.dumps({"engine": engine, "models": [model, {**model, "name": "other"}]}))
     with pytest.raises(SimulateError, match=r"--model \(minilm, other\)"):
         find_table(str(path))

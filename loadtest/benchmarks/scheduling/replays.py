@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -28,7 +27,6 @@ SHARES = (0.3, 0.6, 0.8)
 
 _USUAL = Plan(seconds=30.0)
 _SETTLED_S = 15.0
-_EVERY_S = 0.5
 _REPLY_US, _BATCH_US = 100.0, 70.0
 """Of what the server adds, the parts behind the engine's work: by the CPU time of docs/benchmarks/main-job.md."""
 
@@ -86,37 +84,21 @@ def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
     rate, seconds, phases = share * bench.capacity(OURS), bench.plan.seconds, even(bench.plan.seconds)
     server, overhead = bench.server(OURS), bench.store.steps["calm"]["overhead"]
     target = bench.target(server)
-    statuses = _settled(bench, rate, 1000 + number)
+    # Its corrections are those of this load only after some of it.
+    drive(target, bench.mixed, even(_SETTLED_S), rate, 1000 + number)
+    status = bench.status(server)
     requests, generator = drive(target, bench.mixed, phases, rate, 100 + number)
     measured = requests.figures(seconds, SLO_MS) | _stages(requests)
     measured["generator_late_p99_ms"] = generator.lateness.percentile_ms(99)
-    sent = bench.mixed.requests(phases, rate, 100 + number)
-    told = {
-        name: simulated.replay(costs, sent, seconds, overhead)
-        for name, costs in (("simulated", statuses), ("by the last status", statuses[-1:]))
-    }
-    figures = {name: {key: found[key] for key in _SIMULATED} for name, found in told.items()}
-    return {"measured": measured, **figures, "corrections": [_corrections(status) for status in statuses]}
+    told = simulated.replay(status, bench.mixed.requests(phases, rate, 100 + number), seconds, overhead)
+    figures = {name: told[name] for name in _SIMULATED}
+    return {"measured": measured, "simulated": figures, "corrections": _corrections(status)}
 
 
 def _corrections(status: Any) -> dict[str, list[float]]:  # noqa: ANN401  JSON
     """What times count for beside the table, by kind of lane and bucket."""
     found = costs_of(status)["corrections"]
     return {kind: [round(one["factor"] * shape, 4) for shape in one["shapes"]] for kind, one in found.items()}
-
-
-def _settled(bench: Bench, rate: float, seed: int) -> list[Any]:
-    """What the server says of itself, again and again, under a load that it has had for some seconds."""
-    server, statuses = bench.server(OURS), []
-    with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(drive, bench.target(server), bench.mixed, even(_SETTLED_S), rate, seed)
-        while not load.done():
-            statuses.append(bench.status(server))
-            try:
-                load.result(_EVERY_S)
-            except TimeoutError:
-                continue
-    return statuses[len(statuses) // 3 :]
 
 
 def _stages(requests: Requests) -> dict[str, float]:
@@ -130,12 +112,12 @@ def page(store: Store) -> Page:
     method = (
         "Texts of 6 to 250 words of real English in even steps, open loop, Poisson arrivals, over HTTP; the generator"
         " shares the cores with the server. The very arrivals and lengths of each measured run are replayed by"
-        " `bertserve simulate`, with the server's own table and the mean of what it had corrected that by under the"
-        " same load, in the seconds before the run."
+        " `bertserve simulate`, with the server's own table and what it had corrected that by under the same load, just"
+        " before the run."
     )
     facts = {"model": f"{store.facts['model']} version {store.facts['version']}"}
     found = [(share, runs) for share in SHARES if (runs := _runs(store, share))]
-    parts = [_figures(store, found), _means(found), _last(found)] if found else []
+    parts = [_figures(store, found), _means(found)] if found else []
     return Page("Simulated against measured", method, parts, facts=facts)
 
 
@@ -143,9 +125,9 @@ def _runs(store: Store, share: float) -> list[Any]:
     return [run for name, run in store.named("replay ").items() if float(name.split()[1]) == share]
 
 
-def _off(runs: Sequence[Any], name: str, by: str = "simulated") -> float:
+def _off(runs: Sequence[Any], name: str) -> float:
     """How far the simulation is from the measurement, relative: the median of the runs."""
-    return float(statistics.median(run[by][name] / run["measured"][name] for run in runs) - 1)
+    return float(statistics.median(run["simulated"][name] / run["measured"][name] for run in runs) - 1)
 
 
 def _median(runs: Sequence[Any], who: str, name: str) -> float:
@@ -182,20 +164,3 @@ def _means(found: Sequence[tuple[float, Sequence[Any]]]) -> Table:
     note = "Means, as the server's headers tell them: the wait for a lane, and the time of the engine. Medians of runs."
     head = ("of C", "queue ms measured", "simulated", "compute ms measured", "simulated")
     return Table("Stages", note, head, rows)
-
-
-def _last(found: Sequence[tuple[float, Sequence[Any]]]) -> Table:
-    rows = []
-    for share, runs in found:
-        row = [f"{share:g}"]
-        for by in ("simulated", "by the last status"):
-            for name in ("p50_ms", "p99_ms"):
-                offs = sorted(100 * (run[by][name] / run["measured"][name] - 1) for run in runs)
-                row.append(f"{statistics.median(offs):+.0f}% ({offs[0]:+.0f} to {offs[-1]:+.0f})")
-        rows.append(row)
-    note = (
-        "A server corrects its costs by about its last 50 batches: one `/status` shows a second or two of the machine."
-        " How far off is the simulation with several of them, and with the last alone? Medians (least to most)."
-    )
-    head = ("of C", "p50, several", "p99, several", "p50, the last", "p99, the last")
-    return Table("One status or several", note, head, rows)

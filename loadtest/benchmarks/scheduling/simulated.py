@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 _LIMIT_S = 300.0
 
 
-def replay(
-    statuses: Sequence[Any], requests: Sequence[tuple[float, int]], seconds: float, overhead: Mapping[str, float]
-) -> Any:  # noqa: ANN401  JSON
+def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: dict[str, float]) -> Any:  # noqa: ANN401  JSON
     """What becomes of the requests of a measured run.
 
     Args:
-        statuses: Answers of the server's `/status`, one or several.
+        status: The server's `/status`.
         requests: Seconds and tokens of each.
         seconds: Length of the schedule.
         overhead: Options of `bertserve simulate` that end in `-us`, without that end.
@@ -33,8 +31,8 @@ def replay(
         BenchError: The simulator fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        costs, kept = Path(folder) / "status.jsonl", Path(folder) / "requests.json"
-        costs.write_text("\n".join(map(json.dumps, statuses)), encoding="utf-8")
+        costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
+        costs.write_text(json.dumps(status), encoding="utf-8")
         kept.write_text(json.dumps(requests), encoding="utf-8")
         run = ("--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
         return asked(*run, *_words(overhead))
