@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -139,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     made.add_argument("--keep", type=Path, metavar="DIR", help="keep its exports there, and take those that are there")
     given = made.parse_args(argv)
     asked = list(product(given.encoder or ("bert-base", "bert-large"), given.precision or ("fp32", "int8")))
+    # Lets SIGTERM leave blocks as an exception does: a server is ended on the way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         check_above_zero(given, "seconds", "probe_s")
         print(_capacities(given, asked) if given.capacity else _cells(given, asked))  # noqa: T201  the command's output
