@@ -18,6 +18,7 @@ from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind
 from loadtest.generator.scenario import Phase, Scenario
 from loadtest.generator.search import search
+from loadtest.mlperf.accuracy import ERROR
 from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
 from loadtest.mlperf.verdict import METRICS, Verdict
@@ -45,13 +46,14 @@ _METHOD = (
     "Capacity is the highest rate of Poisson arrivals that holds `{slo}`, MLPerf's bound for BERT's Server, in runs of"
     " 10 s: what `bertserve load --find-capacity` searches for, with the samples and the requests that LoadGen sends"
     " (the Open Inference Protocol over HTTP). LoadGen's runs last {seconds:g} s; the rules ask for 600 s, so that only"
-    " the run in full keeps them. Models and data are those of the open division. Server, client and LoadGen share the"
+    " those in full keep them. Models and data are those of the open division. Server, client and LoadGen share the"
     " machine."
 )
 _HEAD = ("model", "run", "LoadGen says", "rate", "judged by", "figure", "p50 ms", "p99 ms", "accuracy")
 _NOTE = (
     "`rate`: queries a second that Server was given. `accuracy`: in LoadGen's accuracy mode; of embed the mean cosine"
-    " to fp32, of answer F1, and what the gate asks for: a cosine of 0.99, 99% of fp32's F1."
+    " to fp32, of answer F1 and the standard error of its difference to fp32's, and what the gate asks for: a cosine"
+    " of 0.99, 99% of fp32's F1."
 )
 
 
@@ -84,8 +86,7 @@ class MlperfBenchmark(Benchmark):
             yield f"{name} capacity", partial(self._capacity, name)
             for scenario in SCENARIOS:
                 yield f"{name} {scenario}", partial(self._run, name, scenario)
-            if name == "embed":
-                yield _FULL.format(name), partial(self._full, name)
+            yield _FULL.format(name), partial(self._full, name)
 
     @cached_property
     def _served(self) -> dict[str, Served]:
@@ -171,7 +172,8 @@ def _row(name: str, scenario: str, capacity: float, run: dict[str, Any]) -> list
     verdict, accuracy = run["verdict"], run["accuracy"]
     is_offline = verdict["scenario"] == "Offline"
     rate = f"{run['share'] * capacity:.1f}" if verdict["scenario"] == "Server" else "-"
-    gate = f"{accuracy['found']:.4f} of {accuracy['least']:.4f}, {_WORD[accuracy['held']]}" if accuracy else "-"
+    error = f" ± {accuracy['others'][ERROR]:.2f}" if accuracy and ERROR in accuracy["others"] else ""
+    gate = f"{accuracy['found']:.4f}{error} of {accuracy['least']:.4f}, {_WORD[accuracy['held']]}" if accuracy else "-"
     return [
         name,
         f"{scenario}, {run['seconds']:g} s",
@@ -227,7 +229,7 @@ def _url(server: BertServer) -> str:
 def _values(rules: Rules) -> dict[str, Any]:
     accuracy = {**dataclasses.asdict(rules.accuracy), "held": rules.accuracy.held} if rules.accuracy else None
     return {
-        "seconds": rules.seconds,
+        "seconds": rules.log.least_s if rules.log else None,
         "verdict": dataclasses.asdict(rules.verdict) if rules.verdict else None,
         "accuracy": accuracy,
     }

@@ -57,6 +57,22 @@ def precision_of(target: Target) -> str:
     return str(info.get("model_dtype", "")) if isinstance(info, dict) else ""
 
 
+def cached_of(target: Target) -> int | None:
+    """Requests to the model that an HTTP target names for which its server looked into a cache of answers.
+
+    None where it does not tell, by the statistics of the Open Inference Protocol's extension.
+
+    Raises:
+        BenchError: The server is not there, or refuses to tell.
+    """
+    try:
+        [model] = _Asking(target).get(f"/v2/models/{target.model}/stats")["model_stats"]
+        stats = model["inference_stats"]
+        return sum(int(stats[key]["count"]) for key in ("cache_hit", "cache_miss"))
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
 def _info(target: Target) -> str:
     return f"/models/{target.model}/info" if target.in_path else "/info"
 

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
     from loadtest.mlperf.library import Conversation, Library
 
+    Figures = np.ndarray[tuple[int], np.dtype[np.float64]]
+    """Of each sample."""
+
 GATE = 0.99
+
+ERROR = "standard error of the difference"
+"""Of F1 to fp32's, over the questions of the file: what the gate's hundredth must be seen beside."""
+
+Entry = tuple[int, bytes]
+"""A sample and an answer to it, as LoadGen logs them."""
+
 _BATCH = 8
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -76,6 +86,25 @@ def reference(conversation: Conversation) -> list[bytes]:
     return found
 
 
+def read_entries(file: Path, size: int) -> list[Entry]:
+    """What a `mlperf_log_accuracy.json` holds, in its order.
+
+    Args:
+        file: Of any mode.
+        size: Samples of the library.
+
+    Raises:
+        BenchError: It cannot be read, or names a sample that there is not.
+    """
+    try:
+        found = [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in json.loads(file.read_bytes())]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error
+    if strangers := {index for index, _ in found} - set(range(size)):
+        raise BenchError(f"{file} has an answer to sample {min(strangers)}, of {size}")
+    return found
+
+
 def read_log(file: Path, size: int) -> list[bytes]:
     """What LoadGen logged of an accuracy run, by sample; MultiStream fills its last query with samples that it had.
 
@@ -87,13 +116,9 @@ def read_log(file: Path, size: int) -> list[bytes]:
         BenchError: A sample is missing, or has two answers.
     """
     found: dict[int, bytes] = {}
-    try:
-        for entry in json.loads(file.read_bytes()):
-            data = bytes.fromhex(entry["data"])
-            if found.setdefault(entry["qsl_idx"], data) != data:
-                raise BenchError(f"{file} has two answers to sample {entry['qsl_idx']}")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error
+    for index, data in read_entries(file, size):
+        if found.setdefault(index, data) != data:
+            raise BenchError(f"{file} has two answers to sample {index}")
     if found.keys() != set(range(size)):
         raise BenchError(f"{file} has answers to {len(found)} samples of {size}")
     return [found[index] for index in range(size)]
@@ -111,23 +136,30 @@ def judge(library: Library, found: Sequence[bytes], fp32: Sequence[bytes]) -> Ac
         BenchError: The vectors cannot be compared, or fp32 has not one answer right.
     """
     if library.task == "answer":
-        exact, f1 = squad(library.gold, [one.decode() for one in found])
-        _, full = squad(library.gold, [one.decode() for one in fp32])
+        exact, f1s = squad(library.gold, [one.decode() for one in found])
+        _, fulls = squad(library.gold, [one.decode() for one in fp32])
+        full = float(fulls.mean())
         if not full:
             raise BenchError("the reference has not one answer right: are these questions in the model's language?")
-        return Accuracy("f1", f1, GATE * full, {"exact_match": exact, "fp32's f1": full})
+        others = {
+            "exact_match": float(exact.mean()),
+            "fp32's f1": full,
+            ERROR: float((f1s - fulls).std() / len(fulls) ** 0.5),
+            "% of fp32's answers": 100 * float(np.mean([one == other for one, other in zip(found, fp32, strict=True)])),
+        }
+        return Accuracy("f1", float(f1s.mean()), GATE * full, others)
     cosines = _cosines(found, fp32)
     return Accuracy("mean cosine", float(cosines.mean()), GATE, {"least cosine": float(cosines.min())})
 
 
-def squad(gold: Sequence[Sequence[str]], answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 in percent, by the best of each question's right answers."""
+def squad(gold: Sequence[Sequence[str]], answers: Sequence[str]) -> tuple[Figures, Figures]:
+    """Exact match and F1 of each answer in percent, by the best of its question's right answers."""
     exact, f1 = [], []
     for right, answer in zip(gold, answers, strict=True):
         words, others = _normal(answer), [_normal(one) for one in right]
         exact.append(float(words in others))
         f1.append(max(_f1(words, other) for other in others))
-    return 100 * float(np.mean(exact)), 100 * float(np.mean(f1))
+    return 100 * np.array(exact), 100 * np.array(f1)
 
 
 def _normal(text: str) -> list[str]:
@@ -140,10 +172,10 @@ def _f1(answer: Sequence[str], right: Sequence[str]) -> float:
     return 2 * common / (len(answer) + len(right)) if common else 0.0
 
 
-def _cosines(found: Sequence[bytes], fp32: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _cosines(found: Sequence[bytes], fp32: Sequence[bytes]) -> Figures:
     ours, theirs = (np.array([np.frombuffer(one, "<f4") for one in rows], np.float64) for rows in (found, fp32))
     if ours.shape != theirs.shape:
         raise BenchError(f"vectors of {ours.shape[1]} numbers, and the reference's of {theirs.shape[1]}")
     norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    cosines: np.ndarray[tuple[int], np.dtype[np.float64]] = (ours * theirs).sum(axis=1) / norms
+    cosines: Figures = (ours * theirs).sum(axis=1) / norms
     return cosines

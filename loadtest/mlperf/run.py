@@ -18,7 +18,17 @@ MODES = {"performance": "PerformanceOnly", "accuracy": "AccuracyOnly"}
 """The modes, and what LoadGen calls them."""
 
 
-def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, mode: str, conf: str, out: str) -> None:
+def run(
+    *,
+    target: dict[str, Any],
+    task: str,
+    data: str | None,
+    scenario: str,
+    mode: str,
+    conf: str,
+    out: str,
+    audit: str | None = None,
+) -> None:
     """Runs a scenario in a mode; LoadGen leaves its logs in a folder.
 
     Args:
@@ -29,6 +39,7 @@ def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, m
         mode: One of `MODES`.
         conf: The file of settings.
         out: The folder.
+        audit: A file of settings that win over those of `conf`, for a compliance test.
 
     Raises:
         BenchError: LoadGen is not installed, or the server did not answer all that it was asked.
@@ -52,7 +63,8 @@ def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, m
         system = loadgen.ConstructSUT(asked.issue, lambda: None)
         # Samples are in memory from the start.
         library = loadgen.ConstructQSL(size, size, lambda _: None, lambda _: None)
-        loadgen.StartTestWithLogSettings(system, library, settings, logs)
+        # A name that there is no file of, so that LoadGen takes none from wherever this was started.
+        loadgen.StartTestWithLogSettings(system, library, settings, logs, audit or str(Path(out, "no-audit.config")))
         loadgen.DestroyQSL(library)
         loadgen.DestroySUT(system)
     if asked.failure is not None:

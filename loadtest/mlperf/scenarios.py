@@ -13,7 +13,7 @@ from loadtest.mlperf.system import OneByOne, SideBySide
 
 if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
-    from loadtest.mlperf.library import Conversation
+    from loadtest.mlperf.library import Conversation, Library
     from loadtest.report.sample import Sample
 
 BENCHMARK = "bert"
@@ -62,6 +62,11 @@ SCENARIOS = {
 }
 
 
+def least_samples(library: Library) -> int:
+    """How many samples Offline must be about: the whole data set, where it has not more than the rules ask for."""
+    return min(len(library.samples), _OFFLINE_SAMPLES)
+
+
 def user_conf(way: Way, conversation: Conversation, rate: float, seconds: float, latency_ms: float) -> str:
     """The settings of a run, in LoadGen's format; what they leave out is as its own configuration says.
 
@@ -90,8 +95,7 @@ def user_conf(way: Way, conversation: Conversation, rate: float, seconds: float,
             if latency_ms:
                 lines["Server.target_latency"] = f"{latency_ms:g}"
         case "Offline":
-            # The whole data set at least, where it has not more samples than the rules ask for.
-            lines["Offline.min_query_count"] = f"{min(size, _OFFLINE_SAMPLES)}"
+            lines["Offline.min_query_count"] = f"{least_samples(conversation.library)}"
             lines["Offline.target_qps"] = f"{_MARGIN * way.batch * asked.per_s:.6g}"
         case name:
             lines[f"{name}.target_latency"] = f"{asked.p50_ms / 2:.6g}"

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
-from loadtest.generator.discovery import models_of, precision_of
+from loadtest.generator.discovery import cached_of, models_of, precision_of
 from loadtest.generator.messages import Target, api_key
 from loadtest.mlperf import accuracy
+from loadtest.mlperf.compliance import TEST, verify
 from loadtest.mlperf.library import TASKS, Conversation, Library
 from loadtest.mlperf.scenarios import SCENARIOS, user_conf
 from loadtest.mlperf.submission import Rules, Submission
-from loadtest.mlperf.verdict import read_verdict
+from loadtest.mlperf.verdict import read_detail, read_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from loadtest.mlperf.compliance import Compliance
+    from loadtest.mlperf.verdict import Log, Verdict
 
 _TIMEOUT_MS = 30_000
 """The deadline of every request: LoadGen knows no refusal, so that lateness must show as latency."""
@@ -100,35 +104,66 @@ class Session:
             )
         return dataclasses.replace(self, fp32=accuracy.reference(Conversation(target, self.library)))
 
-    def run(self, scenario: str, modes: Sequence[str], load: Load) -> Rules:
+    def run(self, scenario: str, modes: Sequence[str], load: Load, *, test: bool = False) -> Rules:
         """Runs a scenario in each mode and writes its results.
+
+        Args:
+            scenario: One of `scenarios.SCENARIOS`.
+            modes: Of `run.MODES`.
+            load: What the performance runs are told.
+            test: Whether to run the compliance test behind both modes.
 
         Raises:
             BenchError: Nothing could be measured.
         """
+        looked_up = cached_of(self.conversation.target)
         conf = user_conf(SCENARIOS[scenario], self.conversation, load.rate, load.seconds, load.latency_ms)
         for mode in modes:
-            with Child("loadtest.mlperf.run") as child:
-                child.ask(
-                    "run",
-                    _LIMIT_S + 2 * load.seconds,
-                    target=dataclasses.asdict(self.conversation.target),
-                    task=self.library.task,
-                    data=str(self.data) if self.data else None,
-                    scenario=scenario,
-                    mode=mode,
-                    conf=str(self.submission.begin(scenario, mode, conf)),
-                    out=str(self.submission.logs(scenario, mode)),
-                )
-        verdict = judged = None
+            self._ask(scenario, mode, conf, load)
+        verdict = log = judged = tested = None
         if "performance" in modes:
-            verdict = read_verdict(self.submission.logs(scenario, "performance") / "mlperf_log_summary.txt")
+            verdict, log = self._performance(scenario)
         if self.fp32 is not None and "accuracy" in modes:
-            log = self.submission.logs(scenario, "accuracy") / "mlperf_log_accuracy.json"
-            judged = accuracy.judge(self.library, accuracy.read_log(log, len(self.library.samples)), self.fp32)
-        rules = Rules(load.seconds, verdict, judged)
-        self.submission.conclude(scenario, self.library, rules)
+            judged = accuracy.judge(self.library, self._answers(scenario), self.fp32)
+            if test:
+                tested = self._tested(scenario, conf, load, self.fp32)
+        caches = None if looked_up is None else cached_of(self.conversation.target) != looked_up
+        rules = Rules(self.library, verdict, log, judged, tested, caches)
+        self.submission.conclude(scenario, rules)
         return rules
+
+    def _ask(self, scenario: str, mode: str, conf: str, load: Load, audit: Path | None = None) -> None:
+        """Runs LoadGen once; it leaves its logs in the folder of the mode."""
+        with Child("loadtest.mlperf.run") as child:
+            child.ask(
+                "run",
+                _LIMIT_S + 2 * load.seconds,
+                target=dataclasses.asdict(self.conversation.target),
+                task=self.library.task,
+                data=str(self.data) if self.data else None,
+                scenario=scenario,
+                mode=mode if audit is None else "performance",
+                conf=str(self.submission.begin(scenario, mode, conf)),
+                out=str(self.submission.logs(scenario, mode)),
+                audit=str(audit) if audit else None,
+            )
+
+    def _performance(self, scenario: str, mode: str = "performance") -> tuple[Verdict, Log]:
+        """What LoadGen says of a performance run, or of the compliance test's."""
+        logs = self.submission.logs(scenario, mode)
+        return read_verdict(logs / "mlperf_log_summary.txt"), read_detail(logs / "mlperf_log_detail.txt")
+
+    def _answers(self, scenario: str) -> list[bytes]:
+        """The accuracy run's, by sample."""
+        log = self.submission.logs(scenario, "accuracy") / "mlperf_log_accuracy.json"
+        return accuracy.read_log(log, len(self.library.samples))
+
+    def _tested(self, scenario: str, conf: str, load: Load, fp32: Sequence[bytes]) -> Compliance:
+        """Runs the compliance test behind the runs that it repeats."""
+        self._ask(scenario, TEST, conf, load, self.submission.audit(scenario))
+        logged = accuracy.read_entries(self.submission.move_sampled(scenario), len(self.library.samples))
+        runs = self._performance(scenario), self._performance(scenario, TEST)
+        return verify(self.library, fp32, self._answers(scenario), logged, runs)
 
 
 def target_of(url: str) -> Target:

@@ -1,4 +1,4 @@
-"""MLPerf's LoadGen against a real server with the fake engine. Costs about 8 s of CPU."""
+"""MLPerf's LoadGen against a real server with the fake engine. Costs about 15 s of CPU."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from loadtest.mlperf import system
 from loadtest.mlperf.__main__ import IMPOSSIBLE, MISSED, PASSED, main
 from loadtest.mlperf.library import Conversation, Library
 from loadtest.mlperf.scenarios import SCENARIOS
-from tests.support.server import free_port
+from tests.support.server import FAKE, Server, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from tests.support.server import Server
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mlperf_loadgen") is None, reason="mlcommons-loadgen is not installed"
@@ -44,19 +42,24 @@ def texts(tmp_path: Path) -> Path:
     return file
 
 
+def lines(file: Path) -> list[str]:
+    """Of a text."""
+    return file.read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_scenario_runs_in_both_modes(
+def test_every_scenario_runs_in_both_modes_and_is_tested(
     fake_server: Server, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], scenario: str
 ) -> None:
     """LoadGen's verdict is the exit code, and a submission's files are where its checker looks for them."""
     url = f"http://{fake_server.http}"
-    words = ["--target", url, "--reference", url, "--mode", "both", "--scenario", scenario, "--data", str(texts)]
+    words = ["--target", url, "--reference", url, "--compliance", "--scenario", scenario, "--data", str(texts)]
     short = ["--seconds", "0.4", "--rate", "1500", "--p99-ms", "10000", "--out", str(tmp_path)]
     code = main([*words, *short])
     said = capsys.readouterr().out
     name = SCENARIOS[scenario].name
-    assert (f"{name}, performance: VALID" in said) == (code == PASSED)
-    assert code in {PASSED, MISSED}
+    is_passed = f"{name}, performance: VALID" in said and f"{name}, TEST01: PASSED" in said
+    assert code == (PASSED if is_passed else MISSED)
     assert f"{name}, accuracy: PASSED, mean cosine 1.0000" in said
     assert "0.4 s; not compliant: the rules ask for 600 s" in said
     [folder] = tmp_path.glob(f"open/bertserve/results/*/minilm/{name}")
@@ -69,8 +72,40 @@ def test_every_scenario_runs_in_both_modes(
     assert "hash=" in (folder / "accuracy" / "accuracy.txt").read_text()
     assert json.loads((folder / "measurements.json").read_text())["weight_data_types"] == "float32"
     assert f"bert.{name}.min_duration = 400" in (folder / "user.conf").read_text()
-    assert "| runs last at least 600 s | no |" in (folder / "README.md").read_text()
+    readme = lines(folder / "README.md")
+    for rule in (
+        "| runs last at least 600 s | no |",
+        "| answers of performance mode are accuracy mode's (TEST01) | yes |",
+        "| no answer is kept for later queries | yes |",
+    ):
+        assert rule in readme
+    if scenario == "offline":
+        [row] = [row for row in readme if row.startswith(f"| at least {TEXTS} samples are asked about (")]
+        assert row.endswith(" were) | yes |")
+    test = folder / "TEST01"
+    logged = json.loads((test / "accuracy" / "mlperf_log_accuracy.json").read_text())
+    assert f"0 of {len(logged):,} answers are not accuracy mode's, the figure is " in said
+    assert lines(test / "verify_accuracy.txt")[1::4] == [f"num_perf_log_entries = {len(logged)}", "TEST PASS"]
+    assert (lines(test / "verify_performance.txt")[-1] == "TEST PASS") == (f"{name}, TEST01: PASSED" in said)
+    names = {file.name for file in (test / "performance" / "run_1").iterdir()}
+    assert {*LOGS} <= names
+    assert "mlperf_log_accuracy.json" not in names
+    assert "accuracy_log_rng_seed : 720381539243781796" in (test / "performance" / "run_1" / LOGS[0]).read_text()
     assert [*tmp_path.glob("open/bertserve/systems/*.json")]
+
+
+def test_a_cache_of_answers_is_not_compliant(
+    models: Path, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rules forbid it: it is named wherever it is found, and fails the compliance test."""
+    with Server(models, *FAKE, "--response-cache-mb", "8") as server:
+        url = f"http://{server.http}"
+        words = ["--target", url, "--reference", url, "--scenario", "offline", "--data", str(texts)]
+        short = ["--seconds", "0.4", "--out", str(tmp_path)]
+        assert main([*words, *short, "--compliance"]) == MISSED
+    assert "; not compliant: the server keeps answers, and the rules forbid it" in capsys.readouterr().out
+    [readme] = tmp_path.glob("open/bertserve/results/*/minilm/Offline/README.md")
+    assert "| no answer is kept for later queries | no |" in lines(readme)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,15 @@ import pytest
 
 from loadtest.errors import BenchError
 from loadtest.mlperf.__main__ import IMPOSSIBLE, main
-from loadtest.mlperf.accuracy import judge, read_log, squad
+from loadtest.mlperf.accuracy import ERROR, judge, read_log, squad
+from loadtest.mlperf.compliance import verify
 from loadtest.mlperf.library import Library
-from loadtest.mlperf.verdict import read_verdict
+from loadtest.mlperf.verdict import Log, Verdict, read_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loadtest.mlperf.compliance import Compliance
 
 SERVER = """\
 ================================================
@@ -75,7 +78,7 @@ def test_a_summary_is_read(tmp_path: Path) -> None:
 )
 def test_f1_is_as_squad_has_it(answer: str, right: list[str], exact: float, f1: float) -> None:
     """Case, punctuation, articles and spaces do not count; of several right answers the nearest does."""
-    assert squad([right], [answer]) == pytest.approx((exact, f1))
+    assert [float(one[0]) for one in squad([right], [answer])] == pytest.approx([exact, f1])
 
 
 def test_the_gate_of_questions_is_99_percent_of_fp32() -> None:
@@ -83,7 +86,11 @@ def test_the_gate_of_questions_is_99_percent_of_fp32() -> None:
     gold = tuple((f"word{index}",) for index in range(101))
     library = Library("answer", "", tuple({"question": "", "context": ""} for _ in gold), gold)
     fp32 = [b"wrong", *(one.encode() for (one,) in gold[1:])]
-    assert judge(library, [b"wrong", b"wrong", *fp32[2:]], fp32).held
+    found = judge(library, [b"wrong", b"wrong", *fp32[2:]], fp32)
+    assert found.held
+    assert found.others["% of fp32's answers"] == pytest.approx(100 * 100 / 101)
+    # One of n differs, by 100: the deviation is 100 * sqrt(n - 1) / n.
+    assert found.others[ERROR] == pytest.approx(100 * math.sqrt(100) / 101 / math.sqrt(101))
     assert not judge(library, [b"wrong", b"wrong", b"wrong", *fp32[3:]], fp32).held
     with pytest.raises(BenchError, match="has not one answer right"):
         judge(library, fp32, [b"wrong"] * len(gold))
@@ -103,6 +110,42 @@ def test_the_gate_of_embeddings_is_the_mean_cosine() -> None:
         judge(library, [bytes(12)] * 2, fp32)
 
 
+def _tested(gold: str, logged: str, *, score: float = 105.0, valid: bool = True) -> Compliance:
+    """The compliance test of as many questions as there are letters, each of which accuracy mode answers with `b`."""
+    library = Library("answer", "", tuple({"question": "", "context": ""} for _ in gold), tuple((one,) for one in gold))
+    entries = [(index, one.encode()) for index, one in enumerate(logged)]
+    runs = [
+        (Verdict("Offline", is_valid, 1.0, 1.0, 1.0, 0, ()), Log({"effective_scenario": "Offline", **values}))
+        for is_valid, values in (
+            (True, {"result_samples_per_second": 100.0}),
+            (valid, {"result_samples_per_second": score}),
+        )
+    ]
+    return verify(library, [b"b"] * len(gold), [b"b"] * len(gold), entries, runs)
+
+
+def test_answers_that_were_logged_are_compared_byte_by_byte() -> None:
+    """Those that differ may do so by rounding: then the metric over them must be within a hundredth."""
+    assert _tested("b" * 200, "b" * 200).held
+    almost = _tested("b" * 200, "b" * 198 + "cc")
+    assert (almost.different, almost.is_same, almost.held) == (2, False, False)
+    almost = _tested("b" * 200, "b" * 199 + "c")
+    assert (almost.different, almost.is_same, almost.held) == (1, True, True)
+    assert "1 of 200 answers are not accuracy mode's in their bytes (f1 99.5000, theirs 100.0000)" in almost.text()
+    assert almost.verify_accuracy().splitlines()[-1] == "TEST FAIL"
+    assert not _tested("b" * 9, "c" * 9).is_same
+    with pytest.raises(BenchError, match="logged no answer of TEST01"):
+        _tested("b", "")
+
+
+@pytest.mark.parametrize(("score", "valid", "held"), [(91.0, True, True), (89.0, True, False), (100.0, False, False)])
+def test_logging_answers_changes_no_figure(score: float, valid: bool, held: bool) -> None:  # noqa: FBT001  a case
+    """It must be within a tenth of the performance run's, and both runs valid."""
+    found = _tested("b", "b", score=score, valid=valid)
+    assert found.is_as_fast == held
+    assert found.verify_performance().splitlines()[-1] == ("TEST PASS" if held else "TEST FAIL")
+
+
 def test_an_accuracy_log_must_be_whole(tmp_path: Path) -> None:
     """Every sample has one answer; a sample that fills a query may come again."""
     file = tmp_path / "mlperf_log_accuracy.json"
@@ -114,6 +157,9 @@ def test_an_accuracy_log_must_be_whole(tmp_path: Path) -> None:
     file.write_text(json.dumps([*entries, {**entries[0], "data": "63"}]))
     with pytest.raises(BenchError, match="two answers to sample 1"):
         read_log(file, 2)
+    file.write_text(json.dumps([{**entries[0], "qsl_idx": 2}]))
+    with pytest.raises(BenchError, match="an answer to sample 2, of 2"):
+        read_log(file, 2)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +167,7 @@ def test_an_accuracy_log_must_be_whole(tmp_path: Path) -> None:
     [
         (["--scenario", "server"], "--rate is missing"),
         (["--scenario", "offline", "--mode", "accuracy"], "--reference is missing"),
+        (["--scenario", "offline", "--compliance"], "--reference is missing"),
         (["--scenario", "offline", "--seconds", "0"], "--seconds must be above 0, not 0"),
         (["--scenario", "offline", "--target", "https://127.0.0.1:1"], "LoadGen asks without TLS"),
         (["--scenario", "offline", "--target", "grpc://127.0.0.1:1"], "HTTP has a port of its own"),
