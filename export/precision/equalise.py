@@ -2,13 +2,15 @@
 
 A few channels of a transformer's activations are ten times as large as the others, and would leave them a
 handful of steps. So each channel is divided by a factor of its own and its row of the matrix multiplied by it,
-which changes no product (SmoothQuant, arXiv 2211.10438). Which factors, and how much of the range is worth
-keeping, is decided product by product: by how far the product in 8 bits lies from the exact one on real text.
+which changes no product (SmoothQuant, arXiv 2211.10438). Then such a row outgrows the others of the matrix, whose
+steps its columns share. Where the activations are made for this product alone, the channel is repeated and its row
+divided among the repetitions (outlier channel splitting, arXiv 1901.09504). Which factors, and how much of the range is
+worth keeping, is decided product by product: by how far the product in 8 bits lies from the exact one on real text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+    Counts = NDArray[np.int64]
 
 _SHARES = (0.65, 0.8, 1.0)
 """How much of a channel's size moves into the matrix."""
@@ -32,6 +35,9 @@ _QUIETEST = np.float32(0.25)
 _LEVELS = 255
 _LARGEST = 127
 _LEAST = np.float32(1e-6)
+_MOST_ADDED = 16
+"""Channels that repetitions may add: the feed-forward part grows by a hundredth or less."""
+_HALVINGS = 30
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,11 +63,25 @@ class Cut:
         factors: float32 [channels].
         low: At most 0, so that 0 stays exactly 0.
         high: More than 0.
+        repeats: How often each channel is there, int64 [channels]; None: once.
     """
 
     factors: Floats
     low: float
     high: float
+    repeats: Counts | None = None
+
+    @property
+    def divisors(self) -> Floats:
+        """The factors of the channels with their repetitions."""
+        return self.factors if self.repeats is None else np.repeat(self.factors, self.repeats)
+
+    def rows(self, matrix: Floats) -> Floats:
+        """What a matrix becomes: its rows times the factors, divided among their repetitions."""
+        rows: Floats = matrix * self.factors[:, None]
+        if self.repeats is not None:
+            rows = np.repeat(rows / self.repeats.astype(np.float32)[:, None], self.repeats, axis=0)
+        return rows
 
     @property
     def scale(self) -> np.float32:
@@ -85,12 +105,13 @@ class Cut:
         return result
 
 
-def choose(seen: Seen, matrix: Floats) -> Cut:
+def choose(seen: Seen, matrix: Floats, *, may_repeat: bool = False) -> Cut:
     """The cut with which a product lies closest to the exact one.
 
     Args:
         seen: Its activations on real text.
         matrix: float32 [channels, columns].
+        may_repeat: Whether channels can be there more than once.
     """
     exact = seen.rows @ matrix
 
@@ -98,14 +119,35 @@ def choose(seen: Seen, matrix: Floats) -> Cut:
         return float(np.square(cut.rounded(seen.rows) @ weights - exact).sum())
 
     def whole(factors: Floats) -> tuple[float, Cut, Floats]:
-        values, scale = eight_bits(matrix * factors[:, None])
-        cut, weights = _whole(seen, factors), values * scale
+        rows = matrix * factors[:, None]
+        repeats = _repeats(rows) if may_repeat else np.ones(len(rows), np.int64)
+        shares = repeats.astype(np.float32)[:, None]
+        values, scale = eight_bits(rows / shares)
+        cut, weights = _whole(seen, factors, repeats if may_repeat else None), values * scale * shares
         return distance(cut, weights), cut, weights
 
     nearest, best, weights = min(map(whole, _factors(seen, matrix)), key=itemgetter(0))
-    narrower = [Cut(best.factors, best.low * kept, best.high * kept) for kept in _KEPT]
+    narrower = [replace(best, low=best.low * kept, high=best.high * kept) for kept in _KEPT]
     closer, narrow = min(((distance(cut, weights), cut) for cut in narrower), key=itemgetter(0))
     return narrow if closer < nearest else best
+
+
+def _repeats(rows: Floats) -> Counts:
+    """How often each row of a matrix is there, so that none has a number above a level that is as low as may be."""
+    sizes = np.maximum(np.abs(rows).max(axis=1), _LEAST)
+    low, high = float(np.median(sizes)), float(sizes.max())
+    for _ in range(_HALVINGS):
+        level = (low + high) / 2
+        if int(_times(sizes, level).sum()) - len(sizes) <= _MOST_ADDED:
+            high = level
+        else:
+            low = level
+    return _times(sizes, high)
+
+
+def _times(sizes: Floats, level: float) -> Counts:
+    times: Counts = np.maximum(np.ceil(sizes / np.float32(level)), 1).astype(np.int64)
+    return times
 
 
 def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
@@ -123,9 +165,9 @@ def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
         yield np.maximum(sizes / np.float32(np.percentile(sizes, percentile)), 1)
 
 
-def _whole(seen: Seen, factors: Floats) -> Cut:
+def _whole(seen: Seen, factors: Floats, repeats: Counts | None) -> Cut:
     low, high = float((seen.low / factors).min()), float((seen.high / factors).max())
-    return Cut(factors, min(low, 0.0), max(high, float(_LEAST)))
+    return Cut(factors, min(low, 0.0), max(high, float(_LEAST)), repeats)
 
 
 def eight_bits(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:

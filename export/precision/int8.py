@@ -114,6 +114,6 @@ def cuts_of(
     products = find(draft.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)
     return {
-        product.activations: choose(activation, draft.joined(product.weights))
+        product.activations: choose(activation, draft.joined(product.weights), may_repeat=bool(product.source))
         for product, activation in zip(products, seen, strict=True)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 _PRODUCTS = frozenset({"Attention", "MatMul"})
 """Operators that multiply their first input with their second."""
+
+_ACTIVATIONS = frozenset({"BiasGelu", "FastGelu"})
+"""Operators that make a channel of a channel, with a bias fused into them."""
 
 _DECISIONS = ("/classifier/", "/qa_outputs/")
 """Parts of the names of the last matrices: a few columns, which cost nothing and decide everything.
@@ -28,11 +32,14 @@ class Product:
         activations: The tensor's name.
         outputs: The operators' outputs, in the graph's order.
         weights: Their matrices' names.
+        source: The product whose output, with a bias and behind an activation function, these activations are, if
+            nothing else takes either: a channel can then be there more than once. Empty: there is none.
     """
 
     activations: str
     outputs: tuple[str, ...]
     weights: tuple[str, ...]
+    source: str = ""
 
 
 def find(graph: onnx.GraphProto) -> list[Product]:
@@ -43,7 +50,22 @@ def find(graph: onnx.GraphProto) -> list[Product]:
         decides = any(part in node.name for part in _DECISIONS)
         if node.op_type in _PRODUCTS and node.input[1] in weights and not decides:
             users.setdefault(node.input[0], []).append(node)
+    products = {node.output[0] for nodes in users.values() for node in nodes if node.op_type == "MatMul"}
+    takers = Counter(name for node in graph.node for name in node.input)
+    functions = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type in _ACTIVATIONS
+        and len(node.input) > 1
+        and node.input[0] in products
+        and takers[node.input[0]] == takers[node.output[0]] == 1
+    }
     return [
-        Product(name, tuple(node.output[0] for node in nodes), tuple(node.input[1] for node in nodes))
+        Product(
+            name,
+            tuple(node.output[0] for node in nodes),
+            tuple(node.input[1] for node in nodes),
+            functions.get(name, ""),
+        )
         for name, nodes in users.items()
     ]

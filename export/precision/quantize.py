@@ -70,6 +70,12 @@ class _Quantiser:
         self._floats = set(draft.of_type(onnx.TensorProto.FLOAT))
         self._products = find(draft.graph)
         self._multiplied = {name for product in self._products for name in product.outputs}
+        # How often each column of a product is there, by the product's output.
+        self._repeats = {
+            product.source: repeats
+            for product in self._products
+            if (repeats := cuts[product.activations].repeats) is not None
+        }
         self._attention = {node.output[0]: node for node in draft.graph.node if node.op_type == "Attention"}
         self._cut: dict[str, str] = {}
 
@@ -83,6 +89,8 @@ class _Quantiser:
         for node in self._graph.node:
             if node.output[0] in self._multiplied:
                 nodes += self._quantised(node)
+            elif node.input and node.input[0] in self._repeats:
+                nodes.append(self._with_repeated_bias(node))
             elif node.op_type == "EmbedLayerNormalization":
                 nodes.append(self._embedding(node))
             elif node.op_type == "Gather" and node.input[0] in self._floats:
@@ -105,7 +113,10 @@ class _Quantiser:
         values, step, zero = (f"{self._cut[name]}.{part}" for part in ("values", "step", "zero"))
         # By the product and not by the matrix: one that has two uses is multiplied by the factors of each.
         matrix, scale = (f"{node.output[0]}.{part}" for part in ("matrix", "scale"))
-        self._draft[matrix], self._draft[scale] = eight_bits(self._draft[node.input[1]] * cut.factors[:, None])
+        rows = cut.rows(self._draft[node.input[1]])
+        if node.output[0] in self._repeats:
+            rows = np.repeat(rows, self._repeats[node.output[0]], axis=1)
+        self._draft[matrix], self._draft[scale] = eight_bits(rows)
         inputs = [values, matrix, step, scale, zero]
         operator = "MatMulIntegerToFloat"
         if node.op_type == "Attention":
@@ -121,7 +132,7 @@ class _Quantiser:
         part = self._cut[name] = f"{name}.cut"
         nodes = []
         if name not in self._attention and not cut.is_even:
-            self._draft[f"{part}.factors"] = 1 / cut.factors
+            self._draft[f"{part}.factors"] = 1 / cut.divisors
             nodes.append(onnx.helper.make_node("Mul", [name, f"{part}.factors"], [f"{part}.divided"]))
             name = f"{part}.divided"
         step, zero = f"{part}.step", f"{part}.zero"
@@ -130,6 +141,12 @@ class _Quantiser:
             return [*nodes, onnx.helper.make_node("DynamicQuantizeLinear", [name], values)]
         self._draft[step], self._draft[zero] = cut.scale, cut.zero
         return [*nodes, onnx.helper.make_node("QuantizeLinear", [name, step, zero], [f"{part}.values"])]
+
+    def _with_repeated_bias(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The function between two products, of the first one's columns with their repetitions."""
+        bias = f"{node.output[0]}.bias"
+        self._draft[bias] = np.repeat(self._draft[node.input[1]], self._repeats[node.input[0]])
+        return copy(node, [node.input[0], bias])
 
     def _looked_up(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Looks 8-bit values up; only what is found is turned into numbers."""

@@ -136,6 +136,22 @@ def test_every_layer_is_fused_and_quantised(small: Small, tmp_path: Path, layers
     assert not [node.name for node in onnx.load(tmp_path / "int8.onnx").graph.node if node.op_type == "MatMul"]
 
 
+def test_feed_forward_channels_are_repeated_before_they_are_quantised(small: Small, tmp_path: Path) -> None:
+    """Both matrices and the bias between them have the same channels more often, 16 more at most, as the cut says."""
+    path, target = small.fused, tmp_path / "int8.onnx"
+    chosen = cuts(small.checkpoint, path)
+    quantize.quantize(path, target, optimize.shape_of(small.checkpoint), chosen, static=True)
+    before, after = (draft.Draft(graph, graph) for graph in (path, target))
+    repeats = [cut.repeats for cut in chosen.values() if cut.repeats is not None]
+    functions = [[node for node in one.graph.node if node.op_type == "BiasGelu"] for one in (before, after)]
+    assert len(repeats) == len(functions[1]) == small.checkpoint.layers
+    for often, old, new in zip(repeats, *functions, strict=True):
+        assert len(often) < often.sum() <= len(often) + 16
+        np.testing.assert_array_equal(after[new.input[1]], np.repeat(before[old.input[1]], often))
+        [second] = [node for node in before.graph.node if old.output[0] in node.input]
+        assert after[f"{old.input[0]}.matrix"].shape[1] == len(after[f"{second.output[0]}.matrix"]) == often.sum()
+
+
 def test_the_same_checkpoint_gives_the_same_bytes(small: Small, tmp_path: Path) -> None:
     """Exporting twice makes equal files, whatever the random state of the process."""
     checkpoint = small.checkpoint
