@@ -171,4 +171,5 @@ def _point(row: Mapping[str, Any], factor: float = 1.0) -> CostPoint:
     texts = row["texts"] if "texts" in row else row["batch"]
     us = row["measured_us"] if "measured_us" in row else row["us"]
     spread_us = row.get("spread_us", 0.0)
-    return CostPoint(row["kind"], int(row["tokens"]), int(texts), factor * us, factor * spread_us)
+    library = str(row.get("library", ""))
+    return CostPoint(row["kind"], int(row["tokens"]), int(texts), factor * us, factor * spread_us, library)

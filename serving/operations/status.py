@@ -151,7 +151,7 @@ def _parity(artifact: Artifact) -> dict[str, Any] | None:
 
 
 def _libraries(costs: ModelCosts) -> dict[str, str] | None:
-    """The library that computes texts of up to so many tokens, where the engine has several."""
+    """The library that computes texts of up to so many tokens, where costs name it."""
     return {str(bucket_for(point.tokens)): point.library for point in costs.points if point.library} or None
 
 
@@ -171,6 +171,7 @@ def _costs(costs: ModelCosts) -> dict[str, Any]:
                 "kind": point.kind,
                 "tokens": point.tokens,
                 "texts": point.batch,
+                "library": point.library,
                 "measured_us": round(point.us, _DIGITS),
                 "spread_us": round(point.spread_us, _DIGITS),
                 "predicted_us": round(costs.batch_us(int(point.kind == "narrow"), point.tokens, point.batch), _DIGITS),

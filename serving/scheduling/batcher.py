@@ -62,7 +62,8 @@ class Policy:
         max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
         batch_invariant: For each model, whether its texts may be computed together.
         narrow: For each model, whether narrow lanes run it too.
-        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains; a single text may always run.
+        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains, where the library that
+            computes them asks for no more (`cost.GROUP_TOKENS`); a single text may always run.
         prefetch_tokens: A narrow lane with fewer tokens than this before it takes more, as does one with a single
             group of up to twice `group_tokens`. Both are small, because what is given to a lane is computed even if
             its client goes, and waits for nothing better.
@@ -254,7 +255,7 @@ def _batch(  # noqa: PLR0917  two callers with everything at hand
     longest = list(accumulate([item.tokens for item in candidates], max))
     size = 1
     if len(candidates) > 1:
-        free = _within(longest, policy, lane) if together else len(candidates)
+        free = _within(longest, costs.group_tokens(head.tokens), lane) if together else len(candidates)
         heads = [other for other in queue.heads() if other is not head]
         if left is not None:
             heads.append(left)
@@ -299,11 +300,11 @@ def _candidates(
     return batch, None
 
 
-def _within(longest: Sequence[int], policy: Policy, lane: int) -> int:
+def _within(longest: Sequence[int], most_tokens: int, lane: int) -> int:
     """How many of the candidates a lane is given whatever they gain."""
     if lane == WIDE:
         return 1
-    fitting = [size for size, tokens in enumerate(longest, 1) if tokens * size <= policy.group_tokens]
+    fitting = [size for size, tokens in enumerate(longest, 1) if tokens * size <= most_tokens]
     return fitting[-1] if fitting else 1
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 LaneKindName = Literal["wide", "narrow"]
 
@@ -36,6 +36,10 @@ _WIDE_MUST_CARRY = 0.8
 lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
 
 _KEPT_ANSWERS = 8192
+
+GROUP_TOKENS: Mapping[str, int] = {"openvino": 256}
+"""By library: padded tokens that a busy narrow lane is given at once at least. As far as that OpenVINO's batches gain
+5% by each doubling (docs/benchmarks/cpu.md); a warm-up on a busy machine often measures less, and is kept."""
 
 
 def bucket_index(tokens: int) -> int:
@@ -68,7 +72,7 @@ class CostPoint(msgspec.Struct, frozen=True):
         batch: Texts.
         us: Median time of a batch, in microseconds.
         spread_us: Between the quartiles.
-        library: What computes texts of this length, where an engine has several; empty elsewhere.
+        library: What computes texts of this length, where that is OpenVINO or an engine has several; else empty.
     """
 
     kind: LaneKindName
@@ -233,6 +237,7 @@ class ModelCosts:
         """Builds the tables from measurements, at least one of them of the wide lane.
 
         `batched` says whether texts may be computed together. See `Policy` for the limits, `CostTable` for `padded_to`.
+        Buckets whose points name a library have at least that one's `GROUP_TOKENS`.
         """
         self.points = points
         wide = [point for point in points if point.kind == "wide"]
@@ -246,7 +251,9 @@ class ModelCosts:
         self._narrow_lanes = narrow_lanes
         self._batched = batched
         self._max_batch_tokens = max_batch_tokens
-        self._group_tokens = group_tokens
+        least = {bucket_index(point.tokens): GROUP_TOKENS.get(point.library, 0) for point in points if batched}
+        groups = [max(group_tokens, least.get(bucket, 0)) for bucket in range(len(BUCKETS) + 1)]
+        self._group_tokens = [min(tokens, max_batch_tokens) for tokens in groups]
         self._gain = min_batch_gain
         self._shares: dict[int, tuple[float, int, bool]] = {}
 
@@ -283,6 +290,10 @@ class ModelCosts:
         """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
         return self._share(tokens)[2]
 
+    def group_tokens(self, tokens: int) -> int:
+        """Padded tokens of such texts that a narrow lane is given at once whatever that gains."""
+        return self._group_tokens[bucket_index(tokens)]
+
     def group(self, tokens: int) -> int:
         """How many such texts a lane is given at once while enough of them wait."""
         return self._share(tokens)[1]
@@ -315,7 +326,7 @@ class ModelCosts:
         wide = self.wide.batch_us(tokens, size) / size
         if self.narrow is None:
             return wide, size, True
-        group = max(1, self._group_tokens // tokens, self.narrow.worthwhile(tokens, most, self._gain))
+        group = max(1, self.group_tokens(tokens) // tokens, self.narrow.worthwhile(tokens, most, self._gain))
         if self._carries_more(tokens, size, group):
             return wide, size, True
         return self.narrow.batch_us(tokens, group) / group / self._narrow_lanes, group, False

@@ -268,6 +268,27 @@ def test_a_group_takes_what_fits_though_it_is_no_power_of_two() -> None:
     assert list(pick(queue, TWO_NARROW, model_costs(per_token(30), per_token(50), group_tokens=64)).items) == items[:9]
 
 
+def test_openvino_gets_groups_that_a_disturbed_warm_up_speaks_against() -> None:
+    """Up to 256 tokens: that its batches gain is known. A deadline still keeps them small."""
+    queue, items = queued(*[128] * 8)
+    known = [
+        model_costs(per_token(30), per_token(50), group_tokens=64, library=library)
+        for library in ("onnxruntime", "openvino")
+    ]
+    assert [list(pick(queue, TWO_NARROW, costs).items) for costs in known] == [items[:1], items[:2]]
+    items[0].deadline = 10 * MILLISECOND
+    assert list(pick(queue, TWO_NARROW, known[1]).items) == items[:1]
+
+
+def test_no_group_is_larger_than_a_batch_may_be() -> None:
+    """Whatever the library that computes it would like."""
+    policy = Policy(128, batch_invariant=[True], narrow=[True], group_tokens=64)
+    known = model_costs(per_token(30), per_token(50), group_tokens=64, library="openvino", max_batch_tokens=128)
+    queue, items = queued(*[64] * 8)
+    assert (known.group_tokens(64), known.group(64)) == (128, 2)
+    assert list(pick(queue, policy, known).items) == items[:2]
+
+
 def test_a_group_grows_beyond_its_tokens_where_that_pays() -> None:
     """A narrow lane whose batches have a price of their own gets larger ones."""
     known = model_costs(per_token(30, 900), per_token(30, 5000), group_tokens=64)

@@ -19,6 +19,7 @@ def model_costs(
     *,
     narrow_lanes: int = 2,
     corners: bool = False,
+    library: str = "",
     **options: Any,
 ) -> ModelCosts:
     """Costs from functions of (tokens, texts) to microseconds; `options` go to `ModelCosts`.
@@ -28,7 +29,7 @@ def model_costs(
     kinds = [("wide", wide), *([("narrow", narrow)] if narrow else [])]
     lengths, sizes = [[of[0], of[-1]] if corners else of for of in (LENGTHS, SIZES)]
     points = [
-        CostPoint(kind, tokens, size, cost(tokens, size))
+        CostPoint(kind, tokens, size, cost(tokens, size), library=library)
         for kind, cost in kinds
         for tokens in lengths
         for size in sizes

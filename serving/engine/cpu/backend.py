@@ -51,7 +51,7 @@ class CpuBackend:
             self._models.append([*loaded, *[None] * (len(self._lanes) - len(loaded))])
 
     def labelled(self, costs: list[list[CostPoint]]) -> list[list[CostPoint]]:
-        """The models' costs, each with the library that computes it where there are several."""
+        """The models' costs, each with the library that computes it where scheduling or a later start must know."""
         return costs
 
     def lanes(self) -> Sequence[LaneKind]:

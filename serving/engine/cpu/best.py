@@ -23,7 +23,7 @@ from serving.engine.cpu import openvino, ort
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
 from serving.records import Batch, KernelFiles, ModelIndex
-from serving.scheduling.cost import BUCKETS, bucket_index
+from serving.scheduling.cost import BUCKETS, GROUP_TOKENS, bucket_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,10 +58,6 @@ _CLEAR = 0.3
 _IN_A_ROW = 3
 """Texts of one length before one of another. OpenVINO takes longer whenever the length changes: of equal lengths alone
 it would win where it loses in traffic."""
-
-_GROUP_TOKENS = 256
-"""Of a batch on busy narrow lanes, as the scheduler sends them to OpenVINO. By lone texts it would lose where it wins:
-it gains more by batches."""
 
 _LONG_TOKENS = 32
 """Longer buckets are measured at two of their lengths instead of four."""
@@ -226,9 +222,13 @@ def _lone(model: ModelSpec, bucket: int) -> list[Batch]:
 
 
 def _groups(model: ModelSpec, bucket: int) -> list[Batch]:
-    """Batches of texts of a bucket, as many as busy lanes get at once; each of another length than the one before."""
+    """Batches of texts of a bucket, each of another length than the one before.
+
+    They are as large as busy narrow lanes get them for OpenVINO. By lone texts it would lose where it wins: it gains
+    more by batches.
+    """
     lengths = _lengths(model, bucket)
-    size = max(1, _GROUP_TOKENS // lengths[-1]) if model.batch_invariant else 1
+    size = max(1, GROUP_TOKENS["openvino"] // lengths[-1]) if model.batch_invariant else 1
     return [Batch(ModelIndex(0), [sample_text(model, length)] * size) for length in lengths]
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import openvino as ov
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from serving.engine.batches import Tensors
     from serving.records import Array, Batch, KernelFiles, ModelSpec, TensorSpec
+    from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 
@@ -76,6 +78,9 @@ class OpenVinoBackend(CpuBackend):
 
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         super().__init__(models, threads, _warm)
+
+    def labelled(self, costs: list[list[CostPoint]]) -> list[list[CostPoint]]:
+        return [[msgspec.structs.replace(point, library="openvino") for point in points] for points in costs]
 
 
 def _warm(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
