@@ -172,7 +172,7 @@ def test_what_could_not_be_measured_counts_as_the_bucket_before(
     assert set(libraries_of(ready.costs[0]).values()) == {"onnxruntime"}
 
 
-@pytest.mark.parametrize("gains", [[0.0, 0.0, 0.0], [-0.19, -1, -1], [1, 0.19, -1], [1, -0.3, 0.3], [0.0]])
+@pytest.mark.parametrize("gains", [[0.0, 0.0, 0.0], [-0.39, -1, -1], [1, 0.39, -1], [1, -0.3, 0.3], [0.0]])
 def test_a_small_gain_moves_no_border(gains: list[float]) -> None:
     """What is about as fast is chosen alike at every start: up to 16 tokens ONNX Runtime."""
     assert best._border(gains) == 1

@@ -44,9 +44,9 @@ _USUAL = 1
 """Buckets that ONNX Runtime computes unless another border gains: up to 16 tokens, which is best where it was measured
 (docs/benchmarks/cpu-engines.md)."""
 
-_MARGIN = 0.2
-"""What each bucket beyond the usual border must gain, as a natural logarithm: about a fifth of its time. A disturbed
-measurement is seldom off by as much."""
+_MARGIN = 0.4
+"""What each bucket beyond the usual border must gain, as a natural logarithm: about half as much time again. Replicas
+on like machines must choose alike, and a disturbed measurement is hardly ever off by as much."""
 
 _LIMIT_S, _BUCKET_S = 3.5, 0.7
 """For the choice of a model and of one of its buckets. Buckets that there is no time for count as the one before."""
@@ -102,21 +102,33 @@ class BestCpuBackend(CpuBackend):
         if second is None:
             known = ["onnxruntime"] * (bucket_index(model.max_length) + 1)
         lanes: dict[Library, Sequence[LaneModel]] = {}
-        if known is None or "onnxruntime" in known:
-            lanes["onnxruntime"] = self._load_model(model, threads)
-        libraries = known or []
-        if second is not None and (known is None or "openvino" in known):
-            recalled = openvino.recall(second, threads, files)
-            lanes["openvino"] = loaded = recalled or openvino.load(second, threads, alone=False)
-            libraries = known or _fastest(model, lanes)
-            lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
-            # What a larger model compiles would fill the node's cache, and saves it little.
-            if lengths and files.write and model.copied and not recalled:
-                openvino.keep(second, loaded[0], files.write)
-            openvino.warm_up(loaded, lengths)
+        with ThreadPoolExecutor(1) as pool:  # OpenVINO compiles while ONNX Runtime loads
+            compiled = None
+            if second is not None and (known is None or "openvino" in known):
+                compiled = pool.submit(_compiled, second, threads, files)
+            if known is None or "onnxruntime" in known:
+                lanes["onnxruntime"] = self._load_model(model, threads)
+            libraries = known or []
+            if second is not None and compiled is not None:
+                loaded, is_recalled = compiled.result()
+                lanes["openvino"] = loaded
+                libraries = known or _fastest(model, lanes)
+                lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
+                # What a larger model compiles would fill the node's cache, and saves it little.
+                if lengths and files.write and model.copied and not is_recalled:
+                    openvino.keep(second, loaded[0], files.write)
+                openvino.warm_up(loaded, lengths)
         self._libraries.append(libraries)
         log.info("%s: %s", model.name, summary(libraries))
         return [_Model([lanes[library][lane] for library in libraries]) for lane in range(len(threads))]
+
+
+def _compiled(
+    model: ModelSpec, threads: Sequence[int], files: KernelFiles
+) -> tuple[Sequence[openvino.OpenVinoModel], bool]:
+    """OpenVINO's lanes, and whether they come from the node's cache."""
+    recalled = openvino.recall(model, threads, files)
+    return recalled or openvino.load(model, threads, alone=False), bool(recalled)
 
 
 class _Model:
@@ -174,7 +186,7 @@ def _fastest(model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]]) -> 
 def _border(gains: Sequence[float]) -> int:
     """How many buckets ONNX Runtime computes, by what each of them gains with it.
 
-    >>> _border([0.3, -0.1, -0.3]), _border([0.3, 0.1, -0.3]), _border([0.3, 0.3, -0.3]), _border([-0.3, -0.3, -0.3])
+    >>> _border([0.3, -0.1, -0.3]), _border([0.3, 0.3, -0.3]), _border([0.3, 0.5, -0.3]), _border([-0.5, -0.3, -0.3])
     (1, 1, 2, 0)
     """
     usual = min(_USUAL, len(gains))
