@@ -21,9 +21,10 @@ from serving import host
 from serving.errors import StartupError
 from serving.host import available_cpus, cpu_quota, memory_limit
 from serving.inference.served_models import Repository
+from serving.models.node_cache import libraries_of
 from serving.net.ports import bind
 from serving.rollout.model_export import home_of
-from serving.settings import Settings
+from serving.settings import EngineName, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,7 +177,8 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 def engines(settings: Settings) -> Iterator[Finding]:
     """What can run models, and which libraries carry requests."""
     topic = "Software"
-    backends = ("ort-cpu", "openvino") if settings.backend == "cpu" else (settings.backend,)
+    backend = _backend(settings)
+    backends = ("ort-cpu", "openvino") if backend == "cpu" else (backend,)
     asked = {f"engine {backend}" for backend in backends}
     for name, packages, extra in (
         ("engine ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
@@ -189,6 +191,13 @@ def engines(settings: Settings) -> Iterator[Finding]:
             needed = bool(settings.otlp_endpoint) if name == "traces" else name in asked
             yield _finding(topic, name, "not installed", f"pip install 'bertserve[{extra}]'", bad=needed)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
+
+
+def _backend(settings: Settings) -> EngineName:
+    """`--engine`, or what `auto` ends with where there is no GPU: with OpenVINO, for models that have a form for it."""
+    if settings.engine == "auto":
+        return "cpu" if libraries_of("openvino") else "ort-cpu"
+    return settings.engine
 
 
 def serving_with(settings: Settings) -> Iterator[Finding]:
@@ -225,7 +234,7 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
         models = Repository.open(
             settings.models,
             settings.precision,
-            engine=settings.backend,
+            engine=_backend(settings),
             allow_unproven=settings.allow_unproven,
             cache=settings.cache_dir,
             defaults=settings.defaults(),

@@ -1,8 +1,8 @@
 """Which engine runs the models: what `--engine auto` tries, in which order, and why an engine was rejected.
 
 An engine is taken if the machine can run it and every model has a form for it. A named engine runs or the server
-does not start; `auto` goes on to the next and ends with the CPU. A server on a CPU that has or should have a GPU is
-degraded.
+does not start; `auto` goes on to the next and ends with ONNX Runtime on the CPU. A server on a CPU that has or should
+have a GPU is degraded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
-AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "ort-cpu")
+AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
@@ -75,7 +75,8 @@ class Choice:
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where)
         for rejected in self.rejected if self.degraded or self.gpus else ():
-            log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
+            if rejected.engine in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
+                log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
 
@@ -106,11 +107,14 @@ class Chooser:
     def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
         """The choice after an engine that did not start, or that `crashed` too often; None if there is none."""
         self.reject(engine, reason)
+        left = AUTO[AUTO.index(engine) + 1 :] if engine in AUTO else ()
         if crashed:
-            left = AUTO[-1:] if self._settings.cpu_fallback and engine in ON_A_GPU else ()
+            left = tuple(name for name in left if name not in ON_A_GPU)
+        if engine not in ON_A_GPU:
+            may = engine != self._settings.engine
         else:
-            left = AUTO[AUTO.index(engine) + 1 :] if self._settings.engine == "auto" and engine in AUTO else ()
-        if not left:
+            may = self._settings.cpu_fallback if crashed else self._settings.engine == "auto"
+        if not left or not may:
             return None
         try:
             choice = self._best(left, self._bundles(served))
@@ -202,10 +206,11 @@ class Chooser:
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
-        if engine == "cpu" and not any(model.second for model in repository.models):
+        single = [model.name for model in repository.models if not model.second] if engine == "cpu" else []
+        if single and (self._settings.engine != engine or len(single) == len(repository.models)):
             raise StartupError(
-                "the engine cpu has nothing to choose from: no bundle holds proven artifacts of one precision for both"
-                " ONNX Runtime and OpenVINO; export with --precision int8 --precision int8-openvino"
+                f"the engine cpu has nothing to choose from: {', '.join(single)} has no proven artifacts of one"
+                " precision for both ONNX Runtime and OpenVINO; export with --precision int8 --precision int8-openvino"
             )
         if gpus:
             for problem in self._problems(engine, repository, gpus):

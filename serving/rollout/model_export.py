@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from serving import host
 from serving.engine.process.__main__ import PR_SET_PDEATHSIG
 from serving.errors import StartupError
+from serving.models.node_cache import libraries_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,7 +111,8 @@ def _forms(settings: Settings) -> list[str]:
         return ["int8-openvino"]
     if settings.engine == "ort-cuda":
         return ["fp16"]
-    second = ["int8-openvino"] if settings.engine == "cpu" and settings.precision != "fp32" else []
+    both = settings.engine == "cpu" or (settings.engine == "auto" and bool(libraries_of("openvino")))
+    second = ["int8-openvino"] if both and settings.precision in {"auto", "int8"} else []
     if settings.precision != "auto":
         return [settings.precision, *second]
     return ["fp32", "int8", *second, *(["fp16"] if settings.engine == "auto" and host.gpu() else [])]

@@ -227,6 +227,22 @@ def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Pat
         assert told(server) == chosen
 
 
+def test_onnx_runtime_serves_on_where_the_engine_dies_too_often(repository: Path) -> None:
+    """Where `auto` chose it: the server is ready, and `/status` says why."""
+    with Server(repository, "--engine-crash-limit", "1") as server:
+        assert get(server.http, "/status").json()["choice"]["engine"] == "cpu"
+        engine = server.engine_pid()
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
+        server.wait_state()
+        status = get(server.http, "/status").json()
+        assert (status["state"], status["choice"]["engine"]) == ("ready", "ort-cpu")
+        assert [each["reason"] for each in status["choice"]["rejected"] if each["engine"] == "cpu"] == [
+            "the engine process died 1 times in 60 s"
+        ]
+
+
 def told(server: Server) -> dict[str, str]:
     """The library of each bucket, as `/status` has it."""
     status = get(server.http, "/status").json()

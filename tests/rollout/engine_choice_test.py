@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,9 @@ from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of
 from serving.records import Gpu
-from serving.rollout import engine_choice
+from serving.rollout import engine_choice, model_export
 from serving.rollout.engine_choice import Chooser
+from serving.rollout.model_export import home_of
 from serving.settings import Settings
 from serving.telemetry import catalogue, gpus
 from serving.telemetry.gpus import THROTTLES, GpuWatch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.manifest import Precision
+    from serving.rollout.model_export import Home
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -184,20 +186,71 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
     assert choice is not None
     assert [(model.version, model.bundle.path) for model in choice.repository.models] == [("2", served[0].bundle.path)]
-    assert [(each.engine, each.reason) for each in choice.rejected][-1] == ("ort-cuda", "it died")
+    assert ("ort-cuda", "it died") in [(each.engine, each.reason) for each in choice.rejected]
     assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 
 
-@pytest.mark.skipif(not libraries_of("openvino"), reason="the extra `openvino` is not installed")
+with_openvino = pytest.mark.skipif(not libraries_of("openvino"), reason="the extra `openvino` is not installed")
+
+
+@with_openvino
+def test_auto_takes_both_libraries_where_every_model_has_a_form_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without OpenVINO, or with a model that has one form, it is ONNX Runtime alone: nothing is wrong with that."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
+    assert Chooser(Settings(models=models), discovery.Machine).first().engine == "cpu"
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_choice, "libraries_of", lambda _target: {})
+        choice = Chooser(Settings(models=models), discovery.Machine).first()
+    choice.log()
+    assert (choice.engine, choice.degraded) == ("ort-cpu", False)
+    assert "pip install 'bertserve[openvino]'" in choice.rejected[-1].reason
+    write_bundle(models, tiny_model("tag"))
+    choice = Chooser(Settings(models=models), discovery.Machine).first()
+    choice.log()
+    assert (choice.engine, choice.degraded) == ("ort-cpu", False)
+    assert choice.rejected[-1].reason.startswith("the engine cpu has nothing to choose from: tag has no proven")
+    assert Chooser(Settings(models=models, engine="cpu")).first().engine == "cpu"
+    assert caplog.records == []
+
+
+@with_openvino
+def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path) -> None:
+    """Where they do not start or die too often, if `--engine` did not ask for them; they take over from a GPU."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
+    served = Repository.open(models).models
+
+    def instead(gone: str, *, crashed: bool, **settings: Any) -> str | None:
+        chooser = Chooser(Settings(models=models, **settings), discovery.Machine)
+        choice = chooser.instead(gone, "it died", served, crashed=crashed)
+        if choice is None:
+            return None
+        assert not choice.degraded
+        assert (choice.repository.models[0].second is None) == (choice.engine == "ort-cpu")
+        return choice.engine
+
+    for crashed in (True, False):
+        assert instead("cpu", crashed=crashed) == "ort-cpu"
+        assert instead("cpu", crashed=crashed, engine="cpu") is None
+        assert instead("cpu", crashed=crashed, engine="tensorrt", cpu_fallback=True) == "ort-cpu"
+        assert instead("ort-cpu", crashed=crashed) is None
+    assert instead("tensorrt", crashed=True, cpu_fallback=True) == "cpu"
+    assert instead("tensorrt", crashed=True) is None
+    assert instead("ort-cuda", crashed=False) == "cpu"
+
+
+@with_openvino
 def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says what to install or to export; `auto` takes ONNX Runtime alone."""
+    """The error says what to install or to export."""
     models = tmp_path / "models"
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
-    assert Chooser(Settings(models=models), discovery.Machine).first().engine == "ort-cpu"
     monkeypatch.setattr(engine_choice, "libraries_of", lambda _target: {})
     with pytest.raises(StartupError, match=r"pip install 'bertserve\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
@@ -205,6 +258,20 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     write_bundle(tmp_path / "others", tiny_model("embed"))
     with pytest.raises(StartupError, match="export with --precision int8 --precision int8-openvino"):
         Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
+
+
+@with_openvino
+def test_a_model_by_its_id_is_exported_for_what_auto_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For both libraries where OpenVINO is installed, unless fp32 is asked for, which it has no form of."""
+
+    def home(**settings: Any) -> Home:
+        return home_of(Settings(model_id="demo", cache_dir=tmp_path, **settings))
+
+    assert home() == home(engine="cpu") != home(engine="ort-cpu")
+    assert home(precision="int8") == home(precision="int8", engine="cpu") != home(precision="int8", engine="ort-cpu")
+    assert home(precision="fp32") == home(precision="fp32", engine="ort-cpu")
+    monkeypatch.setattr(model_export, "libraries_of", lambda _target: {})
+    assert home() == home(engine="ort-cpu")
 
 
 def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:
