@@ -20,7 +20,7 @@ $(BIN)/python:
 
 $(call STAMP,run): $(BIN)/python $(SOURCES)
 	@echo "installing bertserve (some minutes the first time) ..."
-	@$(PIP) --editable '.[cpu,export,demo]'
+	@$(PIP) --editable '.[cpu,openvino,export,demo]'
 	@touch $@
 
 $(call STAMP,dev): $(call STAMP,run)
@@ -29,10 +29,10 @@ $(call STAMP,dev): $(call STAMP,run)
 	@touch $@
 
 models/minilm: $(call STAMP,run)
-	@$(BIN)/bertserve export demo --out models
+	@$(BIN)/bertserve export demo --out models --precision fp32 --precision int8 --precision int8-openvino
 
 run: models/minilm ## export the demo model once, then serve it
-	@exec $(BIN)/bertserve serve --models models
+	@exec $(BIN)/bertserve serve --models models --cache-dir build/cache
 
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
