@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadtest.benchmarks.peers.servers import CACHED, OURS
-from loadtest.benchmarks.peers.subjects import OPENVINO, ORT
+from loadtest.benchmarks.peers.subjects import ENGINES, OPENVINO, ORT
 from loadtest.benchmarks.server_process import HOST
 from loadtest.generator.messages import Target
 
@@ -23,10 +23,6 @@ ZIPF_SHARES = (2.0,)
 CACHE_MB = 64
 KNOWN_TEXTS = 500
 """So many of the most frequent texts are asked for before a server with a cache is measured."""
-
-_BEST = "best of both INT8"
-_ENGINES = {"ort-cpu": ORT, "cpu": _BEST, "openvino": OPENVINO}
-"""Ours as `--engine` has them; the closed loop has not measured `cpu`."""
 
 _ENDPOINTS = {"fastapi": ("http", "/embed-threads"), "infinity-onnx": ("openai", "/embeddings")}
 
@@ -69,7 +65,7 @@ class Entrant:
 def groups() -> dict[str, list[Entrant]]:
     """Who is compared at the same rates, by the engine of ours that sets them; ours in front."""
     ours: dict[str, list[Entrant]] = {ORT: [], OPENVINO: []}
-    for option, engine in _ENGINES.items():
+    for option, engine in ENGINES.items():
         ours[ORT if engine == ORT else OPENVINO].append(Entrant(f"bertserve, {option}", engine, f"{OURS}{option}"))
     return {
         ORT: [

@@ -17,8 +17,8 @@ CONFIGURATIONS = """\
 
 - **raw engine**: the INT8 file in a bare loop around ONNX Runtime, inputs made beforehand: one session on all cores
   at 1 connection, a single-threaded session a core at 32.
-- **bertserve**: its defaults, `--engine ort-cpu` and `--engine openvino`, over `POST /embed`, over the very requests
-  that Triton gets (`HTTP v2`), and over gRPC.
+- **bertserve**: its defaults, `--engine ort-cpu`, `--engine openvino` and `--engine cpu` (best of both, what `make run`
+  serves), over `POST /embed`, over the very requests that Triton gets (`HTTP v2`), and over gRPC.
 - **Triton**: a `tritonserver` with its Python backend. The text model is as lean as it goes: tokenizer, engine,
   length 1, without the checks of the one that `bertserve export --triton` writes. Artifacts, engines and their
   versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. `ORT dynamic INT8` is what one

@@ -10,7 +10,8 @@ ONE, MANY = 1, 32
 """Connections at which latency and throughput are measured."""
 
 ORT, OPENVINO, TORCH = "ORT INT8", "OpenVINO INT8", "PyTorch fp32"
-ENGINES = {"ort-cpu": ORT, "openvino": OPENVINO}
+BEST = "best of both INT8"
+ENGINES = {"ort-cpu": ORT, "cpu": BEST, "openvino": OPENVINO}
 """Our engines as `--engine` has them."""
 
 DYNAMIC = "ORT dynamic INT8"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.benchmarks.peers.subjects import (
+    BEST,
     DYNAMIC,
     GRPC_NAME,
     HTTP,
@@ -139,6 +140,8 @@ AIMS = (
     *_beside_triton(f"ORT {_OWN}", _PER_S, ORT, DYNAMIC, _at(1.10, 1.15, 1.15)),
     *_beside_triton(f"OpenVINO {_OWN}", _P50, OPENVINO, DYNAMIC, _at(0.85, 0.90, 0.65)),
     *_beside_triton(f"OpenVINO {_OWN}", _PER_S, OPENVINO, DYNAMIC, _at(1.3, 1.5, 1.8)),
+    *_beside_triton(f"best of both {_OWN}", _P50, BEST, DYNAMIC, _at(0.85, 0.85, 0.75)),
+    *_beside_triton(f"best of both {_OWN}", _PER_S, BEST, DYNAMIC, _at(1.4, 1.5, 1.4)),
     Aim("ORT beside infinity, PyTorch", _P50, ORT, ("infinity", TORCH, HTTP), _at(0.20, 0.20, 0.25), HTTP),
     Aim("ORT beside infinity, ONNX INT8", _P50, ORT, ("infinity", ORT, HTTP), _at(0.20, 0.20, 0.25), HTTP),
     _over_raw(_OVER, HTTP, {8: 0.30}),

@@ -187,7 +187,7 @@ def test_the_raw_engine_is_no_server() -> None:
         assert (subject is RAW) or (subject.server in ("triton", *_OTHERS) and all(subject.endpoints))
 
 
-_OTHERS = ("ours-ort-cpu", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
+_OTHERS = ("ours-ort-cpu", "ours-cpu", "ours-openvino", "infinity-torch", "infinity-onnx", "fastapi")
 
 
 def open_loop_store(path: Path) -> Store:
