@@ -216,7 +216,7 @@ class _Export:
             if name == "fp16":
                 half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
             elif self._recipe.split == 1:
-                draft.copy(self._fused, path)
+                draft.copy(self._fused, path, draft.MAPPED)
         return self._verified(self._in_parts(self._fused, name), name, yardstick)
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
@@ -231,8 +231,7 @@ class _Export:
                     graph, count, lambda rank, step: self._folder / f"{stem}{rank}of{count}.step{step:03}.onnx"
                 )
             paths = [self._folder / f"{stem}{number}of{count}.onnx" for number in range(1, count + 1)]
-            layers.split(graph, paths)
-            return paths
+            return layers.split(graph, paths)
 
     def _eight_bits(
         self, path: Path, name: str, yardstick: Yardstick, ways: Sequence[int8.Way] = int8.WAYS
@@ -346,6 +345,7 @@ class _Export:
             split_by=self._recipe.split_by if others else None,
             parts=tuple(map(part_entry, others)),
             ranks=self._recipe.ranks,
+            lookups=self._recipe.split_by == "layers" and len(paths) > self._recipe.split,
         )
 
     def _latencies(self, name: str, engine: Engine, yardstick: Yardstick, *, batched: bool) -> list[latency.Latency]:
@@ -376,7 +376,7 @@ class _Export:
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {title} with PyTorch"):
             spec = task_model.spec_of(
-                self._checkpoint, *runnable, split_by=self._recipe.split_by, ranks=self._recipe.ranks
+                self._checkpoint, *runnable, split=self._recipe.split, split_by=self._recipe.split_by
             )
             engine = open_engine(spec, target, available_cpus())
             result = yardstick.compare(engine, limits, self._progress.count)

@@ -97,6 +97,11 @@ SplitBy = Literal["layers", "tensors"]
 """How a model is cut into parts: each has some of the layers, or a share of every layer."""
 
 
+def stages(files: int, *, lookups: bool) -> int:
+    """How many parts by layers so many files are, where with `lookups` each but the first has two of them."""
+    return (files + 1) // 2 if lookups else files
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as an engine loads it.
 
@@ -113,6 +118,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         parts: What follows the file in `path` where that is only the first part of the model.
         split_by: How it was cut; None for a whole model.
         ranks: In how many shares its layers are split; each has as many of the files, in order. 1 for whole layers.
+        lookups: Whether the parts share a table: each but the first then has a second file, behind those of the parts.
     """
 
     name: str
@@ -131,6 +137,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     parts: tuple[PartFile, ...] = ()
     split_by: SplitBy | None = None
     ranks: int = 1
+    lookups: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -142,7 +149,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     @property
     def stages(self) -> int:
         """How many batches it works on at once: one in each part that has layers of its own."""
-        return 1 + len(self.parts) if self.split_by == "layers" else 1
+        return stages(1 + len(self.parts), lookups=self.lookups) if self.split_by == "layers" else 1
 
 
 class KernelFiles(msgspec.Struct, frozen=True):

@@ -8,12 +8,19 @@ in a source tree.
 
 The engines of all of them are loaded and timed in turns: each is given as many batches at once as it has lanes for
 them, for some seconds, on all cores. Memory is that of a server's engine processes after its warm-up, as the kernel
-counts it (`Pss` and `Rss` of `smaps_rollup`).
+counts it (`Pss`, `Rss` and `Anonymous` of `smaps_rollup`).
+
+    python -m export.benchmarks.split --large DIR --out docs/benchmarks/split-large.json
+
+does the same for one model that is large: Megatron-BERT of 1.3 billion random weights in two parts, with the most
+memory that its export and its server take. DIR then holds about 30 GB, which are not removed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
 import socket
 import statistics
@@ -22,6 +29,7 @@ import sys
 import threading
 import time
 import urllib.request
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,17 +48,19 @@ from serving.models.forms import form_of
 from serving.records import Batch, ModelIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from serving.engine.base import Backend
     from serving.models.forms import ModelForm
 
 _BASE = random_checkpoints.Sizes(layers=12, width=768, heads=12, vocabulary=30522)
 _EXPORTS = ((1, "layers"), (2, "layers"), (4, "layers"), (2, "tensors"))
+_MEGATRON = random_checkpoints.Sizes(layers=24, width=2048, heads=32, vocabulary=29056)
 _CELLS = ((32, 1), (128, 1), (128, 4))
 _COMPARED = 64
 _MIB = 1 << 20
-_READY_S = 300.0
+_READY_S = 600.0
+_TIMEOUT_MS = 60_000
 
 
 def _form(repository: Path) -> ModelForm:
@@ -102,26 +112,44 @@ def _cosines(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndar
     return found
 
 
-def _memory(repository: Path) -> list[dict[str, float]]:
-    """MiB of each engine process of a server with this repository, the one that answers the server first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", port]
-    command = [sys.executable, "bertserve.py", "serve", "--models", str(repository), "--precision", "fp32", *ports]
+@contextlib.contextmanager
+def _served(repository: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server with a repository that is ready, and its port for HTTP."""
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):
+            probe.bind(("127.0.0.1", 0))
+        port, metrics = (probe.getsockname()[1] for probe in (first, second))
+    options = ["--http-port", str(port), "--grpc-port", "0", "--metrics-port", str(metrics), "--precision", "fp32"]
+    # A large model on a few cores takes seconds for a text.
+    options += ["--default-timeout-ms", str(_TIMEOUT_MS)]
+    command = [sys.executable, "bertserve.py", "serve", "--models", str(repository), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_ready(port)
-        engines = [
-            pid for pid in _children(process.pid) if b"serving.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        return [_rollup(pid) for engine in engines for pid in (engine, *_children(engine))]
+        _wait_ready(metrics)
+        yield process, port
     finally:
         process.terminate()
         process.wait()
 
 
-def _wait_ready(port: str) -> None:
+def _memory(process: subprocess.Popen[bytes]) -> list[dict[str, float]]:
+    """MiB of each engine process of a server, the one that answers the server first."""
+    engines = [pid for pid in _children(process.pid) if b"serving.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [_rollup(pid) for engine in engines for pid in (engine, *_children(engine))]
+
+
+def _bare() -> dict[str, float]:
+    """MiB of a process that has imported what an engine process needs, and loaded nothing."""
+    words = "import serving.engine.process.worker, serving.engine.parts.loading; print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", words], **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        found = _rollup(process.pid)
+        process.communicate(b"\n")
+        return found
+
+
+def _wait_ready(port: int) -> None:
     end = time.monotonic() + _READY_S
     while True:
         try:
@@ -142,16 +170,93 @@ def _children(pid: int) -> list[int]:
     ]
 
 
+def _family(pid: int) -> list[int]:
+    """A process and all below it."""
+    return [pid, *(each for child in _children(pid) for each in _family(child))]
+
+
 def _rollup(pid: int) -> dict[str, float]:
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     kept = {words[0].rstrip(":").lower(): round(int(words[1]) / 1024, 1) for words in lines}
-    return {name: kept[name] for name in ("rss", "pss")}
+    return {name: kept[name] for name in ("rss", "pss", "anonymous")}
+
+
+class _Peak(threading.Thread):
+    """The most memory that a process and all below it hold together, looked at every tenth of a second.
+
+    Attributes:
+        mib: `pss` and `anonymous`, which leaves out mapped files that the kernel may drop at any time.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(daemon=True)
+        self.mib = {"pss": 0.0, "anonymous": 0.0}
+        self._process = process
+
+    def run(self) -> None:
+        while self._process.poll() is None:
+            # One that ends while it is looked at has no say.
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                found = [_rollup(pid) for pid in _family(self._process.pid)]
+                self.mib = {name: max(most, sum(one[name] for one in found)) for name, most in self.mib.items()}
+            time.sleep(0.1)
+
+
+def _large(folder: Path, requests: int) -> dict[str, Any]:
+    """Exports Megatron-LM's BERT of 1.3 billion weights in two parts, and serves it."""
+    checkpoint, repository = folder / "checkpoint", folder / "2-by-layers"
+    if not checkpoint.is_dir():
+        random_checkpoints.write(checkpoint, "megatron-bert", "embed", _MEGATRON)
+    options = ["--name", "large", "--out", str(repository), "--precision", "fp32", "--split", "2"]
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "bertserve.py", "export", str(checkpoint), *options])
+    exported = _Peak(process)
+    exported.start()
+    if process.wait():
+        raise SystemExit(1)
+    taken = time.perf_counter() - began
+    form = _form(repository)
+    parity = form.artifact.parity
+    with _served(repository) as (process, port):
+        serving = _Peak(process)
+        serving.start()
+        latency = {tokens: _latency(port, form, tokens, requests) for tokens in (32, 128)}
+        memory = _memory(process)
+    return {
+        "weights_bytes": form.artifact.total_bytes,
+        "share_of_bytes": [sum(map(_bytes, graphs)) / form.artifact.total_bytes for graphs in form.artifact.processes],
+        "export": {"seconds": taken, "peak_mib": exported.mib},
+        "beside_pytorch": None if parity is None else {"texts": parity.texts, "cosine_min": parity.cosine_min},
+        "memory_mib": memory,
+        "serving_peak_mib": serving.mib,
+        "lone_text_ms": latency,
+    }
+
+
+def _latency(port: int, form: ModelForm, tokens: int, requests: int) -> dict[str, float]:
+    """Of a lone text over HTTP, as the client sees it."""
+    ids = list(sample_text(form.spec(), tokens).ids)
+    body = json.dumps({"inputs": [ids]}).encode()
+    connection, taken = http.client.HTTPConnection("127.0.0.1", port), []
+    for _ in range(1 + requests):
+        began = time.perf_counter()
+        connection.request("POST", "/embed", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        content = reply.read()
+        if reply.status != HTTPStatus.OK:
+            raise SystemExit(content.decode())
+        taken.append(1e3 * (time.perf_counter() - began))
+    connection.close()
+    return {"p50": statistics.median(taken[1:]), "min": min(taken[1:]), "max": max(taken[1:]), "requests": requests}
 
 
 def _measured(repositories: Sequence[Path], rounds: int, seconds: float) -> dict[str, Any]:
     forms = [_form(repository) for repository in repositories]
     threads = available_cpus()
-    memory = [_memory(repository) for repository in repositories]
+    memory = []
+    for repository in repositories:
+        with _served(repository) as (process, _):
+            memory.append(_memory(process))
     backends = [OrtCpuBackend([form.spec()], threads, loading.load) for form in forms]
     answers = [_answers(backend, form) for backend, form in zip(backends, forms, strict=True)]
     whole = forms[0].artifact.total_bytes
@@ -164,6 +269,7 @@ def _measured(repositories: Sequence[Path], rounds: int, seconds: float) -> dict
     return {
         "machine": {"processor": processor(), "cores": threads},
         "whole_bytes": whole,
+        "bare_mib": _bare(),
         "exports": [
             {
                 "parts": len(form.artifact.processes),
@@ -219,9 +325,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/split.json"), metavar="FILE")
     parser.add_argument("--rounds", type=int, default=6, help="in which exports are timed in turns")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each cell")
+    parser.add_argument("--large", type=Path, metavar="DIR", help="export and serve 1.3 billion weights there instead")
+    parser.add_argument("--requests", type=int, default=10, help="lone texts of each length, with --large")
     options = parser.parse_args()
-    repositories = options.repositories or _made(options.make)
-    figures = _measured(repositories, options.rounds, options.seconds)
+    if options.large is not None:
+        figures = _large(options.large, options.requests)
+    else:
+        repositories = options.repositories or _made(options.make)
+        figures = _measured(repositories, options.rounds, options.seconds)
     options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

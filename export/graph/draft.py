@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LARGEST_FILE = 2**31 - 2**24
 """Bytes of a graph with its weights inside; what is larger has them in a file beside it."""
 
+MAPPED = 1 << 27
+"""As `LARGEST_FILE`, for ONNX Runtime on a CPU: of weights inside a graph it keeps two copies, and a file it maps."""
+
 _LARGE = 1024
 """Bytes of a tensor that lies outside of its graph; those that say shapes are smaller, and are looked at everywhere."""
 _PAGE = 4096
@@ -137,11 +140,15 @@ class Draft:
         """Saves the graph for a further step, in the folder where its source lies."""
         onnx.save(self.model, self._target)
 
-    def write(self) -> None:
-        """Writes the graph whole, into one file or with one beside it; the draft cannot be used any more."""
+    def write(self, largest: int | None = None) -> None:
+        """Writes the graph whole, into one file or, above `largest` bytes, with one beside it.
+
+        The draft cannot be used any more. The limit is at most `LARGEST_FILE`.
+        """
+        limit = LARGEST_FILE if largest is None else min(largest, LARGEST_FILE)
         outside = [tensor for tensor in self.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
         beside = self._target.with_name(f"{self._target.name}{DATA_SUFFIX}")
-        if self.model.ByteSize() + sum(self[tensor.name].nbytes for tensor in outside) > LARGEST_FILE:
+        if self.model.ByteSize() + sum(self[tensor.name].nbytes for tensor in outside) > limit:
             self._write_beside(beside)
         else:
             for tensor in outside:
@@ -175,6 +182,6 @@ def _put(tensor: TensorProto, array: NDArray[Any], file: BinaryIO, name: str) ->
         tensor.external_data.add(key=key, value=str(value))
 
 
-def copy(source: Path, target: Path) -> None:
-    """Writes a graph once more, under another name."""
-    Draft(source, target).write()
+def copy(source: Path, target: Path, largest: int | None = None) -> None:
+    """Writes a graph once more, under another name; `largest` as for `Draft.write`."""
+    Draft(source, target).write(largest)

@@ -110,9 +110,9 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
 
 
 def spec_of(
-    checkpoint: Checkpoint, path: Path, *parts: Path, split_by: SplitBy = "layers", ranks: int = 1
+    checkpoint: Checkpoint, path: Path, *parts: Path, split: int = 1, split_by: SplitBy = "layers"
 ) -> ModelSpec:
-    """A graph of a checkpoint, or the first and the other parts of one, as an engine loads it to be proven."""
+    """A graph of a checkpoint, or the first and the other files of one in parts, as an engine loads it to be proven."""
     data = data_entry(path)
     return ModelSpec(
         name=path.name,
@@ -128,7 +128,8 @@ def spec_of(
         outputs=outputs(checkpoint),
         parts=tuple(map(part_file, parts)),
         split_by=split_by if parts else None,
-        ranks=ranks if parts else 1,
+        ranks=split if parts and split_by == "tensors" else 1,
+        lookups=1 < split <= len(parts) and split_by == "layers",
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from export.graph.draft import Draft
+from export.graph.draft import MAPPED, Draft
 from export.graph.nodes import copy, replace
 from export.graph.optimize import check_counts, operators
 from export.precision.equalise import eight_bits
@@ -51,7 +51,7 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
     _Quantiser(draft, cuts, static=static).run()
     if shape.shared_layers:
         draft.share_equal()
-    draft.write()
+    draft.write(MAPPED)
     expected = {
         "QAttention": shape.layers * shape.attention_fusion,
         "MatMulIntegerToFloat": (shape.products - _PARTS * shape.attention_fusion) * shape.layers

@@ -207,6 +207,7 @@ class _Verification:
                 parts=part_files(artifact, path.parent),
                 split_by=artifact.split_by,
                 ranks=artifact.ranks,
+                lookups=artifact.lookups,
             )
             return open_engine(spec, artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Brings the library onnx.

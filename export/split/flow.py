@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from export.split.tables import table_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 _LIGHT = 1 << 12
 """Bytes of a constant that every part may hold."""
 
-_TABLES = {"Gather": 0, "EmbedLayerNormalization": 2}
-"""Operators that look rows up, and the input with the table: what they read of it costs nothing."""
+_LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization", "QEmbedLayerNormalization"})
+"""Operators that look rows up: what they read of their tables costs nothing."""
 
 _SMALL = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
 """Types of what tells lengths and positions; a hidden state is of none of them."""
@@ -99,13 +101,24 @@ class Flow:
     def _factors(self, at: int) -> Iterator[str]:
         """The constants that a step multiplies with, themselves or what is made of them."""
         node = self.nodes[at]
-        if node.op_type in _TABLES:
+        if node.op_type in _LOOKUPS:
             return
         for name in node.input:
             if name in self._elements:
                 yield name
             elif name in self._makers and self._makers[name] not in self._step_of:
                 yield from self._factors(self._makers[name])
+
+    @cached_property
+    def table(self) -> tuple[str, int]:
+        """The largest table in which an input is looked up, and the step that does; an empty name where none is."""
+        named = ((table_of(self.nodes[at], self._inputs), step) for step, at in enumerate(self.steps))
+        found = [(name, step) for name, step in named if name in self.bytes]
+        return max(found, key=lambda each: self.bytes[each[0]], default=("", 0))
+
+    def behind(self, name: str) -> int:
+        """The step behind the one that computes a tensor."""
+        return self._step_of[self._makers[name]] + 1
 
     def crossing(self, step: int) -> list[str]:
         """The tensors that steps before a cut compute and steps after it read, or that are answers."""

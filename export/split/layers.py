@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnx import ValueInfoProto
 
@@ -19,57 +20,52 @@ if TYPE_CHECKING:
 SLACK = 1.1
 """A part may hold so many times its equal share of the weights."""
 
-_PIECES = 4
-"""Of a table for each part: the more, the nearer its cut is to the best one."""
+LARGEST_PART = 1 << 20
+"""As `MAPPED` of a draft: parts are made to save memory, and those of small models too."""
+
+_WORTH = 0.95
+"""More is sent, as of a table that parts share, where the slowest one then has less than so much of its work."""
 
 _MOST_CROSSING = 4
 """Tensors that a cut may send beside lengths and positions; between layers there are one or two hidden states."""
 
 
-def split(source: Path, targets: Sequence[Path]) -> None:
+class _Cuts(NamedTuple):
+    """Where each part but the last one ends, the work of the slowest part, and the bytes that each one holds."""
+
+    ends: list[int]
+    work: float
+    sizes: list[float]
+
+
+def split(source: Path, targets: Sequence[Path]) -> list[Path]:
     """Writes the parts of a graph, one to each target, in the order in which they run.
 
-    Where a table of embeddings leaves no cut that keeps the limit on weights, it is cut too.
+    Where the largest table of embeddings leaves one part too much to do, or allows no cut, its rows are shared: each
+    part but the first then has a second graph, which looks words up. These run before the parts, in the same order.
+
+    Returns:
+        The files of the parts, and behind them those of second graphs.
 
     Raises:
         ExportError: No cut leaves every part small enough.
     """
-    try:
-        _split(source, targets)
-    except ExportError:
-        with_pieces = source.with_name(f"{source.stem}.pieces.onnx")
-        draft = Draft(source, targets[0])
-        whole = sum(draft[tensor.name].nbytes for tensor in draft.graph.initializer)
-        tables.cut(source, with_pieces, _PIECES * len(targets), whole // (_PIECES * len(targets)))
-        _split(with_pieces, targets)
-
-
-def _split(source: Path, targets: Sequence[Path]) -> None:
     draft = Draft(source, targets[0])
     draft.lift_constants()
-    flow = Flow(draft)
-    cuts = range(1, flow.last_cut + 1)
-    crossing = {step: flow.crossing(step) for step in cuts}
-    kinds = Kinds(draft, {name for names in crossing.values() for name in names})
-    sent = {step: sum(not kinds.is_small(name) for name in names) for step, names in crossing.items()}
-    ends = _ends(flow, sent, len(targets))
-    known = set[str]()
-    for target, start, end in zip(targets, [0, *ends], [*ends, len(flow.steps)], strict=False):
-        part = Draft(source, target)
-        part.lift_constants()
-        narrow(part, flow, kinds, known, start, end)
-        known.update(flow.made(start, end))
-        part.write()
-
-
-def _ends(flow: Flow, sent: dict[int, int], parts: int) -> list[int]:
-    """Where each part but the last one ends: with as few tensors sent as the limit on weights lets be."""
+    flow, parts = Flow(draft), len(targets)
     whole = sum(flow.bytes[name] for name in frozenset[str]().union(*flow.weights))
-    limit = SLACK * whole / parts
-    for most in range(1, _MOST_CROSSING + 1):
-        found = _best(flow, [step for step, count in sent.items() if count <= most], parts, limit)
-        if found is not None:
-            return found
+    limit, sent = SLACK * whole / parts, _sent(draft, flow)
+    plain, shared = _cuts(flow, flow.weights, sent, parts, limit), None
+    table, step = flow.table
+    if table:
+        weights = [*flow.weights]
+        weights[step] -= {table}
+        shared = _cuts(flow, weights, {at: count for at, count in sent.items() if at > step}, parts, limit)
+    if shared is not None and (plain is None or shared.work < _WORTH * plain.work):
+        return _with_shared(source, targets, flow, shared, table)
+    if plain is not None:
+        _write(source, targets, flow, plain.ends)
+        return [*targets]
     largest = max(flow.bytes, key=flow.bytes.__getitem__)
     raise ExportError(
         f"this model cannot be split in {parts} by layers: a part would hold more than {limit / whole:.0%} of the "
@@ -77,38 +73,105 @@ def _ends(flow: Flow, sent: dict[int, int], parts: int) -> list[int]:
     )
 
 
-def _best(flow: Flow, cuts: Sequence[int], parts: int, limit: float) -> list[int] | None:
+def _sent(draft: Draft, flow: Flow) -> dict[int, int]:
+    """For each cut, by the step behind it, how many large tensors it sends."""
+    crossing = {step: flow.crossing(step) for step in range(1, flow.last_cut + 1)}
+    kinds = Kinds(draft, {name for names in crossing.values() for name in names})
+    return {step: sum(not kinds.is_small(name) for name in names) for step, names in crossing.items()}
+
+
+def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts, table: str) -> list[Path]:
+    """Writes parts that share a table so that they hold about the same."""
+    draft = Draft(source, targets[0])
+    draft.lift_constants()
+    count, first, *others = len(draft[table]), *_filled(cuts.sizes, flow.bytes[table])
+    # The first part's rows are the last piece: it runs behind those that look words up for it.
+    weights = [max(each, 1.0) for each in (*others, first)]
+    ends = [round(count * end / sum(weights)) for end in accumulate(weights)]
+    in_pieces = source.with_name(f"{source.stem}.pieces.onnx")
+    found = tables.cut(source, in_pieces, table, ends[:-1])
+    draft = Draft(in_pieces, targets[0])
+    pieces = Flow(draft)
+    moved = len(pieces.steps) - len(flow.steps)
+    lookups = [target.with_name(f"{target.stem}.lookup.onnx") for target in targets[1:]]
+    stages = [*map(pieces.behind, found[:-1]), *(end + moved for end in cuts.ends)]
+    _write(in_pieces, [*lookups, *targets], pieces, stages)
+    return [*targets, *lookups]
+
+
+def _filled(held: Sequence[float], amount: float) -> list[float]:
+    """How much each of several gets of an amount, so that the least is raised first.
+
+    >>> _filled([5, 1, 2], 3)
+    [0.0, 2.0, 1.0]
+    """
+    ascending = sorted(held)
+    levels = ((amount + sum(ascending[:few])) / few for few in range(1, len(held) + 1))
+    level = min(levels)
+    return [max(0.0, level - each) for each in held]
+
+
+def _write(source: Path, targets: Sequence[Path], flow: Flow, ends: Sequence[int]) -> None:
+    """Writes what lies between the ends, one graph to each target."""
+    draft = Draft(source, targets[0])
+    draft.lift_constants()
+    kinds = Kinds(draft, {name for end in ends for name in flow.crossing(end)})
+    known = set[str]()
+    for target, start, end in zip(targets, [0, *ends], [*ends, len(flow.steps)], strict=True):
+        part = Draft(source, target)
+        part.lift_constants()
+        narrow(part, flow, kinds, known, start, end)
+        known.update(flow.made(start, end))
+        part.write(LARGEST_PART)
+
+
+def _cuts(
+    flow: Flow, weights: Sequence[frozenset[str]], sent: dict[int, int], parts: int, limit: float
+) -> _Cuts | None:
+    """The best cuts; None where none keeps the limit on weights. Those that send more tensors must be worth it."""
+    best = None
+    for most in range(1, _MOST_CROSSING + 1):
+        found = _best(flow, weights, [step for step, count in sent.items() if count <= most], parts, limit)
+        if found is not None and (best is None or found.work < _WORTH * best.work):
+            best = found
+    return best
+
+
+def _best(flow: Flow, weights: Sequence[frozenset[str]], cuts: Sequence[int], parts: int, limit: float) -> _Cuts | None:
     """The cuts whose slowest part has least to do; None where none keeps every part within the limit."""
     places = [0, *cuts, len(flow.steps)]
     costs = {
         (first, last): cost
         for first, start in enumerate(places)
-        for last, cost in _costs(flow, places, first, start, limit)
+        for last, cost in _costs(flow, weights, places, first, start, limit)
     }
     # For each number of parts, by where the last of them ends: the slowest part's work, the largest's weights.
-    best: dict[int, tuple[tuple[float, float], list[int]]] = {0: ((0.0, 0.0), [])}
+    best: dict[int, tuple[tuple[float, float], list[int]]] = {0: ((0.0, 0.0), [0])}
     for _ in range(parts):
         following: dict[int, tuple[tuple[float, float], list[int]]] = {}
         for (first, last), (work, size) in costs.items():
             if first not in best:
                 continue
-            (slowest, largest), ends = best[first]
-            candidate = (max(slowest, work), max(largest, size)), [*ends, places[last]]
+            (slowest, largest), passed = best[first]
+            candidate = (max(slowest, work), max(largest, size)), [*passed, last]
             if last not in following or candidate < following[last]:
                 following[last] = candidate
         best = following
-    found = best.get(len(places) - 1)
-    return None if found is None else found[1][:-1]
+    if (found := best.get(len(places) - 1)) is None:
+        return None
+    (slowest, _), passed = found
+    sizes = [costs[first, last][1] for first, last in pairwise(passed)]
+    return _Cuts([places[each] for each in passed[1:-1]], slowest, sizes)
 
 
 def _costs(
-    flow: Flow, places: Sequence[int], first: int, start: int, limit: float
+    flow: Flow, weights: Sequence[frozenset[str]], places: Sequence[int], first: int, start: int, limit: float
 ) -> list[tuple[int, tuple[float, float]]]:
     """Work and weights of the parts that begin at a place, by where they end, as far as the limit on weights."""
     held, costs, work = set[str](), [], 0
     for last in range(first + 1, len(places)):
         for step in range(max(start, places[last - 1]), places[last]):
-            held |= flow.weights[step]
+            held |= weights[step]
             work += flow.work[step]
         size = sum(flow.bytes[name] for name in held)
         if size > limit:

@@ -16,7 +16,7 @@ from export.errors import ExportError
 from export.graph import nodes as graphs
 from export.graph.draft import Draft
 from export.split.flow import Flow, Kinds
-from export.split.layers import SLACK, narrow
+from export.split.layers import LARGEST_PART, SLACK, narrow
 from export.split.tables import Maker
 from serving.records import PARTIAL
 
@@ -70,7 +70,7 @@ def _segments(graph: Path, sums: list[str], name: Callable[[int], Path]) -> list
         part = Draft(graph, paths[-1])
         narrow(part, flow, kinds, known, start, end)
         known.update(flow.made(start, end))
-        part.write()
+        part.write(LARGEST_PART)
     return paths
 
 
@@ -80,9 +80,9 @@ class _Rank(Maker):
     def __init__(self, source: Path, target: Path, rank: int, ranks: int) -> None:
         draft = Draft(source, target)
         draft.lift_constants()
-        whole = sum(_size(tensor) for tensor in draft.graph.initializer)
-        super().__init__(draft, ranks, whole // (8 * ranks))
+        super().__init__(draft)
         self._rank, self._ranks = rank, ranks
+        self._largest = sum(_size(tensor) for tensor in draft.graph.initializer) // (8 * ranks)
         self._sums: dict[str, int] = {}
         """What the ranks add up, and how many components its vectors have."""
         self._users: dict[str, list[NodeProto]] = {}
@@ -92,7 +92,7 @@ class _Rank(Maker):
 
     def write(self) -> list[str]:
         """Saves the graph of the rank; returns the names of what the ranks add up."""
-        graph = self._draft.graph
+        graph = self.draft.graph
         layers = [*self._attentions(), *self._feed_forwards()]
         if not layers:
             raise ExportError(
@@ -100,43 +100,34 @@ class _Rank(Maker):
                 "the same attention), which this model is not made of; --split-by layers may do"
             )
         for product in layers:
-            self._sums[product.output[0]] = self._draft[product.input[1]].shape[1]
+            self._sums[product.output[0]] = self.draft[product.input[1]].shape[1]
             product.output[0] += PARTIAL
         graphs.replace(graph, [made for node in graph.node for made in self.instead(node)])
         for name, width in self._sums.items():
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence", width]))
             graph.output.append(helper.make_tensor_value_info(name + PARTIAL, TensorProto.FLOAT, None))
-        self._draft.drop_unused()
-        self._draft.save()
+        self.draft.drop_unused()
+        self.draft.save()
         return list(self._sums)
+
+    def is_cut(self, table: str) -> bool:
+        return self.draft[table].nbytes > self._largest
 
     def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
         """A rank's words, and zeros for all others."""
-        rows = self._draft[table]
+        rows = self.draft[table]
         first, end = (len(rows) * rank // self._ranks for rank in (self._rank, self._rank + 1))
-        axis, start, last, zero, nothing, own = (
-            self.constant(f"{found}.{role}", value)
-            for role, value in (
-                ("axis", np.array([-1])),
-                ("first", np.int32(first)),
-                ("last", np.int32(end - first - 1)),
-                ("zero", np.int32(0)),
-                ("nothing", np.float32(0)),
-                ("rows", rows[first:end]),
-            )
-        )
-        yield helper.make_node("Sub", [ids, start], [f"{found}.moved"])
-        yield helper.make_node("Max", [f"{found}.moved", zero], [f"{found}.above"])
-        yield helper.make_node("Min", [f"{found}.above", last], [f"{found}.index"])
+        own = self.constant(f"{found}.own", rows[first:end])
+        nothing = self.constant(f"{found}.nothing", np.float32(0))
+        yield from self.index(ids, found, first, end)
         yield helper.make_node("Equal", [f"{found}.moved", f"{found}.index"], [f"{found}.here"])
-        yield helper.make_node("Unsqueeze", [f"{found}.here", axis], [f"{found}.chosen"])
         yield helper.make_node("Gather", [own, f"{found}.index"], [f"{found}.row"])
-        yield helper.make_node("Where", [f"{found}.chosen", f"{found}.row", nothing], [found + PARTIAL])
+        yield from self.where(f"{found}.here", found, f"{found}.row", nothing, found + PARTIAL)
         self._sums[found] = rows.shape[1]
 
     def _attentions(self) -> Iterator[NodeProto]:
         """Splits heads; the products after them, whose answers are partial sums."""
-        for node in self._draft.graph.node:
+        for node in self.draft.graph.node:
             if node.op_type != "Attention":
                 continue
             heads = next(attribute for attribute in node.attribute if attribute.name == "num_heads")
@@ -144,16 +135,16 @@ class _Rank(Maker):
                 raise ExportError(f"{heads.i} heads of attention cannot be split between {self._ranks} ranks evenly")
             (product,) = self._users[node.output[0]]
             for name in (node.input[1], node.input[2]):
-                thirds = np.split(self._draft[name], 3, axis=-1)
-                self._draft[name] = np.concatenate([self._share(third, -1) for third in thirds], axis=-1)
-            self._draft[product.input[1]] = self._share(self._draft[product.input[1]], 0)
+                thirds = np.split(self.draft[name], 3, axis=-1)
+                self.draft[name] = np.concatenate([self._share(third, -1) for third in thirds], axis=-1)
+            self.draft[product.input[1]] = self._share(self.draft[product.input[1]], 0)
             heads.i //= self._ranks
             yield product
 
     def _feed_forwards(self) -> Iterator[NodeProto]:
         """Splits what is between the two products of a feed-forward part; the second ones."""
-        makers = {output: node for node in self._draft.graph.node for output in node.output}
-        for node in self._draft.graph.node:
+        makers = {output: node for node in self.draft.graph.node for output in node.output}
+        for node in self.draft.graph.node:
             first = makers.get(node.input[0]) if node.op_type in _ACTIVATIONS else None
             if first is None or first.op_type != "MatMul":
                 continue
@@ -161,7 +152,7 @@ class _Rank(Maker):
             if len(following) != 1 or following[0].op_type != "MatMul":
                 continue  # a head's own activation
             for owner, at, axis in ((first, 1, -1), (node, 1, -1), (following[0], 1, 0)):
-                self._draft[owner.input[at]] = self._share(self._draft[owner.input[at]], axis)
+                self.draft[owner.input[at]] = self._share(self.draft[owner.input[at]], axis)
             yield following[0]
 
     def _share(self, array: NDArray[Any], axis: int) -> NDArray[Any]:

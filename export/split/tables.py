@@ -1,7 +1,7 @@
-"""Cuts large tables of embeddings by their rows, so that parts can share one that is larger than any of them may be.
+"""Cuts a table of embeddings by its rows, so that every part holds some of it.
 
 A word is looked up in each piece, and the piece that has it wins: the same row as before, to the bit. The fused
-embedding is taken apart for it.
+embedding then takes the rows that were found for its table.
 """
 
 from __future__ import annotations
@@ -10,120 +10,137 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from export.graph import nodes as graphs
 from export.graph.draft import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 _FUSED = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
-_MASK, _SCALES, _ZEROS = 7, 8, 13
-"""Inputs of the quantised embedding: five scales follow the mask, of three tables and two vectors, and five zeros."""
 
 
-def cut(source: Path, target: Path, pieces: int, largest: int) -> None:
-    """Writes a graph whose tables of more than `largest` bytes are cut into pieces; lies beside its source."""
+def table_of(node: NodeProto, inputs: Collection[str]) -> str:
+    """The table in which a node looks one of the graph's inputs up; empty where it does not."""
+    if node.op_type in _FUSED and node.input[0] in inputs:
+        return node.input[2]
+    if node.op_type == "Gather" and node.input[1] in inputs:
+        return node.input[0]
+    return ""
+
+
+def cut(source: Path, target: Path, table: str, ends: Sequence[int]) -> list[str]:
+    """Writes a graph whose table is cut before some of its rows; lies beside its source.
+
+    What looks the pieces up stands before everything else. Returns what is found so far behind each piece.
+    """
     draft = Draft(source, target)
     draft.lift_constants()
-    maker = Maker(draft, pieces, largest)
-    graphs.replace(draft.graph, [made for node in draft.graph.node for made in maker.instead(node)])
+    maker = _Pieces(draft, table, [0, *ends, len(draft[table])])
+    nodes = [made for node in draft.graph.node for made in maker.instead(node)]
+    graphs.replace(draft.graph, [*maker.first, *nodes])
     draft.drop_unused()
     draft.save()
+    return maker.found
 
 
 class Maker:
-    """Replaces what looks up large tables."""
+    """Replaces what looks up tables."""
 
-    def __init__(self, draft: Draft, pieces: int, largest: int) -> None:
-        self._draft, self._pieces, self._largest = draft, pieces, largest
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
         self._inputs = {value.name for value in draft.graph.input}
+
+    def is_cut(self, table: str) -> bool:
+        raise NotImplementedError
+
+    def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
+        """Nodes that answer the rows of some ids."""
+        raise NotImplementedError
 
     def instead(self, node: NodeProto) -> Iterator[NodeProto]:
         """The nodes that take a node's place, itself where it is left alone."""
-        if node.op_type in _FUSED and self._is_large(node.input[2]):
-            yield from self._embedding(node)
-        elif node.op_type == "Gather" and node.input[1] in self._inputs and self._is_large(node.input[0]):
-            yield from self.lookup(node.input[0], node.input[1], node.output[0])
-        else:
+        table = table_of(node, self._inputs)
+        if table not in self.draft or not self.is_cut(table):
             yield node
-
-    def _is_large(self, name: str) -> bool:
-        return name in self._draft and self._draft[name].nbytes > self._largest
-
-    def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
-        """The rows of some ids, from the pieces of a table."""
-        rows = self._draft[table]
-        starts = [len(rows) * piece // self._pieces for piece in range(self._pieces + 1)]
-        axis = self.constant(f"{found}.axis", np.array([-1]))
-        before = ""
-        for piece, (start, end) in enumerate(pairwise(starts)):
-            name = f"{found}.{piece}"
-            own, first, last, zero = (
-                self.constant(f"{name}.{role}", value)
-                for role, value in (
-                    ("rows", rows[start:end]),
-                    ("first", np.int32(start)),
-                    ("last", np.int32(end - start - 1)),
-                    ("zero", np.int32(0)),
-                )
-            )
-            yield helper.make_node("Sub", [ids, first], [f"{name}.moved"])
-            yield helper.make_node("Max", [f"{name}.moved", zero], [f"{name}.above"])
-            yield helper.make_node("Min", [f"{name}.above", last], [f"{name}.index"])
-            target = found if piece == self._pieces - 1 else f"{name}.so_far"
-            if not before:
-                yield helper.make_node("Gather", [own, f"{name}.index"], [target])
-            else:
-                yield helper.make_node("GreaterOrEqual", [ids, first], [f"{name}.here"])
-                yield helper.make_node("Unsqueeze", [f"{name}.here", axis], [f"{name}.chosen"])
-                yield helper.make_node("Gather", [own, f"{name}.index"], [f"{name}.row"])
-                yield helper.make_node("Where", [f"{name}.chosen", f"{name}.row", before], [target])
-            before = target
+        elif node.op_type == "Gather":
+            yield from self.lookup(table, node.input[1], node.output[0])
+        else:
+            yield from self._embedding(node)
 
     def _embedding(self, node: NodeProto) -> Iterator[NodeProto]:
-        """The fused embedding in ONNX's own operators: the sum of three rows, normalised."""
-        whole = node.output[0]
-        ids, types, words, positions, segments, scale, shift = node.input[:7]
-        yield from self.lookup(words, ids, f"{whole}.words")
-        parts = [self._number(node, 0, f"{whole}.words")]
-        length, zero = self.constant(f"{whole}.second", np.array([1])), self.constant(f"{whole}.zero", np.array([0]))
+        """The fused embedding, with one row for each of the tokens as its table."""
+        whole, ids, table = node.output[0], node.input[0], node.input[2]
+        yield from self.lookup(table, ids, f"{whole}.words")
+        width = self.constant(f"{whole}.width", np.array([-1, self.draft[table].shape[1]]))
+        zero, one = (self.constant(f"{whole}.{number}", np.int64(number)) for number in (0, 1))
+        yield helper.make_node("Reshape", [f"{whole}.words", width], [f"{whole}.rows"])
+        yield helper.make_node("Size", [ids], [f"{whole}.size"])
         yield helper.make_node("Shape", [ids], [f"{whole}.shape"])
-        yield helper.make_node("Gather", [f"{whole}.shape", length], [f"{whole}.length"])
-        yield helper.make_node("Slice", [positions, zero, f"{whole}.length", zero], [f"{whole}.positions"])
-        parts.append(self._number(node, 1, f"{whole}.positions"))
-        if types and segments:
-            yield helper.make_node("Gather", [segments, types], [f"{whole}.segments"])
-            parts.append(self._number(node, 2, f"{whole}.segments"))
-        for _, made in parts:
-            yield from made
-        total = parts[0][0]
-        for number, (name, _) in enumerate(parts[1:]):
-            yield helper.make_node("Add", [total, name], [f"{whole}.sum.{number}"])
-            total = f"{whole}.sum.{number}"
-        normal = [self._number(node, at, name) for at, name in ((3, scale), (4, shift))]
-        for _, made in normal:
-            yield from made
-        epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-12)
-        names = [total, *(name for name, _ in normal)]
-        yield helper.make_node("LayerNormalization", names, [whole], axis=-1, epsilon=epsilon)
-        if len(node.output) > 1 and node.output[1]:
-            yield helper.make_node("ReduceSum", [node.input[_MASK], length], [node.output[1]], keepdims=0)
-
-    def _number(self, node: NodeProto, at: int, name: str) -> tuple[str, list[NodeProto]]:
-        """What has been looked up, as numbers: its name, and the node that makes them of 8 bits."""
-        if node.op_type == "EmbedLayerNormalization":
-            return name, []
-        inputs = [name, node.input[_SCALES + at], node.input[_ZEROS + at]]
-        made = f"{node.output[0]}.{at}.number"
-        return made, [helper.make_node("DequantizeLinear", inputs, [made])]
+        yield helper.make_node("Range", [zero, f"{whole}.size", one], [f"{whole}.range"])
+        yield helper.make_node("Cast", [f"{whole}.range"], [f"{whole}.numbers"], to=TensorProto.INT32)
+        yield helper.make_node("Reshape", [f"{whole}.numbers", f"{whole}.shape"], [f"{whole}.ids"])
+        node.input[0], node.input[2] = f"{whole}.ids", f"{whole}.rows"
+        yield node
 
     def constant(self, name: str, value: NDArray[Any] | np.generic) -> str:
         """The name of a constant, which is added."""
-        if name not in self._draft:
-            self._draft[name] = value
+        if name not in self.draft:
+            self.draft[name] = value
         return name
+
+    def index(self, ids: str, name: str, start: int, end: int) -> Iterator[NodeProto]:
+        """`name.index`: where ids lie in a piece of a table, those of other pieces at its nearest row."""
+        first, last, zero = (
+            self.constant(f"{name}.{role}", np.int32(value))
+            for role, value in (("first", start), ("last", end - start - 1), ("zero", 0))
+        )
+        yield helper.make_node("Sub", [ids, first], [f"{name}.moved"])
+        yield helper.make_node("Max", [f"{name}.moved", zero], [f"{name}.above"])
+        yield helper.make_node("Min", [f"{name}.above", last], [f"{name}.index"])
+
+    def where(self, here: str, name: str, row: str, other: str, found: str) -> Iterator[NodeProto]:
+        """The row of each token that is here, and another one's elsewhere."""
+        yield helper.make_node("Unsqueeze", [here, self.constant(f"{name}.axis", np.array([-1]))], [f"{name}.chosen"])
+        yield helper.make_node("Where", [f"{name}.chosen", row, other], [found])
+
+
+class _Pieces(Maker):
+    """Cuts one table.
+
+    Attributes:
+        first: What looks its pieces up.
+        found: What is found so far behind each piece.
+    """
+
+    def __init__(self, draft: Draft, table: str, ends: Sequence[int]) -> None:
+        super().__init__(draft)
+        self._table, self._ends = table, ends
+        self.first: list[NodeProto] = []
+        self.found: list[str] = []
+
+    def is_cut(self, table: str) -> bool:
+        return table == self._table
+
+    def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
+        self.first += self._lookups(self.draft[table], ids, found)
+        yield from ()
+
+    def _lookups(self, rows: NDArray[Any], ids: str, found: str) -> Iterator[NodeProto]:
+        pieces = list(pairwise(self._ends))
+        for piece, (start, end) in enumerate(pieces):
+            name = f"{found}.{piece}"
+            own = self.constant(f"{name}.rows", rows[start:end])
+            yield from self.index(ids, name, start, end)
+            before = self.found[-1] if self.found else ""
+            self.found.append(found if end == len(rows) else f"{name}.so_far")
+            if not before:
+                yield helper.make_node("Gather", [own, f"{name}.index"], [self.found[-1]])
+                continue
+            yield helper.make_node("GreaterOrEqual", [ids, f"{name}.first"], [f"{name}.here"])
+            yield helper.make_node("Gather", [own, f"{name}.index"], [f"{name}.row"])
+            yield from self.where(f"{name}.here", name, f"{name}.row", before, self.found[-1])

@@ -144,7 +144,7 @@ def _check_parts(path: Path, artifact: Artifact, manifest: Manifest) -> None:
 
     The shapes of tensors between parts are not looked at: engines refuse those that do not fit.
     """
-    for graphs in [artifact.graphs] if artifact.split_by == "layers" else artifact.processes:
+    for graphs in artifact.sequences:
         known, unused = dict[str, str](), {spec.name for spec in manifest.inputs}
         for part in graphs:
             try:

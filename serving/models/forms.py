@@ -106,6 +106,7 @@ class ModelForm:
             parts=part_files(artifact, directory),
             split_by=artifact.split_by,
             ranks=artifact.ranks,
+            lookups=artifact.lookups,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, SplitBy, TensorSpec
+from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, SplitBy, TensorSpec, stages
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -140,6 +140,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
         parts: The others, in their order.
         ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
+        lookups: Whether the parts share the rows of a table: behind the parts, `parts` then has for each but the first
+            a graph that looks words up before the first part runs.
     """
 
     file: str
@@ -162,6 +164,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split_by: SplitBy | None = None
     parts: tuple[Part, ...] = ()
     ranks: int = 1
+    lookups: bool = False
 
     @property
     def proven(self) -> bool:
@@ -183,9 +186,19 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The graphs of each process that it is run by, in their order."""
         graphs = self.graphs
         if self.split_by != "tensors":
-            return [[graph] for graph in graphs]
+            count = stages(len(graphs), lookups=self.lookups)
+            return [[graph, *graphs[count:][max(0, at - 1) : at]] for at, graph in enumerate(graphs[:count])]
         segments = len(graphs) // self.ranks
         return [graphs[segments * rank :][:segments] for rank in range(self.ranks)]
+
+    @property
+    def sequences(self) -> list[list[Artifact | Part]]:
+        """What runs one after another: all parts or, of a model split by tensors, the segments of each rank."""
+        if self.split_by == "tensors":
+            return self.processes
+        graphs = self.graphs
+        count = stages(len(graphs), lookups=self.lookups)
+        return [[*graphs[count:], *graphs[:count]]]
 
     @property
     def files(self) -> list[FileEntry | Artifact]:
@@ -451,6 +464,11 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
             any((artifact.split_by == "tensors") != (artifact.ranks > 1) for artifact in artifacts)
             or any(artifact.ranks < 1 or len(artifact.graphs) % artifact.ranks for artifact in artifacts),
             "the ranks of an artifact do not fit its parts",
+        ),
+        (
+            any(artifact.lookups and artifact.split_by != "layers" for artifact in artifacts)
+            or any(artifact.lookups and len(artifact.parts) % 2 for artifact in artifacts),
+            "the lookups of an artifact do not fit its parts",
         ),
         (
             any(artifact.parts and (artifact.kind, artifact.target) != ("onnx", "cpu") for artifact in artifacts),

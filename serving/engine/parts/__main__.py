@@ -7,26 +7,37 @@ import os
 import signal
 import socket
 import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.cpu.ort import GraphPart
+    from serving.engine.parts.exchange import Arena
 
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
 
 
-def main(kind: str, descriptors: list[int], arenas: list[int]) -> None:
+def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[int]) -> None:
     """Serves until the processes around it end; does not return.
 
     Args:
-        kind: Where answers go: to the `next` part, to the `lanes`, or of a `rank` to the other ones.
-        descriptors: Of the control socket, of the one that batches come by, and of those for answers.
-        arenas: Of shared memory.
+        kind: Whether it runs a `part`, with or without a second graph that looks words up, or is a `rank`.
+        controls: The descriptor of the socket that its order comes by.
+        arenas: Descriptors of shared memory.
+        descriptors: Of sockets: for each graph of a part, or for the rank, where batches come from and where they go.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    control, inbox, *others = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    # Two ways may end in the same socket, which must have one owner.
+    sockets = {each: socket.socket(fileno=each) for each in {*controls, *(each for way in descriptors for each in way)}}
+    (control,), *ways = ([sockets[each] for each in way] for way in (controls, *descriptors))
     # Slow to import, and the parent may end meanwhile.
     from serving.engine.cpu import ort  # noqa: PLC0415
-    from serving.engine.parts import pipeline, ranks  # noqa: PLC0415
+    from serving.engine.parts import ranks  # noqa: PLC0415
     from serving.engine.parts.chain import interface  # noqa: PLC0415
     from serving.engine.parts.exchange import Arena, receive, send  # noqa: PLC0415
     from serving.engine.parts.processes import Loaded, Order  # noqa: PLC0415
@@ -44,8 +55,28 @@ def main(kind: str, descriptors: list[int], arenas: list[int]) -> None:
         send(control, Loaded([interface(graph) for graph in graphs]))
         shared = [Arena(arena) for arena in arenas]
         if kind == "rank":
+            inbox, *others = ways[0]
             ranks.serve(ranks.Rank(order.rank, graphs, others, shared[0]), inbox, shared[0])
-        pipeline.serve(graphs[0], inbox, others, shared)
+        threading.excepthook = _end
+        for lookup, way in zip(graphs[1:], ways[1:], strict=True):
+            threading.Thread(target=_serve, args=(lookup, way, shared), daemon=True).start()
+    except (EOFError, OSError):
+        os._exit(0)
+    _serve(graphs[0], ways[0], shared)
+
+
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """A process whose second graph is not served any more must not go on with the first."""
+    sys.__excepthook__(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    os._exit(1)
+
+
+def _serve(part: GraphPart, way: Sequence[socket.socket], arenas: Sequence[Arena]) -> None:
+    from serving.engine.parts import pipeline  # noqa: PLC0415  as above
+
+    inbox, *outboxes = way
+    try:
+        pipeline.serve(part, inbox, outboxes, arenas)
     except (EOFError, OSError):
         os._exit(0)
 

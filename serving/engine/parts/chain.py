@@ -50,8 +50,8 @@ def check(model: ModelSpec, parts: Sequence[Interface]) -> None:
 
 
 def files(model: ModelSpec) -> list[ModelSpec]:
-    """Each part of a model as a model of its own."""
-    own = msgspec.structs.replace(model, parts=(), split_by=None, ranks=1)
+    """Each file of a model as a model of its own."""
+    own = msgspec.structs.replace(model, parts=(), split_by=None, ranks=1, lookups=False)
     return [
         own,
         *(
@@ -59,6 +59,12 @@ def files(model: ModelSpec) -> list[ModelSpec]:
             for part in model.parts
         ),
     ]
+
+
+def stages(model: ModelSpec) -> tuple[list[ModelSpec], list[ModelSpec]]:
+    """The parts of a model by layers, and what looks words up in all but the first of them, before the first runs."""
+    graphs = files(model)
+    return graphs[: model.stages], graphs[model.stages :]
 
 
 def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
@@ -73,7 +79,8 @@ class Chain:
 
     def __init__(self, model: ModelSpec, threads: int) -> None:
         """Loads every part; raises BundleError where one cannot be, or they do not fit together."""
-        self._parts = [ort.open_part(part, threads) for part in files(model)]
+        parts, lookups = stages(model)
+        self._parts = [ort.open_part(part, threads) for part in (*lookups, *parts)]
         check(model, [interface(part) for part in self._parts])
         self._padder = Padder(model)
         self._outputs = [spec.name for spec in model.outputs]

@@ -1,7 +1,9 @@
 """A model cut by its layers: the first part in the engine process, each other one in a process that it starts.
 
 A batch goes from part to part, and the last one answers the lane that waits for it; so every part may work on another
-batch. The engine process owns the others: it ends when one of them does, and they end with it.
+batch. Where the parts share a table, the batch goes through all other ones before, which look up the words that they
+have: each does so beside the batch that it computes. The engine process owns the others: it ends when one of them does,
+and they end with it.
 """
 
 from __future__ import annotations
@@ -36,33 +38,30 @@ class Pipeline:
 
     def __init__(self, model: ModelSpec, threads: int, lanes: int, nice: int) -> None:
         """Starts them and loads every part; raises BundleError where one cannot be served."""
-        first, *others = chain.files(model)
-        own, *theirs = shares(threads, 1 + len(others))
+        parts, lookups = chain.stages(model)
+        cores = shares(threads, len(parts))
         arenas = [os.memfd_create(f"{model.name} lane {lane}") for lane in range(lanes)]
         with contextlib.ExitStack() as unused:
             answers = [self._pair(unused) for _ in range(lanes)]
-            inbox, self._next = pair()
+            theirs = [end for _, end in answers]
+            # A batch goes through the lookups, where there are any, and then through the parts.
+            lines = [self._line(unused, len(line), theirs) for line in (lookups, parts[1:]) if line]
             controls = []
-            for number, _ in enumerate(others, 2):
-                following, outbox = pair()
-                is_last = number == 1 + len(others)
-                outboxes = [theirs_end for _, theirs_end in answers] if is_last else [outbox]
-                name = f"part {number} of {1 + len(others)} of {model.name}"
-                controls.append((name, start(name, "lanes" if is_last else "next", [inbox, *outboxes], arenas)))
-                inbox.close()
-                outbox.close()
-                inbox = following
-            inbox.close()
-        for (_, control), part, cores in zip(controls, others, theirs, strict=True):
-            send(control, Order([part], cores, nice))
-        self._first = ort.open_part(first, own)
-        interfaces = [chain.interface(self._first), *(each for control in controls for each in loaded(*control))]
-        chain.check(model, interfaces)
-        # What of a batch's own tensors the other parts read; what parts answer is looked for by name.
-        wanted = {name for part in interfaces[1:] for name, _ in part.inputs}
-        turn = threading.Lock()
+            for number in range(2, len(parts) + 1):
+                name = f"part {number} of {len(parts)} of {model.name}"
+                own = [ways[number - 2] for _, ways in reversed(lines)]
+                controls.append((name, start(name, "part", own, arenas)))
+        for number, (_, control) in enumerate(controls, 1):
+            send(control, Order([parts[number], *lookups[number - 1 : number]], cores[number], nice))
+        self._first = ort.open_part(parts[0], cores[0])
+        found = [loaded(*control) for control in controls]
+        others, shared = [own[0] for own in found], [lookup for _, *own in found for lookup in own]
+        chain.check(model, [*shared, chain.interface(self._first), *others])
+        # What of a batch's own tensors the other processes read; what parts answer is looked for by name.
+        wanted = {name for part in (*shared, *others) for name, _ in part.inputs}
+        outboxes, turn = [outbox for outbox, _ in lines], threading.Lock()
         self.lanes = [
-            _Lane(lane, model, self._first, turn, Arena(arena), self._next, ours, wanted)
+            _Lane(lane, model, self._first, turn, Arena(arena), outboxes, ours, wanted)
             for lane, (arena, (ours, _)) in enumerate(zip(arenas, answers, strict=True))
         ]
 
@@ -71,6 +70,16 @@ class Pipeline:
         ours, theirs = pair()
         unused.callback(theirs.close)
         return ours, theirs
+
+    def _line(
+        self, unused: contextlib.ExitStack, count: int, answers: list[socket.socket]
+    ) -> tuple[socket.socket, list[list[socket.socket]]]:
+        """Where a batch enters a line of so many, and for each where it comes from and where it goes to."""
+        pairs = [self._pair(unused) for _ in range(count)]
+        for outbox, _ in pairs[1:]:
+            unused.callback(outbox.close)
+        goals = [*([outbox] for outbox, _ in pairs[1:]), answers]
+        return pairs[0][0], [[inbox, *goal] for (_, inbox), goal in zip(pairs, goals, strict=True)]
 
 
 class _Lane:
@@ -83,7 +92,7 @@ class _Lane:
         first: ort.GraphPart,
         turn: threading.Lock,
         arena: Arena,
-        outbox: socket.socket,
+        outboxes: Sequence[socket.socket],
         answers: socket.socket,
         wanted: set[str],
     ) -> None:
@@ -91,25 +100,39 @@ class _Lane:
         self._padder = Padder(model)
         self._outputs = [spec.name for spec in model.outputs]
         self._first, self._turn, self._arena = first, turn, arena
-        self._outbox, self._answers, self._wanted = outbox, answers, wanted
+        *self._lookups, self._outbox = outboxes
+        self._answers, self._wanted = answers, wanted
 
     def run(self, batch: Batch) -> list[Array]:
         tensors: ort.Tensors = dict(self._padder.tensors(batch))
+        step = self._with(tensors, Step(self._lane, 0, []))
+        for lookup in self._lookups:
+            step = self._sent(lookup, step)
+            tensors |= self._arena.get(step.tensors)
         # The first part has one batch at a time, as every part has.
         with self._turn:
             answered = self._first.run(tensors)
-        shared = ((name, array) for name, array in (tensors | answered).items() if name in self._wanted)
-        placed, at = self._arena.put(shared, 0)
+        step = self._sent(self._outbox, self._with(answered, step))
+        views = self._arena.get(step.tensors)
+        # Copies, since the next batch is written over them.
+        return [np.array(views[name]) for name in self._outputs]
+
+    def _with(self, tensors: ort.Tensors, step: Step) -> Step:
+        """A step to which what other processes read of some tensors is added."""
+        shared = ((name, array) for name, array in tensors.items() if name in self._wanted)
+        placed, at = self._arena.put(shared, step.end)
+        return Step(self._lane, at, [*step.tensors, *placed])
+
+    def _sent(self, outbox: socket.socket, step: Step) -> Step:
+        """What comes of a step that goes through other processes; raises EngineFault where one cannot compute it."""
         try:
-            send(self._outbox, Step(self._lane, at, placed))
+            send(outbox, step)
             step = receive(self._answers, Step)
         except (OSError, EOFError):
             end("a part has closed its socket")
         if step.fault:
             raise EngineFault(step.fault)
-        views = self._arena.get(step.tensors)
-        # Copies, since the next batch is written over them.
-        return [np.array(views[name]) for name in self._outputs]
+        return step
 
 
 def serve(

@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True):
     """What a process loads.
 
     Attributes:
-        graphs: Its part, or the segments of its rank, each as a model of its own.
+        graphs: Its part and perhaps what looks words up, or the segments of its rank, each as a model of its own.
         threads: Cores to use.
         nice: How much less urgent than the engine process it is.
         rank: Which one it is, where all of them work on one batch.
@@ -67,22 +67,23 @@ def shares(threads: int, parts: int) -> list[int]:
 
 
 def start(
-    name: str, kind: Literal["next", "lanes", "rank"], sockets: Sequence[socket.socket], arenas: Sequence[int]
+    name: str, kind: Literal["part", "rank"], ways: Sequence[Sequence[socket.socket]], arenas: Sequence[int]
 ) -> socket.socket:
     """Starts a process, whose failure will end this one; returns the socket of its order.
 
     Args:
         name: The part, for the log.
-        kind: What it does with its answers; see `__main__`.
-        sockets: Its ends of sockets, which it inherits.
+        kind: What it is; see `__main__`.
+        ways: Its ends of sockets, which it inherits: where batches come from, and then where they go to.
         arenas: Descriptors of shared memory, likewise.
     """
     control, theirs = pair()
     with theirs:
-        descriptors = [theirs.fileno(), *[end.fileno() for end in sockets]]
-        words = [kind, ",".join(map(str, descriptors)), ",".join(map(str, arenas))]
+        groups = [[theirs.fileno()], arenas, *([end.fileno() for end in way] for way in ways)]
+        words = [kind, *(",".join(map(str, group)) for group in groups)]
         command = [sys.executable, "-P", "-m", "serving.engine.parts", *words]
-        process = subprocess.Popen(command, pass_fds=[*descriptors, *arenas], stdin=subprocess.DEVNULL)
+        inherited = {descriptor for group in groups for descriptor in group}
+        process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL)
     threading.Thread(target=_watch, args=(name, process), daemon=True).start()
     return control
 

@@ -43,7 +43,7 @@ class Ranks:
         for rank in range(1, len(graphs)):
             outbox, inbox = pair()
             name = f"rank {rank + 1} of {len(graphs)} of {model.name}"
-            controls.append((name, start(name, "rank", [inbox, *meshed[rank]], [descriptor])))
+            controls.append((name, start(name, "rank", [[inbox, *meshed[rank]]], [descriptor])))
             self._outboxes.append(outbox)
             for theirs in (inbox, *meshed[rank]):
                 theirs.close()
