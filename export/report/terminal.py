@@ -48,7 +48,7 @@ def executor(artifact: Artifact) -> str:
     """What runs an artifact, in words."""
     if artifact.engine is not None:
         return f"TensorRT, compute capability {artifact.engine.compute_capability}"
-    return _EXECUTORS.get(artifact.target, artifact.target)
+    return f"{_EXECUTORS.get(artifact.target, artifact.target)}{artifact.split}"
 
 
 def ranges(quantisation: Quantisation) -> str:

@@ -192,6 +192,11 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [graphs[segments * rank :][:segments] for rank in range(self.ranks)]
 
     @property
+    def split(self) -> str:
+        """In how many parts it is, in words that follow others; empty for a whole one."""
+        return f", in {len(self.processes)} parts by {self.split_by}" if self.split_by else ""
+
+    @property
     def sequences(self) -> list[list[Artifact | Part]]:
         """What runs one after another: all parts or, of a model split by tensors, the segments of each rank."""
         if self.split_by == "tensors":

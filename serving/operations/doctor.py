@@ -250,6 +250,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         artifact, total_bytes = model.artifact, sum(each.total_bytes for each in model.artifacts)
         size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
+        value += artifact.split
         advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()

@@ -24,6 +24,7 @@ from export.graph import draft, optimize, task_model
 from export.split import layers, ranks
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
+from serving.models.manifest import REPORT
 from serving.records import PARTIAL
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
@@ -160,9 +161,9 @@ def test_layers_of_other_kinds_have_no_ranks(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a small model in two parts, some of whose weights lie beside the graphs."""
+    """A repository with a small model in two parts that share its words; some weights lie beside the graphs."""
     folder = tmp_path_factory.mktemp("split")
-    checkpoint = write_task_checkpoint(folder / "small", "bert", "embed", num_hidden_layers=3)
+    checkpoint = write_task_checkpoint(folder / "small", "bert", "embed", num_hidden_layers=4, vocab_size=4_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draft, "LARGEST_FILE", 60_000)
         assert export([str(checkpoint), "--out", str(folder / "models"), "--split", "2"]) == 0
@@ -176,12 +177,17 @@ def test_the_bundle_lists_every_part(repository: Path, capsys: pytest.CaptureFix
         artifact = bundle.artifact(precision)
         assert artifact is not None
         assert artifact.proven
-        assert [graph.file for graph in artifact.graphs] == [
-            f"model.{precision}.part{number}of2.onnx" for number in (1, 2)
+        names = [f"model.{precision}.part{number}of2" for number in (1, 2)]
+        assert [[graph.file for graph in graphs] for graphs in artifact.processes] == [
+            [f"{names[0]}.onnx"],
+            [f"{names[1]}.onnx", f"{names[1]}.lookup.onnx"],
         ]
     assert list(bundle.path.glob("*.onnx.data"))
     assert inspect.main([str(bundle.path)]) == 0
-    assert "model.int8.part2of2.onnx" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "model.int8.part2of2.onnx" in shown
+    assert "in 2 parts by layers" in shown
+    assert "in 2 parts by layers" in (bundle.path / REPORT).read_text(encoding="utf-8")
     assert verify.main([str(bundle.path)]) == 0
 
 
@@ -200,7 +206,7 @@ def test_a_part_that_is_not_the_manifests_is_named(repository: Path, tmp_path: P
         first = manifest["artifacts"][0]
         part_entry = {name: first[name] for name in ("file", "sha256", "size_bytes", "data")}
         first.update(first["parts"][0])
-        first["parts"] = [part_entry]
+        first["parts"][0] = part_entry
         (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"model\.fp32\.part2of2\.onnx"):
         open_bundle(path)
