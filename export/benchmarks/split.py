@@ -61,6 +61,7 @@ _COMPARED = 64
 _MIB = 1 << 20
 _READY_S = 600.0
 _TIMEOUT_MS = 60_000
+_MOST_MIB = 20 * 1024
 
 
 def _form(repository: Path) -> ModelForm:
@@ -184,6 +185,8 @@ def _rollup(pid: int) -> dict[str, float]:
 class _Peak(threading.Thread):
     """The most memory that a process and all below it hold together, looked at every tenth of a second.
 
+    A process that takes more than `_MOST_MIB` is killed.
+
     Attributes:
         mib: `pss` and `anonymous`, which leaves out mapped files that the kernel may drop at any time.
     """
@@ -199,33 +202,44 @@ class _Peak(threading.Thread):
             with contextlib.suppress(OSError, KeyError, ValueError):
                 found = [_rollup(pid) for pid in _family(self._process.pid)]
                 self.mib = {name: max(most, sum(one[name] for one in found)) for name, most in self.mib.items()}
+            if self.mib["pss"] > _MOST_MIB:
+                self._process.kill()
             time.sleep(0.1)
 
 
-def _large(folder: Path, requests: int) -> dict[str, Any]:
-    """Exports Megatron-LM's BERT of 1.3 billion weights in two parts, and serves it."""
-    checkpoint, repository = folder / "checkpoint", folder / "2-by-layers"
+def _large_export(folder: Path) -> dict[str, Any]:
+    """Exports Megatron-LM's BERT of 1.3 billion weights in two parts; the figures of an export that is there."""
+    checkpoint, kept = folder / "checkpoint", folder / "export.json"
+    if kept.is_file():
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
     if not checkpoint.is_dir():
         random_checkpoints.write(checkpoint, "megatron-bert", "embed", _MEGATRON)
-    options = ["--name", "large", "--out", str(repository), "--precision", "fp32", "--split", "2"]
+    options = ["--name", "large", "--out", str(folder / "2-by-layers"), "--precision", "fp32", "--split", "2"]
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "bertserve.py", "export", str(checkpoint), *options])
-    exported = _Peak(process)
-    exported.start()
+    peak = _Peak(process)
+    peak.start()
     if process.wait():
         raise SystemExit(1)
-    taken = time.perf_counter() - began
-    form = _form(repository)
+    figures = {"seconds": time.perf_counter() - began, "peak_mib": peak.mib}
+    kept.write_text(json.dumps(figures), encoding="utf-8")
+    return figures
+
+
+def _large(folder: Path, requests: int) -> dict[str, Any]:
+    """What that model takes to export and to serve."""
+    exported, form = _large_export(folder), _form(folder / "2-by-layers")
     parity = form.artifact.parity
-    with _served(repository) as (process, port):
+    with _served(folder / "2-by-layers") as (process, port):
         serving = _Peak(process)
         serving.start()
         latency = {tokens: _latency(port, form, tokens, requests) for tokens in (32, 128)}
         memory = _memory(process)
     return {
+        "machine": {"processor": processor(), "cores": available_cpus()},
         "weights_bytes": form.artifact.total_bytes,
         "share_of_bytes": [sum(map(_bytes, graphs)) / form.artifact.total_bytes for graphs in form.artifact.processes],
-        "export": {"seconds": taken, "peak_mib": exported.mib},
+        "export": exported,
         "beside_pytorch": None if parity is None else {"texts": parity.texts, "cosine_min": parity.cosine_min},
         "memory_mib": memory,
         "serving_peak_mib": serving.mib,
