@@ -47,7 +47,9 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
         order = receive(control, Order)
         os.nice(order.nice)
         try:
-            graphs = [ort.open_part(graph, order.threads) for graph in order.graphs]
+            # What looks words up runs beside a part, and has little to do.
+            threads = [order.threads, *[order.threads if kind == "rank" else 1] * len(order.graphs)]
+            graphs = [ort.open_part(graph, count) for graph, count in zip(order.graphs, threads, strict=False)]
         except BundleError as error:
             send(control, Loaded([], str(error)))
             receive(control, Order)  # until the engine process, which tells why, has ended
