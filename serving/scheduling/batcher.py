@@ -334,9 +334,14 @@ def _grown(
         if later + _ROUNDING_S > tightest:  # mostly no deadline is near
             behind = [*heads, candidates[larger]] if larger < most else heads
             if (
-                # Of its texts; of one taken in, which would be in time behind the smallest batch; of one behind it.
+                # Of its texts; of one taken in, which would be in time behind the smallest batch or at the end of one
+                # that goes no further; of one behind it.
                 any(end <= item.deadline < later for item in candidates[:smaller])
                 or any(first_end + item.least_us / 1e6 <= item.deadline < later for item in candidates[smaller:larger])
+                or any(
+                    begin + costs.batch_us(lane, longest[at], at + 1) / 1e6 <= candidates[at].deadline < later
+                    for at in range(smaller, larger - 1)
+                )
                 or any(end + item.least_us / 1e6 <= item.deadline < later + item.least_us / 1e6 for item in behind)
             ):
                 break
