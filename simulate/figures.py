@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.generator.search import bracket
+from loadtest.generator.search import bracket, narrowed
 from loadtest.report.sample import percentile as nearest_rank
 from simulate.simulator import Arrival, BulkJob, Fate, Outcome, play
 
@@ -138,10 +138,5 @@ def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tup
         runs.append(run(rate))
         return runs[-1].slo_ms <= slo_ms
 
-    low, high = bracket(rate, holds)
-    if low is None or high is None:
-        return low, runs
-    while high / low > _NARROW:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
+    low, _ = narrowed(*bracket(rate, holds), holds, _NARROW)
     return low, runs

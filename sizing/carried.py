@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from export.benchmarks import random_checkpoints
 from export.checkpoint.families import family_of
-from loadtest.generator.search import bracket
+from loadtest.generator.search import bracket, narrowed
 from loadtest.generator.workload import make_texts
 from serving.host import available_cpus, processor
 from sizing.cli import load_of, parser
@@ -143,10 +143,7 @@ def carried(
 def _foretold(encoder: Encoder, precision: str, seconds: float, load: Load, tell: Callable[[str], None]) -> float:
     """The highest rate at which one server here holds an objective, by partial runs; 0 where none does."""
     replica = Replica(costs_here(encoder, precision, available_cpus(), seconds, tell), load, 1)
-    low, high = bracket(0.5 * replica.most_per_s, replica.holds)
-    while low and high and high / low > _NARROW:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if replica.holds(middle) else (low, middle)
+    low, _ = narrowed(*bracket(0.5 * replica.most_per_s, replica.holds), replica.holds, _NARROW)
     return low or 0.0
 
 

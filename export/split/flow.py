@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from export.split.tables import table_of
+from export.split.tables import FUSED, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LIGHT = 1 << 12
 """Bytes of a constant that every part may hold."""
 
-_LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization", "QEmbedLayerNormalization"})
+_LOOKUPS = FUSED | {"Gather"}
 """Operators that look rows up: what they read of their tables costs nothing."""
 
 _SMALL = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_FUSED = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
+FUSED = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
+"""Operators of ONNX Runtime that look all embeddings up."""
 
 
 def table_of(node: NodeProto, inputs: Collection[str]) -> str:
     """The table in which a node looks one of the graph's inputs up; empty where it does not."""
-    if node.op_type in _FUSED and node.input[0] in inputs:
+    if node.op_type in FUSED and node.input[0] in inputs:
         return node.input[2]
     if node.op_type == "Gather" and node.input[1] in inputs:
         return node.input[0]

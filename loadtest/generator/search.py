@@ -52,9 +52,7 @@ def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> 
 
     low, high = bracket(scenario.rate, holds)
     while True:
-        while low and high and high / low > _NARROW:
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = narrowed(low, high, holds, _NARROW)
         for rate in filter(None, (low, high)):
             for _ in range(found.runs(rate), _RUNS_AT_THE_EDGE):
                 held(rate)
@@ -77,3 +75,13 @@ def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, 
             return rate / 2, rate
         rate /= 2
     return None, rate
+
+
+def narrowed(
+    low: float | None, high: float | None, holds: Callable[[float], bool], near: float
+) -> tuple[float | None, float | None]:
+    """The two rates of a bracket, at most a factor of `near` apart; as they are where one is missing."""
+    while low and high and high / low > near:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
