@@ -85,7 +85,8 @@ class Options:
         )
         device = Device(
             points=table.warm_up or table.points,
-            times=table.points,
+            times=table.points if table.warm_up else None,
+            variations=table.variations,
             narrow_lanes=table.narrow_lanes,
             overhead=overhead,
         )

@@ -6,10 +6,10 @@ The `Scheduler` is the server's own; only what is around it is modelled, in four
   takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
   `reply_us` for each answer.
 - A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
-- A batch takes what the cost table says, varied by the spread that was measured there. Where a server has corrected its
-  table, batches take the corrected times and decisions rest on the warm-up's, as they do in the server.
+- A batch takes what the cost table says, varied by chance. Where a server has corrected its table, batches take the
+  corrected times, varied as its own did, and decisions rest on the warm-up's, as they do in the server.
 - Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
-  run meanwhile share the rest.
+  run meanwhile share the rest. Corrected times have that in them.
 
 There is no clock: an hour of traffic takes as long as its decisions do. Equal arguments give equal outcomes.
 """
@@ -45,8 +45,11 @@ _MODEL = ModelIndex(0)
 _QUARTILES = 1.349
 """Between the quartiles of a normal distribution, in standard deviations."""
 
-_MOST_JITTER = 0.25
-"""A larger spread says that somebody else was at work during warm-up, not how batches vary."""
+_MOST_SPREAD = 0.25
+"""A larger one says that somebody else was at work during warm-up, not how batches vary."""
+
+_LASTING_S = 0.5
+"""How long what slows a machine down lasts: the correlation falls to 1/e. By docs/benchmarks/simulated.md."""
 
 
 class Arrival(NamedTuple):
@@ -109,18 +112,32 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     shared_cores: int = 0
 
 
+class Variation(NamedTuple):
+    """How the times of batches vary.
+
+    Attributes:
+        spread: Their standard deviation, as a share of a time.
+        lasting: The share of the variance that lasts for a while, and that all lanes have in common.
+    """
+
+    spread: float
+    lasting: float = 0.0
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one device slot.
 
     Attributes:
         points: What batches cost, as the scheduler knows it from the warm-up.
-        times: What they take, where that has changed since; None: the same.
+        times: What they took on average in a server since; None: as in the warm-up.
+        variations: How they varied there, by kind of lane; empty: by the spreads of the warm-up.
         narrow_lanes: Lanes beside the wide one.
         overhead: What the server adds.
     """
 
     points: Sequence[CostPoint]
     times: Sequence[CostPoint] | None = None
+    variations: Mapping[str, Variation] = {}
     narrow_lanes: int = 0
     overhead: Overhead = Overhead()
 
@@ -213,11 +230,11 @@ class _Request:
 class _Lane:
     """A lane's batches: one that runs and those that were sent ahead."""
 
-    __slots__ = ("began", "end", "jitter", "running", "table", "waiting")
+    __slots__ = ("began", "end", "running", "table", "variation", "waiting")
 
-    def __init__(self, table: CostTable, jitter: float) -> None:
+    def __init__(self, table: CostTable, variation: Variation) -> None:
         self.table = table
-        self.jitter = jitter
+        self.variation = variation
         self.running: Assignment | None = None
         self.waiting: deque[Assignment] = deque()
         self.began = 0.0
@@ -240,10 +257,13 @@ class _Simulation:
         self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
         self._together = policy.batch_invariant[_MODEL]
         taken = ModelCosts(device.times or device.points, narrow_lanes=device.narrow_lanes)
-        narrow = _Lane(taken.narrow or taken.wide, _jitter(device.points, "narrow"))
-        self._lanes = [_Lane(taken.wide, _jitter(device.points, "wide"))]
-        self._lanes += [_Lane(narrow.table, narrow.jitter) for _ in range(device.narrow_lanes)]
+        wide, narrow = (device.variations.get(kind) or _of_warm_up(device.points, kind) for kind in ("wide", "narrow"))
+        self._lanes = [_Lane(taken.wide, wide)]
+        self._lanes += [_Lane(taken.narrow or taken.wide, narrow) for _ in range(device.narrow_lanes)]
         self._overhead = device.overhead
+        self._slows = device.overhead.shared_cores > 0 and device.times is None
+        self._are_means = device.times is not None
+        self._lasting, self._lasting_at = 0.0, -math.inf
         self._front_free = 0.0
         self._now = 0.0
         self._dice = random.Random(seed)  # noqa: S311  chance, not secrets
@@ -287,7 +307,7 @@ class _Simulation:
         """Gives the front something to do and returns when that is done."""
         begin = max(self._now, self._front_free)
         self._front_free = end = begin + us / 1e6
-        if self._overhead.shared_cores:
+        if self._slows:
             speed = self._speed_beside_front()
             for lane in self._lanes:
                 if lane.running is not None and lane.end > begin:
@@ -422,7 +442,7 @@ class _Simulation:
         lane.running = lane.waiting.popleft()
         now = lane.began = self._now
         lane.end = now + self._compute_us(lane, lane.running) / 1e6
-        if self._overhead.shared_cores and self._front_free > now:
+        if self._slows and self._front_free > now:
             lane.end = _slowed(now, lane.end, self._front_free, self._speed_beside_front())
         self._at(lane.end, self._end, lane)
 
@@ -447,7 +467,19 @@ class _Simulation:
             us = batch_us(assignment.padded_length, len(assignment.items))
         else:
             us = sum([batch_us(item.tokens, 1) for item in assignment.items])
-        return us * math.exp(self._dice.gauss(0.0, lane.jitter)) if lane.jitter else us
+        spread, lasting = lane.variation
+        if not spread:
+            return us
+        off = math.sqrt(lasting) * self._lasting_off() + math.sqrt(1 - lasting) * self._dice.gauss()
+        # Of a logarithmic normal distribution, the mean is above the median.
+        return us * math.exp(spread * off - spread * spread / 2 * self._are_means)
+
+    def _lasting_off(self) -> float:
+        """What all lanes have in common, in standard deviations: an Ornstein-Uhlenbeck process."""
+        kept = math.exp((self._lasting_at - self._now) / _LASTING_S)
+        self._lasting = kept * self._lasting + math.sqrt(1 - kept * kept) * self._dice.gauss()
+        self._lasting_at = self._now
+        return self._lasting
 
 
 def _slowed(begin: float, end: float, until: float, speed: float) -> float:
@@ -457,10 +489,9 @@ def _slowed(begin: float, end: float, until: float, speed: float) -> float:
     return end + (until - begin) * (1 - speed)
 
 
-def _jitter(points: Iterable[CostPoint], kind: str) -> float:
-    """The standard deviation of a batch's time, as a share of it, by the spread that was measured."""
+def _of_warm_up(points: Iterable[CostPoint], kind: str) -> Variation:
     shares = [point.spread_us / point.us for point in points if point.kind == kind and point.spread_us > 0]
-    return min(_MOST_JITTER, statistics.median(shares) / _QUARTILES) if shares else 0.0
+    return Variation(min(_MOST_SPREAD, statistics.median(shares) / _QUARTILES) if shares else 0.0)
 
 
 def _request(item: WorkItem) -> _Request:

@@ -7,7 +7,7 @@ as the server has corrected them since, or what a node keeps in its cache.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import msgspec
 
 from serving.scheduling.cost import CostPoint, bucket_index
 from simulate.errors import SimulateError
+from simulate.simulator import Variation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,9 @@ _TAIL = 2.326
 _QUARTILES = 1.349
 """Of a normal distribution, in standard deviations: from the mean to the 99th percentile, and between the quartiles."""
 
+_ENOUGH = 30
+"""Batches of a kind of lane from which on a server's corrections are taken."""
+
 
 @dataclass(slots=True, frozen=True)
 class Table:
@@ -37,6 +41,7 @@ class Table:
         title: Of what and on what.
         points: Times of batches.
         warm_up: The same before a server corrected them; empty where none did.
+        variations: How batches of that server varied, by kind of lane.
         sources: URL and kind of each source, in words; empty for a table that was measured here.
         narrow_lanes: Lanes beside the wide one.
         threads: Cores that the engine shares with the server; 0 where it has its own.
@@ -45,6 +50,7 @@ class Table:
     title: str
     points: tuple[CostPoint, ...]
     warm_up: tuple[CostPoint, ...] = ()
+    variations: Mapping[str, Variation] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     narrow_lanes: int = 0
     threads: int = 0
@@ -146,11 +152,12 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> Table:
         names = ", ".join(model["name"] for model in content["models"])
         raise SimulateError(f"--cost: name one of the server's models with --model ({names})")
     [model] = models
-    rows, seen = model["costs"]["table"], model["costs"]["corrections"]
+    rows, engine = model["costs"]["table"], content["engine"]
+    seen = {kind: one for kind, one in model["costs"]["corrections"].items() if one["batches"] >= _ENOUGH}
     points = [_point(row, _factor(seen, row)) for row in rows]
-    engine = content["engine"]
     table = _measured(f"{model['name']} {model['precision']}", points, engine["threads"], len(engine["lanes"]) - 1)
-    return replace(table, warm_up=tuple(map(_point, rows)))
+    varied = {kind: Variation(one["spread"], one["lasting"]) for kind, one in seen.items()}
+    return replace(table, warm_up=tuple(map(_point, rows)) if seen else (), variations=varied)
 
 
 def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:

@@ -162,6 +162,8 @@ def _costs(costs: ModelCosts) -> dict[str, Any]:
                 "factor": round(correction.factor, 3),
                 "shapes": [round(shape, 3) for shape in correction.shapes],
                 "overhead_us": round(correction.overhead_us, _DIGITS),
+                "spread": round(correction.spread, 3),
+                "lasting": round(correction.lasting, 3),
                 "batches": correction.batches,
             }
             for kind, correction in zip(("wide", "narrow"), costs.corrections, strict=True)

@@ -8,6 +8,7 @@ Lengths are grouped into sequence buckets, so that a batch wastes little padding
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from itertools import accumulate
@@ -26,6 +27,9 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 CORRECTION_WEIGHT = 1 / 50
 """Of each batch in what its kind of lane is corrected by, and once more in what its own length is: a change of the
 machine is learned in a second or so."""
+
+SPREAD_WEIGHT = 1 / 250
+"""Of each batch in how much batches vary, once there are so many."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 LEAST_SHAPE, MOST_SHAPE = 0.5, 2.0
@@ -186,13 +190,24 @@ class Correction:
         batches: How many were seen.
     """
 
-    __slots__ = ("batches", "factor", "overhead_us", "shapes")
+    __slots__ = ("_covariance", "_off", "_variance", "batches", "factor", "overhead_us", "shapes")
 
     def __init__(self) -> None:
         self.factor = 1.0
         self.shapes = [1.0] * (len(BUCKETS) + 1)
         self.overhead_us = 0.0
         self.batches = 0
+        self._off = self._variance = self._covariance = 0.0
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of an engine's time from what was expected of it, as a share of that."""
+        return math.sqrt(self._variance)
+
+    @property
+    def lasting(self) -> float:
+        """The share of that variance which the next batch has too: what slows a machine down lasts."""
+        return min(max(self._covariance / self._variance, 0.0), 1.0) if self._variance > 0 else 0.0
 
     def at(self, tokens: int) -> float:
         return self.factor * self.shapes[bucket_index(tokens)]
@@ -207,11 +222,18 @@ class Correction:
         if table_us > 0:
             ratio = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
             bucket = bucket_index(tokens)
+            self._vary(ratio / (self.factor * self.shapes[bucket]) - 1)
             shape = min(max(ratio / self.factor, LEAST_SHAPE), MOST_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (ratio - self.factor)
         overhead_us = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
         self.overhead_us += CORRECTION_WEIGHT * (overhead_us - self.overhead_us)
+
+    def _vary(self, off: float) -> None:
+        weight = max(SPREAD_WEIGHT, 1 / self.batches)
+        self._variance += weight * (off * off - self._variance)
+        self._covariance += weight * (off * self._off - self._covariance)
+        self._off = off
 
 
 class ModelCosts:
@@ -300,9 +322,7 @@ class ModelCosts:
 
     def inherit(self, before: ModelCosts) -> None:
         """Takes over the corrections of the model that it replaces on the same device."""
-        for own, other in zip(self.corrections, before.corrections, strict=True):
-            own.factor, own.shapes = other.factor, list(other.shapes)
-            own.overhead_us, own.batches = other.overhead_us, other.batches
+        self.corrections = copy.deepcopy(before.corrections)
 
     def observe(self, lane: int, tokens: int, batch: int, compute_us: float, occupied_us: float) -> None:
         table = self.narrow if lane and self.narrow else self.wide

@@ -201,6 +201,29 @@ def test_a_machine_that_became_faster_is_believed() -> None:
     assert costs.least_share_us(64) == pytest.approx(320, rel=1e-3)
 
 
+@pytest.mark.parametrize(("in_a_row", "lasting"), [(1, 0.0), (10, 0.8)])
+def test_how_much_batches_vary_is_learned_and_how_long_that_lasts(in_a_row: int, lasting: float) -> None:
+    """Times a tenth above and below the mean, so many of each in a row."""
+    correction = Correction()
+    for number in range(6000):
+        correction.observe(64, 1000.0, 1100.0 if number // in_a_row % 2 else 900.0, 1200.0)
+    assert correction.spread == pytest.approx(0.1, rel=0.15)
+    assert correction.lasting == pytest.approx(lasting, abs=0.1)
+
+
+def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
+    """It begins with what is known of the device."""
+    before, after = model_costs(per_token(10)), model_costs(per_token(10))
+    for number in range(500):
+        before.observe(0, 64, 1, 1000.0 + number % 2, 1500.0)
+    after.inherit(before)
+    assert after.alone_us(64) == before.alone_us(64)
+    assert after.corrections[0].spread == before.corrections[0].spread > 0
+    known = before.alone_us(64)
+    after.observe(0, 64, 1, 100.0, 100.0)
+    assert before.alone_us(64) == known
+
+
 @given(st.lists(st.tuples(st.integers(1, 5000), *[st.floats(0, 1e9)] * 3), max_size=200))
 @settings(derandomize=True, max_examples=200, deadline=None)
 def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float, float]]) -> None:
@@ -211,6 +234,8 @@ def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float
     assert LEAST_FACTOR <= correction.factor <= MOST_FACTOR
     assert all(LEAST_SHAPE <= shape <= MOST_SHAPE for shape in correction.shapes)
     assert 0 <= correction.overhead_us <= MOST_OVERHEAD_US
+    assert 0 <= correction.spread <= MOST_FACTOR / (LEAST_FACTOR * LEAST_SHAPE)
+    assert 0 <= correction.lasting <= 1
 
 
 def test_without_a_narrow_measurement_every_lane_costs_what_the_wide_one_does() -> None:

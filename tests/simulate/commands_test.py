@@ -101,12 +101,13 @@ def test_what_is_not_published_says_that_it_is_interpolated() -> None:
 
 
 def test_a_table_is_read_from_status(tmp_path: Path) -> None:
-    """What `/status` shows: lanes and cores of the engine, and what warm-up measured, as corrected since."""
+    """Lanes and cores of the engine, what warm-up measured, and that as enough batches have corrected it."""
     rows = [
         {"kind": kind, "tokens": 8, "texts": texts, "measured_us": us, "spread_us": 9.0, "predicted_us": 1.0}
         for kind, texts, us in (("wide", 1, 600.0), ("wide", 2, 900.0), ("narrow", 1, 1000.0))
     ]
-    corrections = {"wide": {"factor": 1.2, "shapes": [1.25, *[1.0] * 6]}}
+    learned = {"factor": 1.2, "shapes": [1.25, *[1.0] * 6], "spread": 0.1, "lasting": 0.5, "batches": 100}
+    corrections = {"wide": learned, "narrow": {**learned, "batches": 5}}
     model = {"name": "minilm", "precision": "int8", "costs": {"corrections": corrections, "table": rows}}
     engine = {"threads": 2, "lanes": ["wide", "narrow", "narrow"]}
     path = tmp_path / "status.json"
@@ -119,6 +120,7 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
         ("narrow", 8, 1, 1000.0, 9.0),
     ]
     assert [p.us for p in table.warm_up] == [600.0, 900.0, 1000.0]
+    assert table.variations == {"wide": (0.1, 0.5)}
     path.write_text(json.dumps({"engine": engine, "models": [model, {**model, "name": "other"}]}))
     with pytest.raises(SimulateError, match=r"--model \(minilm, other\)"):
         find_table(str(path))

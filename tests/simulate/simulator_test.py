@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import CostPoint
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
-from simulate.simulator import Arrival, Device, Fate, Outcome, Overhead, play
+from simulate.simulator import Arrival, Device, Fate, Outcome, Overhead, Variation, play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +100,28 @@ def test_decisions_rest_on_the_warm_up_and_batches_take_what_they_take_now() -> 
     points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
     found = play(Device(points=points, times=[*wide(2000), points[1]], narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
     assert latencies_ms(found.outcomes) == pytest.approx([2, 7, 7])
+
+
+def test_batches_of_a_server_have_its_mean_and_its_spread() -> None:
+    """Far apart, so that none waits for another, and what lasts has passed before the next one."""
+    seen = Device(points=wide(4000), times=wide(8000), variations={"wide": Variation(0.2, 0.5)})
+    found = latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(*range(0, 20_000_000, 10_000))))
+    assert statistics.fmean(found) == pytest.approx(8, rel=0.02)
+    assert statistics.stdev(found) == pytest.approx(0.2 * 8, rel=0.1)
+
+
+@pytest.mark.parametrize(("lasting", "least", "most"), [(0.0, -0.1, 0.1), (0.8, 0.7, 0.9)])
+def test_what_slows_a_machine_down_lasts(lasting: float, least: float, most: float) -> None:
+    """A batch each 10 ms: its neighbours have that share of the variance in common."""
+    seen = Device(points=wide(1000), times=wide(1000), variations={"wide": Variation(0.2, lasting)})
+    found = latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(*range(0, 40_000, 10))))
+    assert least < statistics.correlation(found[1:], found[:-1]) < most
+
+
+def test_times_of_a_server_have_the_front_in_them() -> None:
+    """What the front takes of the cores does not count a second time."""
+    seen = Device(points=wide(4000), times=wide(10_000), overhead=Overhead(receive_us=2000, shared_cores=2))
+    assert latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(0, 5))) == pytest.approx([12, 17])
 
 
 def test_a_deadline_refuses_or_ends_a_request() -> None:
