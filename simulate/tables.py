@@ -161,11 +161,11 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> Table:
 
 
 def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:
-    """How far the server has corrected a row of its table: its kind of lane, and its length's bucket within that."""
+    """How far a row of the table was off: its kind of lane on the whole, and its length's bucket within that."""
     correction = corrections.get(row["kind"])
     if correction is None:
         return 1.0
-    return float(correction["factor"] * correction["shapes"][bucket_index(row["tokens"])])
+    return float(correction["mean"] * correction["shapes"][bucket_index(row["tokens"])])
 
 
 def _measured(title: str, points: Sequence[CostPoint], threads: int, lanes: int) -> Table:

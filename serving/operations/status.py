@@ -160,6 +160,7 @@ def _costs(costs: ModelCosts) -> dict[str, Any]:
         "corrections": {
             kind: {
                 "factor": round(correction.factor, 3),
+                "mean": round(correction.mean, 3),
                 "shapes": [round(shape, 3) for shape in correction.shapes],
                 "overhead_us": round(correction.overhead_us, _DIGITS),
                 "spread": round(correction.spread, 3),

@@ -28,8 +28,8 @@ CORRECTION_WEIGHT = 1 / 50
 """Of each batch in what its kind of lane is corrected by, and once more in what its own length is: a change of the
 machine is learned in a second or so."""
 
-SPREAD_WEIGHT = 1 / 250
-"""Of each batch in how much batches vary, once there are so many."""
+LONG_WEIGHT = 1 / 500
+"""Of each batch in their mean and in how much they vary, once there are so many: seconds of a busy server."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 LEAST_SHAPE, MOST_SHAPE = 0.5, 2.0
@@ -188,12 +188,13 @@ class Correction:
             a moment, and a disturbance then would otherwise be believed for ever.
         overhead_us: What a batch holds its lane beyond the engine's time: sockets, and the event loop's delay.
         batches: How many were seen.
+        mean: As `factor`, of many more batches: nothing is decided by it.
     """
 
-    __slots__ = ("_covariance", "_off", "_variance", "batches", "factor", "overhead_us", "shapes")
+    __slots__ = ("_covariance", "_off", "_variance", "batches", "factor", "mean", "overhead_us", "shapes")
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = self.mean = 1.0
         self.shapes = [1.0] * (len(BUCKETS) + 1)
         self.overhead_us = 0.0
         self.batches = 0
@@ -222,15 +223,16 @@ class Correction:
         if table_us > 0:
             ratio = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
             bucket = bucket_index(tokens)
-            self._vary(ratio / (self.factor * self.shapes[bucket]) - 1)
+            self._remember(ratio, ratio / self.at(tokens) - 1)
             shape = min(max(ratio / self.factor, LEAST_SHAPE), MOST_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (ratio - self.factor)
         overhead_us = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
         self.overhead_us += CORRECTION_WEIGHT * (overhead_us - self.overhead_us)
 
-    def _vary(self, off: float) -> None:
-        weight = max(SPREAD_WEIGHT, 1 / self.batches)
+    def _remember(self, ratio: float, off: float) -> None:
+        weight = max(LONG_WEIGHT, 1 / self.batches)
+        self.mean += weight * (ratio - self.mean)
         self._variance += weight * (off * off - self._variance)
         self._covariance += weight * (off * self._off - self._covariance)
         self._off = off

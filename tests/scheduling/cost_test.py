@@ -209,6 +209,7 @@ def test_how_much_batches_vary_is_learned_and_how_long_that_lasts(in_a_row: int,
         correction.observe(64, 1000.0, 1100.0 if number // in_a_row % 2 else 900.0, 1200.0)
     assert correction.spread == pytest.approx(0.1, rel=0.15)
     assert correction.lasting == pytest.approx(lasting, abs=0.1)
+    assert correction.mean == pytest.approx(1, rel=0.01)
 
 
 def test_a_model_that_replaces_another_learns_apart_from_it() -> None:

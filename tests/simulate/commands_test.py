@@ -106,7 +106,7 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
         {"kind": kind, "tokens": 8, "texts": texts, "measured_us": us, "spread_us": 9.0, "predicted_us": 1.0}
         for kind, texts, us in (("wide", 1, 600.0), ("wide", 2, 900.0), ("narrow", 1, 1000.0))
     ]
-    learned = {"factor": 1.2, "shapes": [1.25, *[1.0] * 6], "spread": 0.1, "lasting": 0.5, "batches": 100}
+    learned = {"mean": 1.2, "shapes": [1.25, *[1.0] * 6], "spread": 0.1, "lasting": 0.5, "batches": 100}
     corrections = {"wide": learned, "narrow": {**learned, "batches": 5}}
     model = {"name": "minilm", "precision": "int8", "costs": {"corrections": corrections, "table": rows}}
     engine = {"threads": 2, "lanes": ["wide", "narrow", "narrow"]}

@@ -30,7 +30,7 @@ _SETTLED_S = 15.0
 _REPLY_US, _BATCH_US = 100.0, 70.0
 """Of what the server adds, the parts behind the engine's work: by the CPU time of docs/benchmarks/main-job.md."""
 
-_NEAR, _TAIL_NEAR = 0.15, 0.25
+_NEAR = 0.15
 _SIMULATED = ("answered_per_s", "p50_ms", "p99_ms", "short_p99_ms", "queue_ms", "compute_ms")
 
 
@@ -80,25 +80,21 @@ def _calm(bench: Bench) -> dict[str, Any]:
 
 
 def _replayed(bench: Bench, share: float, number: int) -> dict[str, Any]:
-    """A measured run, and its simulation with what the server had learned of its costs under the same load before."""
+    """A measured run, and its simulation with what the server has learned of its costs under the same load."""
     rate, seconds, phases = share * bench.capacity(OURS), bench.plan.seconds, even(bench.plan.seconds)
     server, overhead = bench.server(OURS), bench.store.steps["calm"]["overhead"]
     target = bench.target(server)
     # Its corrections are those of this load only after some of it.
     drive(target, bench.mixed, even(_SETTLED_S), rate, 1000 + number)
-    status = bench.status(server)
     requests, generator = drive(target, bench.mixed, phases, rate, 100 + number)
     measured = requests.figures(seconds, SLO_MS) | _stages(requests)
     measured["generator_late_p99_ms"] = generator.lateness.percentile_ms(99)
+    # What batches cost is given, by the run itself: the host's speed differs from one run to the next.
+    status = bench.status(server)
     told = simulated.replay(status, bench.mixed.requests(phases, rate, 100 + number), seconds, overhead)
     figures = {name: told[name] for name in _SIMULATED}
-    return {"measured": measured, "simulated": figures, "corrections": _corrections(status)}
-
-
-def _corrections(status: Any) -> dict[str, list[float]]:  # noqa: ANN401  JSON
-    """What times count for beside the table, by kind of lane and bucket."""
-    found = costs_of(status)["corrections"]
-    return {kind: [round(one["factor"] * shape, 4) for shape in one["shapes"]] for kind, one in found.items()}
+    learned = costs_of(status)["corrections"]
+    return {"measured": measured, "simulated": figures, "corrections": learned}
 
 
 def _stages(requests: Requests) -> dict[str, float]:
@@ -112,8 +108,9 @@ def page(store: Store) -> Page:
     method = (
         "Texts of 6 to 250 words of real English in even steps, open loop, Poisson arrivals, over HTTP; the generator"
         " shares the cores with the server. The very arrivals and lengths of each measured run are replayed by"
-        " `bertserve simulate`, with the server's own table and what it had corrected that by under the same load, just"
-        " before the run."
+        " `bertserve simulate`, with the server's table and what `/status` says at the end of the run: how far batches"
+        " were off lately, how much they varied, and how long that lasts. So what batches cost is given, and what"
+        " the simulator makes of it is compared."
     )
     facts = {"model": f"{store.facts['model']} version {store.facts['version']}"}
     found = [(share, runs) for share in SHARES if (runs := _runs(store, share))]
@@ -135,14 +132,14 @@ def _median(runs: Sequence[Any], who: str, name: str) -> float:
 
 
 def _figures(store: Store, found: Sequence[tuple[float, Sequence[Any]]]) -> Table:
-    names = (("p50_ms", _NEAR), ("p99_ms", _TAIL_NEAR), ("answered_per_s", _NEAR))
+    names = ("p50_ms", "p99_ms", "answered_per_s")
     rows = []
     for share, runs in found:
         row = [f"{share:g}"]
-        for name, _ in names:
+        for name in names:
             row += [f"{_median(runs, who, name):.1f}" for who in ("measured", "simulated")]
             row.append(f"{100 * _off(runs, name):+.0f}%")
-        rows.append([*row, MET[all(abs(_off(runs, name)) <= limit for name, limit in names)]])
+        rows.append([*row, MET[all(abs(_off(runs, name)) <= _NEAR for name in names)]])
     head = [word for name in ("p50 ms", "p99 ms", "answered/s") for word in (f"{name} measured", "simulated", "off")]
     calm, capacity = store.steps["calm"]["overhead"], store.steps[f"capacity {OURS}"]["capacity_per_s"]
     note = (
@@ -150,7 +147,7 @@ def _figures(store: Store, found: Sequence[tuple[float, Sequence[Any]]]) -> Tabl
         f" {len(found[0][1])} runs, `off` of the ratios within a run. What the server adds was measured at"
         f" {min(SHARES):g} C: {calm['receive']:.0f} us a request to receive, {calm['token']:.1f} us a token,"
         f" {calm['reply']:.0f} us an answer, {calm['batch']:.0f} us a batch, {calm['wire']:.0f} us until an idle lane"
-        " begins. Asked: p50 and throughput within 15%, p99 within 25%."
+        " begins. Asked: all within 15%."
     )
     return Table("Latency and throughput", note, ("of C", *head, "as asked"), rows)
 
