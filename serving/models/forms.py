@@ -154,13 +154,25 @@ def _instead(root: Path) -> str:
     return f"holds no model; {_MAKE_ONE}"
 
 
-def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
-    """Whether every model has a form that some GPU could run, or with `built` brings what one can be built of."""
+def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
+    """Whether every model has a form that some GPU could run.
+
+    Args:
+        bundles: The models.
+        built: Whether it is enough that an engine can be built.
+        split: Whether it may be one that several GPUs run together.
+    """
     targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
     return all(
-        (built and bool(bundle.engine_graphs)) or any(artifact.target in targets for artifact in bundle.artifacts)
+        (built and bool(bundle.engine_graphs))
+        or any(artifact.target in targets or (split and _in_ranks(artifact)) for artifact in bundle.artifacts)
         for bundle in bundles
     )
+
+
+def _in_ranks(artifact: Artifact) -> bool:
+    """Whether it is split by tensors: its graphs are the same for CPUs and for ONNX Runtime on GPUs."""
+    return artifact.split_by == "tensors"
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
@@ -170,7 +182,8 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         BundleError: It has none.
     """
     targets = {target} if target and engine == "tensorrt" else _TARGETS[engine]
-    runnable = [artifact for artifact in bundle.artifacts if artifact.target in targets]
+    split = engine == "ort-cuda"
+    runnable = [form for form in bundle.artifacts if form.target in targets or (split and _in_ranks(form))]
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and engine == "tensorrt" else engine

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from functools import partial
 
 import pytest
 
+from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import Load
 from serving.errors import EngineFailed
 from serving.records import KernelFiles
 from serving.scheduling.cost import CostPoint
+from tests.support.specs import model_spec
 
 WIDE, NARROW = CostPoint("wide", 8, 1, 100.0), CostPoint("narrow", 8, 1, 100.0)
 
@@ -24,6 +27,19 @@ def test_a_card_is_told_its_own_costs_alone() -> None:
     assert first.costs == second.costs == [[WIDE]]
     assert (first.gpus, second.gpus) == ([0], [1])
     assert [first.kernels[0].write, second.kernels[0].write] == ["x", ""]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, "fleet"), (2, "engine")])
+def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPatch, ranks: int, expected: str) -> None:
+    """Which starts the others itself; without such a model each GPU has an engine of its own."""
+
+    async def start(kind: str, load: Load, *_: object, **__: object) -> tuple[str, list[int]]:
+        return kind, load.gpus
+
+    monkeypatch.setattr(fleet.RemoteEngine, "start", partial(start, "engine"))
+    monkeypatch.setattr(fleet.RemoteFleet, "start", partial(start, "fleet"))
+    load = Load("ort-cuda", [model_spec(), model_spec(ranks=ranks)], threads=1, gpus=[0, 1])
+    assert asyncio.run(fleet.start_engine(load)) == (expected, [0, 1])
 
 
 def test_a_fleet_whose_processes_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

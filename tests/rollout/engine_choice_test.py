@@ -7,6 +7,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from serving.engine.gpu import discovery
@@ -30,6 +31,7 @@ from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from serving.models.manifest import Precision
@@ -133,6 +135,42 @@ def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision:
     chooser = Chooser(Settings(models=models, precision=precision), lambda: found)
     chooser.first()
     return chooser
+
+
+def on_t4s(models: Path, free: Sequence[int], engine: str = "ort-cuda") -> Chooser:
+    """What chooses on as many T4s, of which so many bytes are free, with ONNX Runtime for CUDA."""
+    cards = tuple(msgspec.structs.replace(T4, ordinal=ordinal) for ordinal in range(len(free)))
+    libraries = {"ort-cuda": Library("1.23", 13)}
+    found = Machine(cards, (13, 0), libraries=libraries, free_bytes=tuple(free))
+    return Chooser(Settings(models=models, engine=engine), lambda: found)
+
+
+def split_in_two(bundle: Path) -> None:
+    """Lets a bundle say that its model is split by tensors; both ranks have the same file."""
+    name = "model.fp32.part2of2.onnx"
+    shutil.copy(bundle / "model.fp32.onnx", bundle / name)
+
+    def change(manifest: dict[str, Any]) -> None:
+        artifact = manifest["artifacts"][0]
+        part = {"file": name, "sha256": artifact["sha256"], "size_bytes": artifact["size_bytes"]}
+        artifact |= {"split_by": "tensors", "ranks": 2, "parts": [part]}
+
+    edit_manifest(bundle, change)
+
+
+def test_a_model_split_by_tensors_takes_as_many_cards_where_it_is_asked_for(tmp_path: Path) -> None:
+    """They are one device: all of them must be there and have room. `auto` leaves it on the CPU."""
+    models, room = tmp_path / "models", 15 << 30
+    split_in_two(write_bundle(models, tiny_model("embed")))
+    choice = on_t4s(models, [room] * 3).first()
+    assert [gpu.ordinal for gpu in choice.gpus] == [0, 1]
+    assert (choice.degraded, choice.repository.models[0].spec().ranks) == (False, 2)
+    with pytest.raises(StartupError, match="embed is split between 2 GPUs, and there are 1 of one kind"):
+        on_t4s(models, [room]).first()
+    with pytest.raises(StartupError, match="Tesla T4 number 1 has 1 MiB"):
+        on_t4s(models, [room, 1 << 20, room]).first()
+    on_a_cpu = on_t4s(models, [room] * 2, "auto").first()
+    assert (on_a_cpu.engine, on_a_cpu.gpus, on_a_cpu.degraded) == ("ort-cpu", (), False)
 
 
 def bring_graph(bundle: Path, precision: Precision) -> None:

@@ -1,10 +1,10 @@
 """NCCL: sums and messages between GPUs, each of which has a process of its own.
 
-No engine uses it yet and it has run on no GPU, only against a library that tests make up; docs/split.md says what it is
-for. What it relies on is in NVIDIA's "NCCL User Guide", chapters "Communicator Creation and Management Functions",
-"Collective Communication Functions", "Point To Point Communication Functions" and "Types", and in nccl.h: a call puts
-its work into a stream and returns, a sum may be computed in place, and what fails later is told by
-`ncclCommGetAsyncError`, after which a communicator can only be aborted.
+It has run on no GPU, only against a library that tests make up; docs/split.md says what it is for. What it relies on is
+in NVIDIA's "NCCL User Guide", chapters "Communicator Creation and Management Functions", "Collective Communication
+Functions", "Point To Point Communication Functions" and "Types", and in nccl.h: a call puts its work into a stream and
+returns, a sum may be computed in place, and what fails later is told by `ncclCommGetAsyncError`, after which a
+communicator can only be aborted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, Program
 from serving.errors import BundleError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import Shape
@@ -27,47 +27,72 @@ __all__ = ["VERSION", "OrtCudaBackend"]
 
 PROVIDER = "CUDAExecutionProvider"
 
-_NO_GRAPH = "-1"
+NO_GRAPH = "-1"
 """ONNX Runtime's annotation of a run that neither makes nor uses a graph."""
 
 
 class OrtCudaBackend(GpuBackend):
     name = "ort-cuda"
 
-    def __init__(self, models: Sequence[ModelSpec], device: Device, max_batch_tokens: int) -> None:
-        """Loads every model and captures its graphs; `max_batch_tokens` are padded tokens.
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        device: Device,
+        max_batch_tokens: int,
+        load_model: Callable[[ModelSpec, Device, int], GpuModel] | None = None,
+    ) -> None:
+        """Loads every model, by `load` where nothing else is said, and captures its graphs.
+
+        `max_batch_tokens` are padded tokens.
 
         Raises:
             BundleError: A model cannot be served on this provider.
             CudaError: The GPU has no room, or failed.
         """
-        if PROVIDER not in ort.get_available_providers():
-            raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
-        # Finds CUDA's and cuDNN's libraries where pip has put them.
-        ort.preload_dlls()
-        super().__init__(device, [_model(spec, device, max_batch_tokens) for spec in models])
+        preload()
+        load_model = load_model or load
+        super().__init__(device, [load_model(spec, device, max_batch_tokens) for spec in models])
 
 
-def _model(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
-    try:
-        with verified(spec) as data:
-            session = _session(spec, data, device)
-    except LOAD_ERRORS as error:
-        raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
-    if (providers := session.get_providers())[0] != PROVIDER:
-        raise BundleError(f"{spec.path}: ONNX Runtime runs it on {providers[0]} and not on the GPU; its log says why")
+def preload() -> None:
+    """Finds CUDA's and cuDNN's libraries where pip has put them; raises BundleError without the provider."""
+    if PROVIDER not in ort.get_available_providers():
+        raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
+    ort.preload_dlls()
+
+
+def load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
+    session = open_session(spec, device, graphs=True)
     check_tensors(spec, session)
     shapes = shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
     buffers = ModelBuffers(device, spec, shapes)
     return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
 
 
-def _session(spec: ModelSpec, data: bytes, device: Device) -> ort.InferenceSession:
+def open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
+    """A graph on the device's stream; raises BundleError where the provider cannot run it.
+
+    Args:
+        spec: Whose file it is.
+        device: The GPU.
+        graphs: Whether runs are kept as CUDA graphs, between fixed addresses.
+    """
+    try:
+        with verified(spec) as data:
+            session = _session(spec, data, device, graphs=graphs)
+    except LOAD_ERRORS as error:
+        raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
+    if (providers := session.get_providers())[0] != PROVIDER:
+        raise BundleError(f"{spec.path}: ONNX Runtime runs it on {providers[0]} and not on the GPU; its log says why")
+    return session
+
+
+def _session(spec: ModelSpec, data: bytes, device: Device, *, graphs: bool) -> ort.InferenceSession:
     options = session_options(spec)
     provider = {
         "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),
-        "enable_cuda_graph": "1",
+        "enable_cuda_graph": str(int(graphs)),
         # Of fp32 it would keep 10 bits: a text's answer would no longer be the same in any company.
         "use_tf32": "0",
         # Doubling what it takes would waste up to half of a GPU that holds several models.
@@ -88,12 +113,12 @@ class _OrtProgram:
         self._buffers = buffers
         self._bindings: dict[Shape, ort.IOBinding] = {}
         self._graphs: dict[Shape, ort.RunOptions] = {}
-        self._no_graph = _options(_NO_GRAPH)
+        self._no_graph = run_options(NO_GRAPH)
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
         self._bindings[shape] = self._binding(shape)
         if graph:
-            self._graphs[shape] = _options(str(len(self._graphs)))
+            self._graphs[shape] = run_options(str(len(self._graphs)))
 
     def enqueue(self, shape: Shape) -> None:
         try:
@@ -112,9 +137,9 @@ class _OrtProgram:
         return binding
 
 
-def _options(graph: str) -> ort.RunOptions:
+def run_options(graph: str) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph)
-    # The copies of the answers wait in the same stream; `GpuModel` waits for all at once.
+    # What follows waits in the same stream; `GpuModel` waits for all at once.
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options

@@ -46,7 +46,16 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
     try:
         order = receive(control, Order)
         os.nice(order.nice)
+        shared = [Arena(arena) for arena in arenas]
         try:
+            if (card := order.card) is not None:
+                from serving.engine.parts import cards  # noqa: PLC0415  needs the libraries of a GPU
+
+                rank = cards.open_rank(order, card)
+                send(control, Loaded(rank.interfaces))
+                # An orderly end might wait for a sum that never comes.
+                sys.excepthook = lambda *failed: _end(threading.ExceptHookArgs((*failed, None)))
+                cards.serve(rank, order, card, ways[0][0], shared[0])
             # What looks words up runs beside a part, and has little to do.
             threads = [order.threads, *[order.threads if kind == "rank" else 1] * len(order.graphs)]
             graphs = [ort.open_part(graph, count) for graph, count in zip(order.graphs, threads, strict=False)]
@@ -55,7 +64,6 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
             receive(control, Order)  # until the engine process, which tells why, has ended
             return
         send(control, Loaded([interface(graph) for graph in graphs]))
-        shared = [Arena(arena) for arena in arenas]
         if kind == "rank":
             inbox, *others = ways[0]
             ranks.serve(ranks.Rank(order.rank, graphs, others, shared[0]), inbox, shared[0])

@@ -28,6 +28,22 @@ PART_ENDED = 71
 """Exit status of an engine process that has lost a part; EX_OSERR of sysexits.h."""
 
 
+class Card(msgspec.Struct, frozen=True):
+    """The GPU of a rank, and how it meets the others.
+
+    Attributes:
+        gpu: Its index among those that a process may use.
+        ranks: How many there are.
+        unique_id: NCCL's name of their communicator.
+        max_batch_tokens: Padded tokens of the largest batch.
+    """
+
+    gpu: int
+    ranks: int
+    unique_id: bytes
+    max_batch_tokens: int
+
+
 class Order(msgspec.Struct, frozen=True):
     """What a process loads.
 
@@ -36,12 +52,14 @@ class Order(msgspec.Struct, frozen=True):
         threads: Cores to use.
         nice: How much less urgent than the engine process it is.
         rank: Which one it is, where all of them work on one batch.
+        card: None for a rank on cores.
     """
 
     graphs: list[ModelSpec]
     threads: int
     nice: int
     rank: int = 0
+    card: Card | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True):

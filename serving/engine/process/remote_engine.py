@@ -154,6 +154,7 @@ class RemoteEngine:
         engine = cls(process, hang_s)
         # A batch that is in one stage leaves the others free.
         engine.apart = all(model.stages > 1 for model in load.models)
+        engine.devices = max(1, len(load.gpus))
         try:
             await engine._connect(ends, load, started, verified)
         except BaseException as error:

@@ -184,8 +184,10 @@ def _gpu(load: Load) -> tuple[Backend, str]:
             backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
             return backend, backend.version
         from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415
+        from serving.engine.parts import cards  # noqa: PLC0415
 
-        return OrtCudaBackend(load.models, device, load.max_batch_tokens), VERSION
+        load_model = partial(cards.load, gpus=load.gpus)
+        return OrtCudaBackend(load.models, device, load.max_batch_tokens, load_model), VERSION
     except cuda_driver.CudaError as error:
         raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
     except ModuleNotFoundError as error:

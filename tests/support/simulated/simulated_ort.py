@@ -2,6 +2,8 @@
 
 Everything of ONNX Runtime is the real thing but for the provider's name: sessions, bindings to addresses and run
 options. A graph is written down by its annotation, so that an annotation that is used for two shapes shows.
+A session without graphs may leave it to ONNX Runtime where its outputs lie: its stream is worked off when it runs, and
+not before.
 """
 
 from __future__ import annotations
@@ -24,20 +26,22 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
     class Binding:
         """An IOBinding: what is said to be on the GPU is in this machine's memory."""
 
-        def __init__(self, session: Any) -> None:
+        def __init__(self, session: Any, device_id: str) -> None:
             self.real = session.io_binding()
+            self.device_id = int(device_id)
+            self.bind_ortvalue_input, self.get_outputs = self.real.bind_ortvalue_input, self.real.get_outputs
             self.shapes: list[tuple[int, ...]] = []
 
         def bind_input(self, name: str, device: str, ordinal: int, kind: Any, shape: Any, address: int) -> None:
-            assert (device, ordinal) == ("cuda", 0)
+            assert (device, ordinal) == ("cuda", self.device_id)
             assert address in driver.MACHINE.memory
             self.shapes.append(tuple(shape))
             self.real.bind_input(name, "cpu", 0, kind, shape, address)
 
-        def bind_output(self, name: str, device: str, ordinal: int, kind: Any, shape: Any, address: int) -> None:
-            assert (device, ordinal) == ("cuda", 0)
-            assert address in driver.MACHINE.memory
-            self.real.bind_output(name, "cpu", 0, kind, shape, address)
+        def bind_output(self, name: str, device: str, ordinal: int, *placed: Any) -> None:
+            assert (device, ordinal) == ("cuda", self.device_id)
+            assert not placed or placed[-1] in driver.MACHINE.memory
+            self.real.bind_output(name, "cpu", 0, *placed)
 
     class Session:
         """A session of the CUDA provider, which must be given stream and graphs."""
@@ -47,8 +51,9 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
         def __init__(self, data: bytes, options: Any, providers: Any) -> None:
             ((name, said),) = providers
             assert name == CUDA
-            assert said["enable_cuda_graph"] == "1"
             assert said["use_tf32"] == "0"
+            self.has_graphs = said["enable_cuda_graph"] == "1"
+            self.device_id = said["device_id"]
             self.stream = int(said["user_compute_stream"])
             self.real = ort.InferenceSession(data, options, providers=[CPU])
             self.graphs: dict[str, Any] = {}
@@ -60,7 +65,7 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
             return [CPU] if falls_back else [CUDA, CPU]
 
         def io_binding(self) -> Binding:
-            return Binding(self.real)
+            return Binding(self.real, self.device_id)
 
         def run_with_iobinding(self, binding: Binding, options: Any) -> None:
             graph = options.get_run_config_entry("gpu_graph_id")
@@ -69,6 +74,9 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
                 assert self.graphs.setdefault(graph, binding.shapes) == binding.shapes
             self.runs.append(graph)
             driver.give(self.stream, lambda: self.real.run_with_iobinding(binding.real))
+            if not self.has_graphs:
+                assert graph == "-1"
+                driver.drain(self.stream)
 
     return SimpleNamespace(
         InferenceSession=Session,

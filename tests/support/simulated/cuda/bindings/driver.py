@@ -229,7 +229,7 @@ def cuCtxSynchronize() -> tuple[CUresult]:
     status = MACHINE.begin("cuCtxSynchronize")
     if status is OK:
         for number in MACHINE.streams:
-            _drain(number)
+            drain(number)
     return (status,)
 
 
@@ -290,7 +290,7 @@ def cuStreamSynchronize(hStream: int) -> tuple[CUresult]:
     if status is OK:
         status = MACHINE.provoke()
     if status is OK:
-        _drain(int(hStream))
+        drain(int(hStream))
     return (MACHINE.broken(MACHINE.sticky) if MACHINE.sticky else status,)
 
 
@@ -365,7 +365,8 @@ def _copy(
     return (status,)
 
 
-def _drain(stream: int) -> None:
+def drain(stream: int) -> None:
+    """Does what a stream was given."""
     queue, MACHINE.streams[stream].queue = MACHINE.streams[stream].queue, []
     for work in queue:
         work()
