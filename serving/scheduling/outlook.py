@@ -135,7 +135,7 @@ class Outlook:
     def _occupied_s(self, now: float) -> float:
         """Seconds until the device has done what it was given: of narrow lanes, on average."""
         free_at = self.lanes.free_at
-        if len(free_at) == 1 or (free_at and self.lanes.load[WIDE]):
+        if len(free_at) == 1 or (free_at and self.lanes.load[WIDE] and not self.policy.apart):
             return max(0.0, free_at[WIDE] - now)
-        narrow = [max(0.0, free - now) for free in free_at[1:]]
-        return sum(narrow) / len(narrow) if narrow else 0.0
+        # Where the wide lane is busy here, it is one of the others under another name.
+        return sum([max(0.0, free - now) for free in free_at]) / max(1, len(free_at) - 1)

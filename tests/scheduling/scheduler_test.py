@@ -184,6 +184,16 @@ def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
     assert submit(scheduler, 64, timeout=0.09)
 
 
+def test_a_lone_text_in_a_pipeline_keeps_one_lane_of_it() -> None:
+    """The others take what comes meanwhile, and predictions know that."""
+    policy = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[True], apart=True)
+    scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None)
+    scheduler.engine_up(5, [model_costs(TEN_MS, TEN_MS, narrow_lanes=4, max_batch_tokens=256)])
+    start(scheduler, items(8), DEFAULT_PRIORITY, 60.0, 0.0)
+    assert scheduler.outlook.drain_s(0.0) == pytest.approx(0.0025)
+    assert submit(scheduler, 8, timeout=0.02)
+
+
 def test_the_items_of_a_request_are_queued_together_or_not_at_all() -> None:
     """Eight texts of 8 ms are refused where four would have been taken."""
     scheduler = one_lane(per_token(125))
