@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +68,10 @@ class Options:
         """
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
-        if arguments.stages > 1:
-            table = in_stages(table, arguments.stages, arguments.transfer_us)
+        stages = arguments.stages
+        if stages > 1:
+            points, title = in_stages(table.points, stages, arguments.transfer_us), f"{table.title}, in {stages} stages"
+            table = replace(table, title=title, points=points, warm_up=(), narrow_lanes=stages)
         overhead = _overhead(arguments, table)
         policy = Policy(
             arguments.max_batch_tokens,
@@ -79,7 +81,7 @@ class Options:
             prefetch_tokens=PREFETCH_TOKENS,
             min_batch_gain=arguments.min_batch_gain,
             fairness=arguments.fairness,
-            apart=arguments.stages > 1,
+            apart=stages > 1,
             bulk_share=arguments.bulk_share,
             bulk_slice_s=arguments.bulk_slice_ms / 1e3,
         )
@@ -88,6 +90,7 @@ class Options:
             times=table.points if table.warm_up else None,
             variations=table.variations,
             narrow_lanes=table.narrow_lanes,
+            stages=stages,
             overhead=overhead,
         )
         bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None

@@ -1,6 +1,6 @@
 """A discrete-event driver of the scheduler: costs and arrivals in, what became of every request out.
 
-The `Scheduler` is the server's own; only what is around it is modelled, in four rules:
+The `Scheduler` is the server's own; only what is around it is modelled, in five rules:
 
 - The front (the event loop, and the load generator where it shares the cores) does one thing at a time, in order. It
   takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
@@ -8,6 +8,8 @@ The `Scheduler` is the server's own; only what is around it is modelled, in four
 - A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
 - A batch takes what the cost table says, varied by chance. Where a server has corrected its table, batches take the
   corrected times, varied as its own did, and decisions rest on the warm-up's, as they do in the server.
+- In a pipeline a batch passes the stages in order, and each of them has one batch at a time: one that is behind a
+  slower one goes at its pace.
 - Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
   run meanwhile share the rest. Corrected times have that in them.
 
@@ -133,6 +135,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         times: What they took on average in a server since; None: as in the warm-up.
         variations: How they varied there, by kind of lane; empty: by the spreads of the warm-up.
         narrow_lanes: Lanes beside the wide one.
+        stages: Devices of a pipeline, each with an equal part of the layers; it has as many narrow lanes.
         overhead: What the server adds.
     """
 
@@ -140,6 +143,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     times: Sequence[CostPoint] | None = None
     variations: Mapping[str, Variation] = {}
     narrow_lanes: int = 0
+    stages: int = 1
     overhead: Overhead = Overhead()
 
 
@@ -175,13 +179,11 @@ class Played(NamedTuple):
     Attributes:
         outcomes: One for each arrival.
         busy_s: For so long the device computed; a narrow lane counts for its share of it.
-        batches: How many it computed.
         bulk: What a bulk job got done beside them.
     """
 
     outcomes: list[Outcome]
     busy_s: float
-    batches: int
     bulk: BulkDone
 
 
@@ -210,7 +212,7 @@ def play(
     if bulk is not None:
         simulation.begin_bulk(bulk)
     outcomes = simulation.play(arrivals)
-    return Played(outcomes, simulation.busy_s, simulation.batches, simulation.bulk_done)
+    return Played(outcomes, simulation.busy_s, simulation.bulk_done)
 
 
 class _Request:
@@ -261,6 +263,7 @@ class _Simulation:
         wide, narrow = (device.variations.get(kind) or _of_warm_up(device.points, kind) for kind in ("wide", "narrow"))
         self._lanes = [_Lane(taken.wide, wide)]
         self._lanes += [_Lane(taken.narrow or taken.wide, narrow) for _ in range(device.narrow_lanes)]
+        self._stages_free = [0.0] * device.stages
         self._overhead = device.overhead
         self._slows = device.overhead.shared_cores > 0 and device.times is None
         self._are_means = device.times is not None
@@ -274,7 +277,6 @@ class _Simulation:
         self._job: BulkJob | None = None
         self.bulk_done = BulkDone()
         self.busy_s = 0.0
-        self.batches = 0
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         requests = [_Request(arrival) for arrival in arrivals]
@@ -442,7 +444,7 @@ class _Simulation:
             return
         lane.running = lane.waiting.popleft()
         now = lane.began = self._now
-        lane.end = now + self._compute_us(lane, lane.running) / 1e6
+        lane.end = self._passed(now, self._compute_us(lane, lane.running) / 1e6)
         if self._slows and self._front_free > now:
             lane.end = _slowed(now, lane.end, self._front_free, self._speed_beside_front())
         self._at(lane.end, self._end, lane)
@@ -456,11 +458,22 @@ class _Simulation:
             return
         lane.running = None
         compute_us = (self._now - lane.began) * 1e6
-        is_whole = lane is self._lanes[0] and not self._scheduler.policy.apart
-        self.busy_s += (self._now - lane.began) / (1 if is_whole else max(1, len(self._lanes) - 1))
-        self.batches += 1
+        if len(self._stages_free) == 1:
+            self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
         self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
         self._begin(lane)
+
+    def _passed(self, begin: float, compute_s: float) -> float:
+        """When a batch has passed all stages. Those before it were here before it, so its way is known."""
+        free = self._stages_free
+        if len(free) == 1:
+            return begin + compute_s
+        each_s = compute_s / len(free)
+        self.busy_s += each_s
+        end = begin
+        for stage, free_at in enumerate(free):
+            end = free[stage] = max(end, free_at) + each_s
+        return end
 
     def _compute_us(self, lane: _Lane, assignment: Assignment) -> float:
         batch_us = lane.table.batch_us

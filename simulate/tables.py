@@ -89,21 +89,19 @@ def _rule(lengths: Sequence[int], known: Sequence[int]) -> str:
     return ", ".join(rules)
 
 
-def in_stages(table: Table, stages: int, transfer_us: float) -> Table:
-    """What batches cost in a pipeline of so many devices like the one of a table, each with its part of the layers.
+def in_stages(points: Iterable[CostPoint], stages: int, transfer_us: float = 0.0) -> tuple[CostPoint, ...]:
+    """What a server measures of a pipeline of so many devices like that of a table, each with its part of the layers.
 
     A stage takes its part of the time and sends what it has made to the next one, or back, in `transfer_us`. As many
     batches as there are stages are under way at once; each takes as long as all stages together.
 
     Raises:
-        SimulateError: The table is of several lanes already.
+        SimulateError: The points are of several lanes already.
     """
-    if table.narrow_lanes:
+    wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in points]
+    if any(point.kind == "narrow" for point in wide):
         raise SimulateError("--stages needs a table of one lane, as of a GPU")
-    wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in table.points]
-    narrow = [msgspec.structs.replace(point, kind="narrow") for point in wide]
-    title = f"{table.title}, in {stages} stages"
-    return replace(table, title=title, points=(*wide, *narrow), warm_up=(), narrow_lanes=stages)
+    return (*wide, *[msgspec.structs.replace(point, kind="narrow") for point in wide])
 
 
 def find_table(given: str, model: str | None = None) -> Table:

@@ -79,7 +79,12 @@ def parser() -> argparse.ArgumentParser:
         help="only artifacts of this precision; may be given more than once (default: all that a device computes)",
     )
     add("--max-batch-tokens", type=int, default=1024, metavar="N", help="as `serve` has it (default: 1024)")
-    add("--timeout-ms", type=float, metavar="MS", help="deadline of every request (default: 2000, or the objective's)")
+    add(
+        "--timeout-ms",
+        type=float,
+        metavar="MS",
+        help="deadline of every request, or thrice a lone text's time where that is later (2000, or the objective's)",
+    )
     add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
     add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")

@@ -1,8 +1,8 @@
 """How many replicas hold an objective: the server's own scheduler over what batches cost, one replica at a time.
 
 A balancer that splits evenly at random gives each of n replicas Poisson arrivals at an n-th of the rate, so one of
-them is simulated, with a fixed seed. A replica is one device, or as many as its weights need: then the layers lie on
-them in order, each batch passes all of them, and a new one begins as soon as the first device is free.
+them is simulated, with a fixed seed. A replica is one device, or a pipeline of as many as its weights need, as
+`bertserve simulate --stages` has it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from loadtest.report.sample import percentile
+from serving.scheduling.admission import DEADLINE_COST_FACTOR
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.scheduling.cost import CostTable, ModelCosts
+from serving.scheduling.cost import ModelCosts
 from simulate.overhead import usual
 from simulate.simulator import Device, Fate, play
+from simulate.tables import in_stages
 from simulate.traffic import poisson
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Literal
 
     from sizing.candidates import Candidate
@@ -69,7 +68,7 @@ class Load:
         lengths: Of the texts.
         objective: What is to be held.
         max_batch_tokens: As `serve` has it.
-        timeout_ms: The deadline of every request.
+        timeout_ms: The deadline of every request; more where a lone text needs it, as `serve` has it.
         seed: Of arrivals, lengths and spread.
     """
 
@@ -132,34 +131,33 @@ class Replica:
     """One replica under a load's lengths."""
 
     def __init__(self, costs: Costs, load: Load, devices: int) -> None:
-        points = costs.points
+        points, lanes = costs.points, costs.narrow_lanes
         if devices > 1:
-            points = tuple(
-                msgspec.structs.replace(point, us=point.us / devices, spread_us=point.spread_us / devices)
-                for point in points
-            )
-        self._load, self._devices = load, devices
-        self._overhead = usual(costs.threads)
-        self._device = Device(points=points, narrow_lanes=costs.narrow_lanes, overhead=self._overhead)
+            points, lanes = in_stages(points, devices), devices
+        self._load = load
+        # Of a pipeline's devices the first alone shares its cores with the server.
+        overhead = usual(costs.threads if devices == 1 else 0)
+        self._device = Device(points=points, narrow_lanes=lanes, stages=devices, overhead=overhead)
         self._policy = Policy(
             load.max_batch_tokens,
             batch_invariant=[costs.batched],
-            narrow=[costs.narrow_lanes > 0],
+            narrow=[lanes > 0],
             group_tokens=GROUP_TOKENS,
             prefetch_tokens=PREFETCH_TOKENS,
+            apart=devices > 1,
         )
-        self._table = CostTable.of(point for point in points if point.kind == "wide")
         self._runs: dict[tuple[float, int], Run] = {}
         model = ModelCosts(
             points,
-            narrow_lanes=costs.narrow_lanes,
+            narrow_lanes=lanes,
             batched=costs.batched,
             max_batch_tokens=load.max_batch_tokens,
             group_tokens=GROUP_TOKENS,
         )
         mix, weights = load.lengths.mix, sum(load.lengths.mix.values())
         self.device_per_s = 1e6 * weights / sum(model.share_us(tokens) * weight for tokens, weight in mix.items())
-        own_us = self._overhead.receive_us + self._overhead.token_us * load.lengths.mean + self._overhead.reply_us
+        self._timeout_s = max(load.timeout_ms, DEADLINE_COST_FACTOR * model.alone_us(max(mix)) / 1e3) / 1e3
+        own_us = overhead.receive_us + overhead.token_us * load.lengths.mean + overhead.reply_us
         self.server_per_s = 1e6 / own_us
 
     @property
@@ -182,14 +180,9 @@ class Replica:
     def _played(self, rate: float, requests: int) -> Run:
         load = self._load
         seconds = requests / rate
-        arrivals = poisson(rate, dict(load.lengths.mix), seconds, load.timeout_ms / 1e3, load.seed)
+        arrivals = poisson(rate, dict(load.lengths.mix), seconds, self._timeout_s, load.seed)
         played = play(self._device, self._policy, arrivals, max_queue_tokens=_MAX_QUEUE_TOKENS, seed=load.seed)
-        size = max(1, round(len(arrivals) / max(1, played.batches))) if self._devices > 1 else 1
-        answered = sorted(
-            1e3 * outcome.latency_s + self._rest_ms(arrival.lengths[0], size)
-            for arrival, outcome in zip(arrivals, played.outcomes, strict=True)
-            if outcome.fate is Fate.ANSWERED
-        )
+        answered = sorted(1e3 * outcome.latency_s for outcome in played.outcomes if outcome.fate is Fate.ANSWERED)
         every = [*answered, *[math.inf] * (len(arrivals) - len(answered))]
         return Run(
             rate,
@@ -199,10 +192,6 @@ class Replica:
             len(answered) / max(1, len(arrivals)),
             min(1.0, played.busy_s / seconds),
         )
-
-    def _rest_ms(self, tokens: int, texts: int) -> float:
-        """Of a batch behind the first device, in milliseconds."""
-        return (self._devices - 1) * self._table.batch_us(tokens, texts) / 1e3 if self._devices > 1 else 0.0
 
     def holds(self, rate: float, requests: int = _REQUESTS) -> bool:
         return self.run(rate, requests).objective_ms <= self._load.objective.limit_ms
@@ -282,9 +271,3 @@ def _smallest(replica: Replica, rate: float) -> int:
     while not replica.holds(rate / holds, _FINAL_REQUESTS):
         holds += max(1, holds // _EXACT)
     return holds
-
-
-def curve(plan: Plan, load: Load, shares: Mapping[float, None] | tuple[float, ...]) -> list[Run]:
-    """One replica at shares of its greatest throughput, ascending."""
-    replica = Replica(plan.costs, load, plan.memory.devices)
-    return [replica.run(share * replica.most_per_s) for share in shares]

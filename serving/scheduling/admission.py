@@ -24,7 +24,7 @@ _BYTES_PER_TOKEN = 4
 
 _SPECIAL_TOKENS = 2
 
-_DEADLINE_COST_FACTOR = 3.0
+DEADLINE_COST_FACTOR = 3.0
 """A request without a timeout has at least so many times its predicted cost."""
 
 _LEAST_RETRY_S = 0.02
@@ -196,7 +196,7 @@ class Admission:
         if timeout_ms is None:
             length = max(1, tokens // len(sizes))
             cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
-            timeout_ms = max(self._limits.default_timeout_ms, _DEADLINE_COST_FACTOR * cost_us / 1e3)
+            timeout_ms = max(self._limits.default_timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
         permit = Permit(self, model, priority, arrival + min(timeout_ms, self._limits.max_timeout_ms) / 1e3)
         demand = None
         if self.outlook.crowded:

@@ -14,6 +14,7 @@ from serving.scheduling.cost import CostPoint
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from simulate.simulator import Arrival, Device, Fate, Outcome, Overhead, Variation, play
+from simulate.tables import in_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +94,17 @@ def test_narrow_lanes_work_side_by_side() -> None:
     points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
     found = simulate(device(points, narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
     assert latencies_ms(found) == pytest.approx([4, 9, 9])
+
+
+def test_a_batch_in_a_pipeline_overtakes_none() -> None:
+    """A lone one takes what all stages do. Of a long and two short ones each is a stage behind the one before it."""
+    points = in_stages([*wide(4000), *wide(8000, tokens=64)], 2)
+    pipeline = Device(points=points, narrow_lanes=2, stages=2)
+    policy = Policy(16, batch_invariant=[False], narrow=[True], apart=True)
+    schedule = [Arrival(at / 1e3, (tokens,), 100.0) for at, tokens in ((0, 16), (20, 64), (21, 16), (22, 16))]
+    played = play(pipeline, policy, schedule)
+    assert latencies_ms(played.outcomes) == pytest.approx([4, 8, 9, 10])
+    assert played.busy_s == pytest.approx((4 + 8 + 4 + 4) / 2 / 1e3)
 
 
 def test_decisions_rest_on_the_warm_up_and_batches_take_what_they_take_now() -> None:

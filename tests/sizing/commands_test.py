@@ -128,6 +128,16 @@ def test_weights_that_do_not_fit_are_split() -> None:
     assert found.devices == found.replicas * on_h100.devices > 0
 
 
+def test_a_pipeline_answers_every_text_although_one_takes_nearly_the_objective() -> None:
+    """Admission leaves a request the time that a server gives it, not the objective's alone."""
+    table, huge = read_candidates(None), encoder_of("encoder-481b")
+    costs = costs_of("t4", table["t4"], huge, "fp16")
+    replica = Replica(costs, Load(5.0, read_lengths("10-250", 512), Objective(99, 10_000), timeout_ms=10_000), 84)
+    run = replica.run(5.0, 1000)
+    assert run.answered == 1
+    assert 9000 < run.p99_ms < 10_000
+
+
 def test_the_command_answers_for_programs_and_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """Every figure of a row, the cheapest row, and what is not known."""
     words = ("bert-base", "--lengths", "8:70,128:30", "--rate", "500", "--slo", "p99=30ms", "--on", "t4", "--json")
