@@ -6,15 +6,11 @@ command line.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import random
-import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from export.benchmarks import random_checkpoints
 from export.checkpoint.families import family_of
+from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.generator.search import bracket, narrowed
 from loadtest.generator.workload import make_texts
 from serving.host import available_cpus, processor
@@ -33,7 +30,7 @@ from sizing.measure import costs_here
 from sizing.plan import Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sizing.encoder import Encoder
     from sizing.plan import Load
@@ -44,8 +41,6 @@ _FROM = 0.75
 """Of the rate that was foretold: where the search begins."""
 _LIMITS = ("cosine_mean", "cosine_p01", "cosine_min", "agreement", "max_abs_difference")
 """That INT8 may break: random weights have no meaning that it could lose."""
-_READY = re.compile(r"^ *HTTP +(http://\S+)", re.MULTILINE)
-_READY_S, _END_S, _POLL_S = 180.0, 20.0, 0.1
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,16 +113,19 @@ def carried(
         tell: Told what is going on.
 
     Raises:
-        SizeError: It cannot be exported, served or searched.
+        SizeError: It cannot be exported or searched.
+        BenchError: It cannot be served.
     """
     encoder = encoder_of(given)
     load = load_of(parser().parse_args([given, "--lengths", lengths, "--rate", "1", "--slo", slo]), encoder)
     repository = _exported(encoder, precision, folder, tell)
     foretold = _foretold(encoder, precision, seconds, load, tell)
     tell(f"foretold: {foretold:.1f} texts a second; searching")
-    with TemporaryDirectory(prefix="bertserve-size-") as own, _served(repository, precision, Path(own)) as target:
+    server = BertServer(repository, precision, available_cpus())
+    with TemporaryDirectory(prefix="bertserve-size-") as own, server:
         texts = Path(own, "texts.txt")
         texts.write_text("\n".join(_texts(repository, load)) + "\n", encoding="utf-8")
+        target = f"http://{HOST}:{server.http_port}"
         words = ("--target", target, "--texts", str(texts), "--slo", slo, "--find-capacity")
         times = ("--rate", f"{max(1.0, _FROM * foretold):.2f}", "--duration", f"{probe_s:g}", "--out", own)
         told = subprocess.run(_command("load", *words, *times), capture_output=True, text=True, check=False)
@@ -183,32 +181,6 @@ def _texts(repository: Path, load: Load) -> list[str]:
     found = [text.text for tokens, count in lengths.items() if count for text in make_texts(bundle, tokens, count)]
     drawn.shuffle(found)
     return found
-
-
-@contextlib.contextmanager
-def _served(repository: Path, precision: str, folder: Path) -> Iterator[str]:
-    """The URL of a server of a repository, for the block."""
-    log = folder / "server.log"
-    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
-    engine = ("--engine", "ort-cpu", "--precision", precision, "--threads", str(available_cpus()))
-    words = _command("serve", "--models", str(repository), "--host", "127.0.0.1", *ports, *engine, "--lame-duck-s", "0")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-    with log.open("wb") as written:
-        process = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT, env=environment)
-    try:
-        limit = time.monotonic() + _READY_S
-        while not (ready := _READY.search(log.read_text(encoding="utf-8"))):
-            if process.poll() is not None or time.monotonic() > limit:
-                raise SizeError(f"the server did not become ready:\n{log.read_text(encoding='utf-8')}")
-            time.sleep(_POLL_S)
-        yield ready[1]
-    finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _command(*words: str) -> list[str]:

@@ -22,13 +22,13 @@ import argparse
 import contextlib
 import http.client
 import json
-import socket
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -38,6 +38,9 @@ import numpy as np
 
 from export.benchmarks import random_checkpoints
 from export.cli.export import main as export
+from loadtest.benchmarks.processes import descendants
+from loadtest.benchmarks.server_process import HOST, BertServer
+from loadtest.errors import BenchError
 from serving.engine.base import LaneKind
 from serving.engine.batches import sample_text
 from serving.engine.cpu.ort import OrtCpuBackend
@@ -48,7 +51,7 @@ from serving.models.forms import form_of
 from serving.records import Batch, ModelIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from serving.engine.base import Backend
     from serving.models.forms import ModelForm
@@ -59,7 +62,6 @@ _MEGATRON = random_checkpoints.Sizes(layers=24, width=2048, heads=32, vocabulary
 _CELLS = ((32, 1), (128, 1), (128, 4))
 _COMPARED = 64
 _MIB = 1 << 20
-_READY_S = 600.0
 _TIMEOUT_MS = 60_000
 _MOST_MIB = 20 * 1024
 
@@ -113,30 +115,14 @@ def _cosines(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndar
     return found
 
 
-@contextlib.contextmanager
-def _served(repository: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server with a repository that is ready, and its port for HTTP."""
-    with socket.socket() as first, socket.socket() as second:
-        for probe in (first, second):
-            probe.bind(("127.0.0.1", 0))
-        port, metrics = (probe.getsockname()[1] for probe in (first, second))
-    options = ["--http-port", str(port), "--grpc-port", "0", "--metrics-port", str(metrics), "--precision", "fp32"]
+def _server(repository: Path) -> BertServer:
     # A large model on a few cores takes seconds for a text.
-    options += ["--default-timeout-ms", str(_TIMEOUT_MS)]
-    command = [sys.executable, "bertserve.py", "serve", "--models", str(repository), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_ready(metrics)
-        yield process, port
-    finally:
-        process.terminate()
-        process.wait()
+    return BertServer(repository, "fp32", available_cpus(), "--default-timeout-ms", str(_TIMEOUT_MS))
 
 
-def _memory(process: subprocess.Popen[bytes]) -> list[dict[str, float]]:
+def _memory(server: BertServer) -> list[dict[str, float]]:
     """MiB of each engine process of a server, the one that answers the server first."""
-    engines = [pid for pid in _children(process.pid) if b"serving.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [_rollup(pid) for engine in engines for pid in (engine, *_children(engine))]
+    return [_rollup(pid) for pid in server.pids() if b"serving.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def _bare() -> dict[str, float]:
@@ -148,32 +134,6 @@ def _bare() -> dict[str, float]:
         found = _rollup(process.pid)
         process.communicate(b"\n")
         return found
-
-
-def _wait_ready(port: int) -> None:
-    end = time.monotonic() + _READY_S
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-        else:
-            return
-
-
-def _children(pid: int) -> list[int]:
-    return [
-        int(word)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        for word in (thread / "children").read_text().split()
-    ]
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all below it."""
-    return [pid, *(each for child in _children(pid) for each in _family(child))]
 
 
 def _rollup(pid: int) -> dict[str, float]:
@@ -191,19 +151,19 @@ class _Peak(threading.Thread):
         mib: `pss` and `anonymous`, which leaves out mapped files that the kernel may drop at any time.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.mib = {"pss": 0.0, "anonymous": 0.0}
-        self._process = process
+        self._pid = pid
 
     def run(self) -> None:
-        while self._process.poll() is None:
+        while Path(f"/proc/{self._pid}").exists():
             # One that ends while it is looked at has no say.
             with contextlib.suppress(OSError, KeyError, ValueError):
-                found = [_rollup(pid) for pid in _family(self._process.pid)]
+                found = [_rollup(pid) for pid in (self._pid, *descendants(self._pid))]
                 self.mib = {name: max(most, sum(one[name] for one in found)) for name, most in self.mib.items()}
             if self.mib["pss"] > _MOST_MIB:
-                self._process.kill()
+                os.kill(self._pid, signal.SIGKILL)
             time.sleep(0.1)
 
 
@@ -217,7 +177,7 @@ def _large_export(folder: Path) -> dict[str, Any]:
     options = ["--name", "large", "--out", str(folder / "2-by-layers"), "--precision", "fp32", "--split", "2"]
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "bertserve.py", "export", str(checkpoint), *options])
-    peak = _Peak(process)
+    peak = _Peak(process.pid)
     peak.start()
     if process.wait():
         raise SystemExit(1)
@@ -230,11 +190,11 @@ def _large(folder: Path, requests: int) -> dict[str, Any]:
     """What that model takes to export and to serve."""
     exported, form = _large_export(folder), _form(folder / "2-by-layers")
     parity = form.artifact.parity
-    with _served(folder / "2-by-layers") as (process, port):
-        serving = _Peak(process)
+    with _server(folder / "2-by-layers") as server:
+        serving = _Peak(server.pids()[0])
         serving.start()
-        latency = {tokens: _latency(port, form, tokens, requests) for tokens in (32, 128)}
-        memory = _memory(process)
+        latency = {tokens: _latency(server.http_port, form, tokens, requests) for tokens in (32, 128)}
+        memory = _memory(server)
     return {
         "machine": {"processor": processor(), "cores": available_cpus()},
         "weights_bytes": form.artifact.total_bytes,
@@ -251,7 +211,7 @@ def _latency(port: int, form: ModelForm, tokens: int, requests: int) -> dict[str
     """Of a lone text over HTTP, as the client sees it."""
     ids = list(sample_text(form.spec(), tokens).ids)
     body = json.dumps({"inputs": [ids]}).encode()
-    connection, taken = http.client.HTTPConnection("127.0.0.1", port), []
+    connection, taken = http.client.HTTPConnection(HOST, port), []
     for _ in range(1 + requests):
         began = time.perf_counter()
         connection.request("POST", "/embed", body, {"Content-Type": "application/json"})
@@ -269,8 +229,8 @@ def _measured(repositories: Sequence[Path], rounds: int, seconds: float) -> dict
     threads = available_cpus()
     memory = []
     for repository in repositories:
-        with _served(repository) as (process, _):
-            memory.append(_memory(process))
+        with _server(repository) as server:
+            memory.append(_memory(server))
     backends = [OrtCpuBackend([form.spec()], threads, loading.load) for form in forms]
     answers = [_answers(backend, form) for backend, form in zip(backends, forms, strict=True)]
     whole = forms[0].artifact.total_bytes
@@ -342,11 +302,14 @@ def main() -> int:
     parser.add_argument("--large", type=Path, metavar="DIR", help="export and serve 1.3 billion weights there instead")
     parser.add_argument("--requests", type=int, default=10, help="lone texts of each length, with --large")
     options = parser.parse_args()
-    if options.large is not None:
-        figures = _large(options.large, options.requests)
-    else:
-        repositories = options.repositories or _made(options.make)
-        figures = _measured(repositories, options.rounds, options.seconds)
+    try:
+        if options.large is not None:
+            figures = _large(options.large, options.requests)
+        else:
+            repositories = options.repositories or _made(options.make)
+            figures = _measured(repositories, options.rounds, options.seconds)
+    except BenchError as error:
+        raise SystemExit(f"python -m export.benchmarks.split: {error}") from error
     options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
