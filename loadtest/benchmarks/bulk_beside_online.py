@@ -23,7 +23,6 @@ from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from loadtest.benchmarks.drive import Workload
@@ -96,11 +95,7 @@ class BulkBesideOnlineBenchmark(Benchmark):
     purpose = "queries beside a saturating bulk job: their p99, what bulk work gets, its share under overload"
     rounds = 5
     seconds = 15.0
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--probe-s", type=float, default=8.0, help="a run of the search (%(default)s)")
-        return ("probe_s",)
+    probe_s = 8.0
 
     @cached_property
     def _workload(self) -> Workload:

@@ -106,6 +106,7 @@ class Benchmark(ABC):
         seconds: Length of a measurement, by default.
         models: The model repository, by default.
         tokens: Lengths of the texts, by default; None where they are no option.
+        probe_s: Length of a run of its search for a capacity, by default; None where there is none.
         length: The one length of the texts, where they are none.
         precision: The artifact's, whatever the command line says; None where that decides.
     """
@@ -117,6 +118,7 @@ class Benchmark(ABC):
     seconds: ClassVar[float]
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
+    probe_s: ClassVar[float | None] = None
     length: ClassVar[int] = 8
     precision: ClassVar[str | None] = None
 
@@ -132,8 +134,10 @@ class Benchmark(ABC):
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
         """Adds options of its own, and returns the names of those that must be positive."""
-        del parser
-        return ()
+        if cls.probe_s is None:
+            return ()
+        parser.add_argument("--probe-s", type=float, default=cls.probe_s, help="a run of a search (%(default)s)")
+        return ("probe_s",)
 
     @property
     def bundle(self) -> Bundle:

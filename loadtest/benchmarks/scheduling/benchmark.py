@@ -27,12 +27,12 @@ class SchedulingBenchmark(Benchmark):
     purpose = "deadlines beside first come, first served; overload"
     rounds = _USUAL.rounds
     seconds = _USUAL.seconds
+    probe_s = _USUAL.probe_s
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
         parser.add_argument("--overload-s", type=float, default=_USUAL.overload_s, help="length (%(default)s)")
-        parser.add_argument("--probe-s", type=float, default=_USUAL.probe_s, help="a run of a search (%(default)s)")
-        return ("overload_s", "probe_s")
+        return ("overload_s", *super().add_options(parser))
 
     @property
     def _plan(self) -> Plan:

@@ -16,7 +16,6 @@ from loadtest.report.machine import usable_cores
 from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Sequence
 
     from loadtest.benchmarks.drive import Requests
@@ -41,11 +40,7 @@ class SimulatedBenchmark(Benchmark):
     purpose = "measured runs beside the simulation of the same requests"
     rounds = _USUAL.rounds
     seconds = _USUAL.seconds
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--probe-s", type=float, default=_USUAL.probe_s, help="a run of a search (%(default)s)")
-        return ("probe_s",)
+    probe_s = _USUAL.probe_s
 
     @property
     def _plan(self) -> Plan:
