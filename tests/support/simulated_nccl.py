@@ -40,7 +40,7 @@ class Library:
         self.calls: list[str] = []
         self.queued: dict[int, list[Callable[[], None]]] = {}
         self.lost = False
-        self.meeting = threading.Barrier(ranks, timeout=10)
+        self.meeting = threading.Barrier(ranks, timeout=60)
         self._ranks = ranks
         self._queue = give or (lambda stream, work: self.queued.setdefault(stream, []).append(work))
         self._sums: dict[int, NDArray[Any]] = {}
@@ -85,7 +85,10 @@ class Library:
     def _join(self, comm: Any, ranks: int, unique_id: UniqueId, rank: int) -> int:
         if bytes(unique_id) != bytes(range(nccl.ID_BYTES)) or not 0 <= rank < ranks == self._ranks:
             return INVALID_ARGUMENT
-        self.meeting.wait()
+        try:
+            self.meeting.wait()
+        except threading.BrokenBarrierError:
+            return REMOTE_ERROR
         comm[0] = 1 + rank
         return 0
 
