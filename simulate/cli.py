@@ -71,7 +71,8 @@ class Options:
         stages = arguments.stages
         if stages > 1:
             points, title = in_stages(table.points, stages, arguments.transfer_us), f"{table.title}, in {stages} stages"
-            table = replace(table, title=title, points=points, warm_up=(), narrow_lanes=stages)
+            # All lanes of a pipeline are alike, and what was learned is of the wide one alone.
+            table = replace(table, title=title, points=points, warm_up=(), variations={}, narrow_lanes=stages)
         overhead = _overhead(arguments, table)
         policy = Policy(
             arguments.max_batch_tokens,

@@ -265,8 +265,8 @@ class _Simulation:
         self._lanes += [_Lane(taken.narrow or taken.wide, narrow) for _ in range(device.narrow_lanes)]
         self._stages_free = [0.0] * device.stages
         self._overhead = device.overhead
-        self._slows = device.overhead.shared_cores > 0 and device.times is None
         self._are_means = device.times is not None
+        self._slows = device.overhead.shared_cores > 0 and not self._are_means
         self._lasting, self._lasting_at = 0.0, -math.inf
         self._front_free = 0.0
         self._now = 0.0

@@ -135,7 +135,7 @@ class Replica:
         if devices > 1:
             points, lanes = in_stages(points, devices), devices
         self._load = load
-        # Of a pipeline's devices the first alone shares its cores with the server.
+        # Of a pipeline's CPUs one alone would share its cores with the server: none is taken to.
         overhead = usual(costs.threads if devices == 1 else 0)
         self._device = Device(points=points, narrow_lanes=lanes, stages=devices, overhead=overhead)
         self._policy = Policy(

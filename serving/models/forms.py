@@ -18,7 +18,7 @@ from serving.models.verified_dir import versions
 from serving.records import ON_A_GPU, ModelSpec, PartFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest, Part, Precision
@@ -164,15 +164,20 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
     """
     targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
     return all(
-        (built and bool(bundle.engine_graphs))
-        or any(artifact.target in targets or (split and _in_ranks(artifact)) for artifact in bundle.artifacts)
-        for bundle in bundles
+        (built and bool(bundle.engine_graphs)) or bool(_made_for(targets, bundle, split=split)) for bundle in bundles
     )
 
 
-def _in_ranks(artifact: Artifact) -> bool:
-    """Whether it is split by tensors: its graphs are the same for CPUs and for ONNX Runtime on GPUs."""
-    return artifact.split_by == "tensors"
+def _made_for(targets: Collection[str], bundle: Bundle, *, split: bool) -> list[Artifact]:
+    """The artifacts of some targets.
+
+    With `split` also those that are split by tensors: their graphs are the same for CPUs and for ONNX Runtime on GPUs.
+    """
+    return [
+        artifact
+        for artifact in bundle.artifacts
+        if artifact.target in targets or (split and artifact.split_by == "tensors")
+    ]
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
@@ -182,8 +187,7 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         BundleError: It has none.
     """
     targets = {target} if target and engine == "tensorrt" else _TARGETS[engine]
-    split = engine == "ort-cuda"
-    runnable = [form for form in bundle.artifacts if form.target in targets or (split and _in_ranks(form))]
+    runnable = _made_for(targets, bundle, split=engine == "ort-cuda")
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and engine == "tensorrt" else engine

@@ -223,7 +223,7 @@ class Correction:
         if table_us > 0:
             ratio = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
             bucket = bucket_index(tokens)
-            self._remember(ratio, ratio / self.at(tokens) - 1)
+            self._remember(ratio, ratio / (self.factor * self.shapes[bucket]) - 1)
             shape = min(max(ratio / self.factor, LEAST_SHAPE), MOST_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (ratio - self.factor)
