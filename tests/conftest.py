@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import Browser, chromium
 from tests.support.models import demo_repository
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
+from tests.support.skips import fail_in_ci
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,8 +91,8 @@ def tasks_server(tasks_repository: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A headless browser."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not on the PATH")
+    if chromium() is None:
+        pytest.skip("no Chromium here (see make chromium)")
     with Browser(tmp_path_factory.mktemp("browser")) as running:
         yield running
 
@@ -103,7 +104,7 @@ def page(browser: Browser) -> Iterator[Page]:
         yield opened
     # What the browser says of replies with an error's status is no fault of the page.
     assert [problem for problem in opened.problems if "Failed to load resource" not in problem] == []
-    assert [url for url in opened.requests if not url.startswith(("http://127.0.0.1:", "data:"))] == []
+    assert [url for url in opened.requests if not url.startswith(("http://127.0.0.1:", "data:", "file:"))] == []
 
 
 @pytest.fixture
@@ -128,9 +129,18 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
-    """Shows the ends of the servers' logs beside a test that failed."""
+def pytest_make_collect_report() -> Iterator[pytest.CollectReport]:
+    """Lets no file be skipped in CI that could run there."""
     report = yield
+    fail_in_ci(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Fails what CI may not skip, and shows the ends of the servers' logs beside a test that failed."""
+    report = yield
+    fail_in_ci(report)
     if report.failed:
         # Few lines of each, as what failed stands above them: it shall be seen where only an output's end is kept.
         report.sections += [(f"log of server {server.pid}", server.log_tail(8)) for server in RUNNING]

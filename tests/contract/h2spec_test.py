@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-import pytest
-
 from tests.support.certificates import Certificates
-from tests.support.models import ROOT
 from tests.support.server import FAKE
+from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.server import Server
 
-H2SPEC = ROOT.parent / "shared" / "tools" / "h2spec"
+H2SPEC = SHARED / "tools" / "h2spec"
 """Built so that it asks with POST and gRPC's headers."""
 
 CASES = 147
@@ -38,7 +36,7 @@ KNOWN = {
 """Cases that fail, and why they should."""
 
 
-@pytest.mark.skipif(not H2SPEC.exists(), reason=f"h2spec is not at {H2SPEC}")
+@needs_shared(H2SPEC)
 def test_h2spec(serve: Callable[..., Server], fake_server: Server, tmp_path: Path) -> None:
     """No case fails but those whose rule no longer is one, or which ask for what no call of gRPC is."""
     secured = serve(*FAKE, tls=Certificates(tmp_path / "certificates"))

@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.clients import get, post_json
 from tests.support.server import Server
+from tests.support.skips import excused
 from tests.support.tasks import write_bundle
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def v2_grpc(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
 def cohere(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
     """The same from Cohere's `/v2/embed`, which has types of input and no names of prompts."""
     if "prompt_name" in choice:
-        pytest.skip("the protocol has no prompt_name")
+        pytest.skip(excused("the protocol has no prompt_name"))
     reply = post(server, "/v2/embed", model=model, texts=[TEXT], **choice)
     assert reply.status == 200, reply.body
     return np.array(reply.json()["embeddings"]["float"][0], np.float32)

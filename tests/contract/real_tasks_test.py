@@ -27,6 +27,7 @@ from tests.support.console import answered, visit
 from tests.support.models import ROOT
 from tests.support.pipelines import pipeline_answers
 from tests.support.server import Server
+from tests.support.skips import SHARED, needs_shared
 from tests.support.tasks import TinyModel
 
 if TYPE_CHECKING:
@@ -35,15 +36,11 @@ if TYPE_CHECKING:
 
     from tests.support.browser import Page
 
-SHARED = ROOT.parent / "shared"
 NAMES = ("minilm-sst2", "minilm-squad", "minilm-wnut17")
 EXAMPLES = 100
 SAME_SCORE = 1e-4
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not (SHARED / "models").is_dir(), reason=f"{SHARED / 'models'} has no checkpoints"),
-]
+pytestmark = [pytest.mark.long, needs_shared(SHARED / "models")]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from tests.support.clients import (
     BOTH,
     TRANSPORTS,
     Grpc,
-    HttpReply,
     get,
     grpc_raw,
     http_call,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.browser import Page
     from tests.support.clients import Transport
     from tests.support.server import Server
 
@@ -304,22 +304,11 @@ def test_probe_port_has_no_docs(fake_server: Server) -> None:
     assert get(fake_server.metrics, "/docs").status == 404
 
 
-def chromium(url: str, profile: Path) -> HttpReply:
-    """A page as a browser shows it after its scripts have run."""
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("chromium is not on the PATH")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=5000", "--dump-dom", url], capture_output=True, timeout=60, check=True
-    )
-    return HttpReply(200, {}, done.stdout)
-
-
-@pytest.mark.parametrize(("page", "shown"), [("/", b"bertserve"), ("/docs", b"/v1/embeddings")])
-def test_pages_render(fake_server: Server, tmp_path: Path, page: str, shown: bytes) -> None:
+@pytest.mark.parametrize(("path", "shown"), [("/", "bertserve"), ("/docs", "/v1/embeddings")])
+def test_pages_render(fake_server: Server, page: Page, path: str, shown: str) -> None:
     """A browser shows the page."""
-    assert shown in chromium(f"http://{fake_server.http}{page}", tmp_path).body
+    page.open(f"http://{fake_server.http}{path}")
+    page.wait(f"document.documentElement.outerHTML.includes('{shown}')", "the page's content")
 
 
 def test_ready_announcement(serve: Callable[..., Server]) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support.clients import V2Binary
-from tests.support.models import ROOT
+from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tests.support.server import Server
 
-DATA = ROOT.parent / "shared" / "data" / "stsb-test.csv"
+DATA = SHARED / "data" / "stsb-test.csv"
 PUBLISHED = 82.0
 """Spearman x 100 of the checkpoint itself."""
 FP32_TOLERANCE = 0.1
@@ -51,7 +51,7 @@ def score(server: Server) -> float:
     return spearman(np.array(found), np.array([float(row[2]) for row in rows]))
 
 
-needs_data = pytest.mark.skipif(not DATA.is_file(), reason="the test set of STS-B is not part of the repository")
+needs_data = needs_shared(DATA)
 
 
 def test_spearman_counts_ties() -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.support.clients import Grpc, Tei, get
 from tests.support.models import ROOT
 from tests.support.server import Server, environment, free_port
+from tests.support.skips import excused
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def confine(models: Path, cache: Path) -> list[str]:
 def obstacle() -> str | None:
     """Why nothing can be confined here; None where it can."""
     if os.geteuid() != 0:
-        return "only root can confine a process so"
+        return excused("only root can confine a process so")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"no {', '.join(missing)} here"
     words = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tried", "/mnt"]
     tried = subprocess.run(words, capture_output=True, timeout=60, check=False)
-    return None if tried.returncode == 0 else "no namespaces here"
+    return None if tried.returncode == 0 else excused("no namespaces here")
 
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -118,7 +119,7 @@ def confined(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         check=False,
     )
     if tried.returncode != 0:
-        pytest.skip(f"Python does not run confined here: {tried.stderr.strip()[-300:]}")
+        pytest.skip(excused(f"Python does not run confined here: {tried.stderr.strip()[-300:]}"))
     server = Confined(models, cache)
     try:
         wait_for(server.ready, "a confined server", 60)

@@ -32,6 +32,7 @@ from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkp
 from tests.support.exports import opened
 from tests.support.gpus import without_gpu
 from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
+from tests.support.skips import excused
 from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
 
 SHORT = 16
@@ -198,7 +199,7 @@ def test_a_native_build_without_a_gpu_says_so(fp16: Path, tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="the enterprise library is installed")
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason=excused("the other library is installed"))
 def test_a_missing_library_is_named(fp16: Path, tmp_path: Path) -> None:
     """A library that is not installed is answered with how to install it."""
     order = Build("enterprise", str(fp16), str(tmp_path / "engine"), "SM75", tensorrt.profiles(SHORT), 1 << 30, 1, None)

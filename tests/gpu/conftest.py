@@ -13,6 +13,7 @@ from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.models.bundle import open_bundle
 from tests.support.models import ROOT
+from tests.support.skips import excused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ def machine() -> Machine:
     """A machine with a GPU."""
     found = discovery.look()
     if found.problem:
-        pytest.skip(f"needs an NVIDIA GPU: {found.problem}")
+        pytest.skip(excused(f"needs an NVIDIA GPU: {found.problem}"))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import websocket
 
+from tests.support.models import ROOT
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,12 +22,37 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_UNPACKED = ROOT / "build" / "chromium"
+_PROGRAM = _UNPACKED / "usr" / "lib" / "chromium" / "chromium-headless-shell"
+_INSTALLED = ("chromium", "chromium-browser", "google-chrome")
+_FONTS = f"""<fontconfig>
+<dir>{_UNPACKED / "usr" / "share" / "fonts"}</dir>
+<alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
+<alias><family>serif</family><prefer><family>DejaVu Serif</family></prefer></alias>
+<cachedir prefix="cwd">fonts</cachedir>
+</fontconfig>"""
 _LIMIT_S = 30.0
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-breakpad"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
 )
+
+
+def chromium() -> str | None:
+    """The program: what `make chromium` unpacked, or the system's; None where there is none."""
+    return str(_PROGRAM) if _PROGRAM.exists() else next(filter(None, map(shutil.which, _INSTALLED)), None)
+
+
+def _environment(profile: Path) -> dict[str, str]:
+    """The variables that lead what was unpacked to its libraries and fonts."""
+    if not _PROGRAM.exists():
+        return dict(os.environ)
+    fonts = profile / "fonts.conf"
+    fonts.write_text(_FONTS, encoding="utf-8")
+    # PulseAudio keeps a library of its own in a folder below.
+    places = ("lib/*-gnu*", "usr/lib/*-gnu*", "usr/lib/*-gnu*/pulseaudio")
+    paths = os.pathsep.join(str(found) for place in places for found in _UNPACKED.glob(place))
+    return {**os.environ, "LD_LIBRARY_PATH": paths, "FONTCONFIG_FILE": str(fonts)}
 
 
 class Browser:
@@ -37,10 +63,13 @@ class Browser:
 
     def __enter__(self) -> Self:
         """Starts it and waits for its port."""
-        if CHROMIUM is None:
-            raise FileNotFoundError("chromium is not on the PATH")
+        program = chromium()
+        if program is None:
+            raise FileNotFoundError("chromium is neither in build/ nor on the PATH")
         self._process = subprocess.Popen(
-            [CHROMIUM, *_OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
+            [program, *_OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
+            env=_environment(self._profile),
+            cwd=self._profile,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -77,7 +106,7 @@ class Page:
 
     Attributes:
         requests: Every address it has asked for.
-        problems: Errors of its scripts, and what the browser itself complained of.
+        problems: Errors of its scripts, what they wrote to the console, and what the browser itself complained of.
         on: Called with an event's parameters, by the event's name; may `send` and must not `call`.
     """
 
@@ -89,6 +118,8 @@ class Page:
         self._serial = itertools.count(1)
         self._session: str | None = None
         context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
+        # A page may copy what its user asks it to copy; the shell without windows has nobody to ask.
+        self.call("Browser.grantPermissions", browserContextId=context, permissions=["clipboardSanitizedWrite"])
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log", "Accessibility", "DOM"):
@@ -219,6 +250,8 @@ class Page:
             self.requests.append(parameters["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.problems.append(str(parameters["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled":
+            self.problems.append(f"console.{parameters['type']}: {parameters['args']}")
         elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.problems.append(parameters["entry"]["text"])
         if method in self.on:

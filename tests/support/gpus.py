@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.skips import excused
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,7 +21,7 @@ def has_driver() -> bool:
     return False
 
 
-without_gpu = pytest.mark.skipif(has_driver(), reason="says what happens where there is no GPU")
+without_gpu = pytest.mark.skipif(has_driver(), reason=excused("says what happens where there is no GPU"))
 
 
 @contextlib.contextmanager
