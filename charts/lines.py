@@ -113,7 +113,7 @@ def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> st
         drawn.append(rect(colour, at, 0, width, _BAR_HEIGHT, f"{name}: {size:.3f} ms"))
         at += width
     box = f'viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}"'
-    return f'<svg role="img" aria-label="{escape(description)}" {box}>{"".join(drawn)}</svg>'
+    return f'<svg class="bar" role="img" aria-label="{escape(description)}" {box}>{"".join(drawn)}</svg>'
 
 
 def _keys(series: Sequence[Series], left: float, at: float = _KEYS_AT) -> list[str]:
@@ -143,10 +143,8 @@ def _content(
     plot: Plot, series: Sequence[Series], limits: Sequence[tuple[float, str]], moments: Sequence[float]
 ) -> str:
     drawn = [line("moment", plot.x(at), plot.top, plot.x(at), plot.floor) for at in moments]
-    for value, word in limits:
-        if plot.up.low <= value <= plot.up.high:
-            drawn.append(line("limit", plot.left, plot.y(value), plot.end, plot.y(value)))
-            drawn.append(label(plot.end - 4, plot.y(value) - 5, word, "end", "limit"))
+    shown = [(plot.y(value), word) for value, word in limits if plot.up.low <= value <= plot.up.high]
+    drawn += [line("limit", plot.left, at, plot.end, at) for at, _ in shown]
     for entry in series:
         drawn.append(f'<path class="series {entry.colour}" d="{_path(plot, entry.points)}"/>')
         drawn += [
@@ -154,6 +152,8 @@ def _content(
             for a, b in entry.dots
             if math.isfinite(b)
         ]
+    # At the left, where load and latency are low: lines cross a limit at the right.
+    drawn += [label(plot.left + 4, at - 5, word, kind="limit") for at, word in shown]
     return "".join(drawn)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from charts.lines import Series, chart_file, line_chart
 from charts.plot import Axis
-from loadtest.report.page import page_of
+from loadtest.report.page import page_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,18 +25,16 @@ def html(title: str, verdict: str, facts: Sequence[str], runs: Sequence[Figures]
     """The same in a page, with what it rests on."""
     head = ("offered/s", "answered/s", "p50 ms", "p99 ms", "p99 ms of all asked")
     rows = [
-        (run.offered_per_s, run.answered_per_s, run.p50_ms, run.p99_ms, run.slo_ms)
+        [_number(value) for value in (run.offered_per_s, run.answered_per_s, run.p50_ms, run.p99_ms, run.slo_ms)]
         for run in sorted(runs, key=lambda run: run.offered_per_s)
     ]
-    cells = ["".join(f'<td class="number">{_number(value)}</td>' for value in row) for row in rows]
-    table = "".join(f"<tr>{row}</tr>" for row in cells)
     parts = [
         f"<h1>Simulated: {escape(title)}</h1>",
         f'<div class="verdict">{escape(verdict)}</div>',
         "<p>A simulation, not a measurement: the server's own scheduler over a table of costs.</p>",
         "<h2>Latency over offered load</h2>",
         f"<figure>{line_chart(title, *_axes(runs, slo_ms), _lines(runs), _limits(slo_ms))}</figure>",
-        f"<table><tr>{''.join(f'<th>{word}</th>' for word in head)}</tr>{table}</table>",
+        table(head, rows, words=()),
         "<h2>What it rests on</h2>",
         f"<ul>{''.join(f'<li>{escape(fact)}</li>' for fact in facts)}</ul>",
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from charts.lines import Series, chart_file, line_chart
 from charts.plot import Axis
-from loadtest.report.page import page_of
+from loadtest.report.page import page_of, table
 from sizing.report import HEAD, cells, reason
 from sizing.sensitivity import FACTORS
 
@@ -29,10 +29,6 @@ _WORDS = 3
 def page(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
     """The page; `found` are at most as many candidates as there are colours."""
     load = sizing.load
-    head = "".join(f"<th>{escape(word)}</th>" for word in HEAD)
-    rows = "".join(
-        f"<tr>{''.join(_cell(at, cell) for at, cell in enumerate(cells(plan, load)))}</tr>" for plan in sizing.plans
-    )
     reasons = [f"{plan.name} {plan.precision}: {why}" for plan in sizing.plans if (why := reason(plan, load))]
     missed = "" if sizing.holds else " missed"
     limit = load.objective.limit_ms
@@ -40,7 +36,7 @@ def page(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
         f"<h1>How many: {escape(sizing.encoder.name)}</h1>",
         f'<p class="faint">{escape(sizing.asked())}</p>',
         f'<div class="verdict{missed}"><strong>{escape(sizing.verdict())}</strong></div>',
-        f"<table><tr>{head}</tr>{rows}</table>",
+        table(HEAD, [cells(plan, load) for plan in sizing.plans], words=range(_WORDS)),
         _list(reasons),
     ]
     if found:
@@ -127,10 +123,6 @@ def _latency(found: Sequence[Sensitivity], objective: Objective) -> str:
     up = Axis.of(f"p{objective.percent:g}, ms", times, is_log=True)
     title = "Latency of one replica"
     return f"<h2>{title}</h2>\n<figure>{line_chart(title, across, up, lines, limits)}</figure>"
-
-
-def _cell(at: int, words: str) -> str:
-    return f"<td>{escape(words)}</td>" if at < _WORDS else f'<td class="number">{escape(words)}</td>'
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def capacity_report(found: Capacity) -> str:
             "Answers within the widest latency objective. What lies below the grey line was late or failed.",
         ),
         "<h2>Runs</h2>",
-        _table(("offered/s", "p50 ms", "p99 ms", "good/s", "failed %", "objectives"), rows, words=()),
+        table(("offered/s", "p50 ms", "p99 ms", "good/s", "failed %", "objectives"), rows, words=()),
         _facts(found.facts),
     ]
     return page_of("Capacity", parts)
@@ -173,7 +173,7 @@ def _latency(result: Result) -> list[str]:
         ),
         "<h2>Latency over time</h2>",
         _figure(over_time, f"In slices of {result.slice_s:.2g} s; a request counts where it should have been sent."),
-        _table(columns, rows),
+        table(columns, rows),
     ]
 
 
@@ -231,7 +231,7 @@ def _stages(result: Result) -> str:
     ]
     caption = "The mean request, from its intended time on. Percentiles of stages do not add up to those of the whole."
     columns = ("stage", "seen by", "mean ms", "p50 ms", "p99 ms", "p99.9 ms")
-    return f"{head}\n{_figure(bar, caption)}\n{_table(columns, rows, words=(0, 1), safe=True)}"
+    return f"{head}\n{_figure(bar, caption)}\n{table(columns, rows, words=(0, 1), safe=True)}"
 
 
 def _faults(result: Result) -> str:
@@ -240,7 +240,7 @@ def _faults(result: Result) -> str:
     rows = [
         (reason, f"{count}", f"{100 * count / result.offered:.2f}%") for reason, count in result.faults.most_common()
     ]
-    return f"<h2>Errors</h2>\n{_table(('reason', 'requests', 'of all'), rows)}"
+    return f"<h2>Errors</h2>\n{table(('reason', 'requests', 'of all'), rows)}"
 
 
 def _generator(result: Result) -> str:
@@ -258,7 +258,7 @@ def _generator(result: Result) -> str:
             ("the same, p99", f"{_ms(facts.null.percentile_ms(99))} ms"),
             ("the same, sent late", f"{facts.null_late} of {len(facts.null)}"),
         ]
-    return f"<h2>The generator itself</h2>\n{_table(('what', 'found'), rows)}"
+    return f"<h2>The generator itself</h2>\n{table(('what', 'found'), rows)}"
 
 
 def _facts(facts: dict[str, str]) -> str:
@@ -270,7 +270,7 @@ def _facts(facts: dict[str, str]) -> str:
     return f"<h2>What was run</h2>\n<dl>{''.join(items)}</dl>"
 
 
-def _table(
+def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,), *, safe: bool = False
 ) -> str:
     """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already."""

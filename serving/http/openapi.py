@@ -35,6 +35,15 @@ _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
 _BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="/">Console</a></p>"""
+_DARK = b"""<style>:root { color-scheme: light dark } .swagger-ui .opblock-body { overflow-x: auto }</style>
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", follow);
+follow();
+</script>
+"""
+"""Swagger UI has dark colours, and leaves it to the page when they are shown; its tables are too wide for a phone."""
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
@@ -300,7 +309,7 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
         swagger_favicon_url="data:,",
     )
 
-    body = bytes(page.body).replace(b"<body>", b"<body>\n" + _BACK, 1)
+    body = bytes(page.body).replace(b"</head>", _DARK + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
 
     @router.get("/docs")
     async def docs(_: Api, __: HttpRequest) -> HttpReply:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.support.browser import fits_a_phone
 from tests.support.clients import get, http_call
 
 if TYPE_CHECKING:
@@ -106,6 +107,15 @@ def test_every_error_says_when_it_comes(document: dict[str, Any]) -> None:
     embed = document["paths"]["/embed"]["post"]["responses"]
     assert "4,194,304 bytes" in embed["413"]["description"]
     assert embed["424"]["description"] == "The model is for another task."
+
+
+def test_the_page_fits_a_phone(tasks_server: Server, page: Page) -> None:
+    """With a route opened, whose tables are wide."""
+    page.open(f"http://{tasks_server.http}/docs")
+    page.wait("document.querySelectorAll('.opblock').length > 40", "the routes")
+    page.click(".opblock-summary-control")
+    page.wait("document.querySelector('.responses-table')", "the route")
+    fits_a_phone(page)
 
 
 def test_the_way_back_to_the_console(tasks_server: Server, page: Page) -> None:

@@ -27,9 +27,12 @@ from serving.models.manifest import (
     graph_outputs,
 )
 from serving.records import Batch, BatchOutput, EncodedText, EngineBuild, ShapeProfile
+from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.browser import Page
 
 HOSTILE = '<img src="http://evil.example/x" onerror=alert(1)>\u202e\x1b[31m&amp;</table><script>alert(2)</script>'
 TEXTS = [f"text {number}" for number in range(7)] + [HOSTILE]
@@ -155,6 +158,14 @@ def test_the_page_needs_nothing_from_outside() -> None:
     assert reader.links == []
     assert "default-src &#x27;none&#x27;; style-src &#x27;unsafe-inline&#x27;" in rendered()
     assert not re.search(r"url\(|@import|https?://(?!evil\.example)", rendered())
+
+
+def test_the_page_fits_a_phone(page: Page, tmp_path: Path) -> None:
+    """Its tables and pictures are wide, and it has no script."""
+    file = tmp_path / "report.html"
+    file.write_text(rendered(), encoding="utf-8")
+    page.open(file.as_uri())
+    fits_a_phone(page)
 
 
 def test_what_strangers_wrote_stays_text() -> None:

@@ -14,9 +14,12 @@ from simulate.errors import SimulateError
 from simulate.figures import Figures, capacity, percentile
 from simulate.tables import PUBLISHED, find_table
 from simulate.traffic import parse_mix, poisson, replayed
+from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.browser import Page
 
 T4 = {
     "t4-bert-base-fp16": {
@@ -243,6 +246,15 @@ def test_capacity_is_found_and_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
         run(capsys, *words, "--rate", "100", "--out", str(tmp_path / f"curve.{kind}"))
     assert (tmp_path / "curve.svg").read_text().startswith("<svg")
     assert len(json.loads((tmp_path / "curve.json").read_text())["runs"]) == 14
+
+
+def test_the_page_fits_a_phone(page: Page, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its table and its curve are wider, and are scrolled by themselves."""
+    out = tmp_path / "curve.html"
+    run(capsys, "--cost", "t4-bert-base-int8", "--tokens", "128", "--rate", "100", "--duration", "1", "--out", str(out))
+    page.open(out.as_uri())
+    assert page.run("document.querySelectorAll('td').length") == 14 * 5
+    fits_a_phone(page)
 
 
 def test_overload_is_refused_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,14 @@ from sizing.errors import SizeError
 from sizing.lengths import read_lengths
 from sizing.plan import Load, Objective, Replica, memory_of, plan
 from sizing.roofline import error_on
+from tests.support.browser import fits_a_phone
 from tests.support.clients import post_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.browser import Page
     from tests.support.server import Server
 
 SHEETS = {
@@ -173,6 +175,19 @@ def test_a_page_shows_how_the_answer_changes(
     assert svg.read_text().count('class="series') == 2
     code, _, error = run(capsys, *words, "--out", str(tmp_path / "page.pdf"))
     assert (code, "must end in .html or .svg" in error) == (2, True)
+
+
+def test_the_page_fits_a_phone(
+    page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table and its curves are wider, and are scrolled by themselves."""
+    monkeypatch.setattr(sensitivity, "_REQUESTS", 40)
+    html = tmp_path / "page.html"
+    words = ("bert-base", "--lengths", "128", "--rate", "200", "--slo", "p99=30ms", "--on", "t4", "--precision", "int8")
+    assert run(capsys, *words, "--out", str(html))[0] == 0
+    page.open(html.as_uri())
+    assert page.run("document.querySelectorAll('svg').length") == 4
+    fits_a_phone(page)
 
 
 def test_what_the_curves_say_of_other_rates_is_what_a_sizing_says(monkeypatch: pytest.MonkeyPatch) -> None:

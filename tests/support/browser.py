@@ -32,6 +32,14 @@ _FONTS = f"""<fontconfig>
 <cachedir prefix="cwd">fonts</cachedir>
 </fontconfig>"""
 _LIMIT_S = 30.0
+_PHONE = 390
+_MIDDLE = 128
+_BRIGHTNESS = """(() => {
+  const shades = [document.body, document.documentElement].map((one) => getComputedStyle(one).%s);
+  const shade = shades.find((one) => one !== "rgba(0, 0, 0, 0)") ?? "rgb(255, 255, 255)";
+  return Math.max(...shade.match(/\\d+/g).slice(0, 3));
+})()"""
+"""The brightest part of the page's colour, of 255: where neither element has one the browser's own is white."""
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-breakpad"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
@@ -256,3 +264,13 @@ class Page:
             self.problems.append(parameters["entry"]["text"])
         if method in self.on:
             self.on[method](parameters)
+
+
+def fits_a_phone(page: Page) -> None:
+    """Checks that a page is never scrolled sideways, and is light or dark as its reader likes it."""
+    for dark in (False, True):
+        page.look(width=_PHONE, height=844, dark=dark)
+        page.wait(f"matchMedia('(prefers-color-scheme: {'dark' if dark else 'light'})').matches")
+        assert page.run("document.documentElement.scrollWidth") <= _PHONE
+        assert (page.run(_BRIGHTNESS % "backgroundColor") < _MIDDLE) is dark
+        assert (page.run(_BRIGHTNESS % "color") < _MIDDLE) is not dark

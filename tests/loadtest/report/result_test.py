@@ -18,6 +18,7 @@ from loadtest.report.page import report
 from loadtest.report.result import STAGES, Result
 from loadtest.report.sample import percentile
 from loadtest.report.slo import judge, parse_slo
+from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -227,3 +228,4 @@ def test_a_browser_shows_the_page(page: Page, tmp_path: Path) -> None:
     assert page.run("document.querySelectorAll('svg').length") == 4
     assert page.requests == [file.as_uri()]
     assert page.problems == []
+    fits_a_phone(page)
