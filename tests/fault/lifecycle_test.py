@@ -98,6 +98,13 @@ def test_row_54_bad_input_before_ready(warming_server: Server) -> None:
     assert post_json(warming_server.http, "/embed", b"{").status == 400
 
 
+def test_a_cold_start(models: Path) -> None:
+    """A server that a shell starts, all of its imports included, gets ready, answers, and ends with 0 on SIGTERM."""
+    with Server(models, *FAKE, cold=True) as server:
+        sing(server, models)
+        assert server.stop() == 0
+
+
 class Client(threading.Thread):
     """Asks until told to stop, as behind a proxy that opens a new connection when told to close the old one."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.support.certificates import Secured
+from tests.support.fork_server import fork_server
 from tests.support.models import ROOT
 from tests.support.waiting import wait_for
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tests.support.certificates import Certificates
+    from tests.support.fork_server import ForkedProcess
 
 START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
@@ -69,15 +71,13 @@ def refused_start(
     *options: str, env: dict[str, str] | None = None, timeout_s: float = START_LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
     """Runs a server that is expected to end by itself."""
-    return subprocess.run(
-        command(*options),
-        cwd=ROOT,
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return fork_server().run(["serve", *options], environment(env), ROOT, timeout_s)
+
+
+def starts_warm(program: Sequence[str], env: dict[str, str]) -> bool:
+    """Whether a fork of a process that has imported the server is the same as a start of this program."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    return program == FROM_SOURCE and own == {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
@@ -117,6 +117,7 @@ class Server:
         tls: Certificates | None = None,
         program: Sequence[str] = FROM_SOURCE,
         cwd: Path = ROOT,
+        cold: bool = False,
     ) -> None:
         """Prepares; nothing runs before the `with` block.
 
@@ -130,6 +131,7 @@ class Server:
             tls: What HTTP and gRPC are secured with; their addresses carry what clients need.
             program: The words that start `bertserve`.
             cwd: The directory that it is started in.
+            cold: Start Python anew, as a shell does, where the fork server could start it as well.
         """
         self._output = output
         self._tls = tls
@@ -145,6 +147,7 @@ class Server:
         )
         self._cwd = cwd
         self._environment = environment(env)
+        self._forked = not cold and starts_warm(program, self._environment)
         self._wait_ready = wait_ready
         self._start_limit_s = start_limit_s
         self._lines: list[str] = []
@@ -153,16 +156,21 @@ class Server:
 
     def __enter__(self) -> Self:
         """Starts the process and, unless told otherwise, waits until it is ready."""
-        self.process = subprocess.Popen(
-            self._command,
-            cwd=self._cwd,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if self._forked:
+            words = self._command[len(FROM_SOURCE) :]
+            self.process = fork_server().start(words, self._environment, self._cwd, self._output)
+        else:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self._cwd,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
         RUNNING.append(self)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

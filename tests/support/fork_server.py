@@ -1,0 +1,250 @@
+"""A process that has imported the server, and forks for each one that a test starts.
+
+The imports of `bertserve serve` cost 0.75 s of CPU, a fork 10 ms, and the tests start servers by the hundred. What runs
+in the child is `bertserve.main` with the words of the command line, as in a process of its own. Where the start of
+Python itself matters (`PYTHON...` variables, other programs), `Server` starts a process as a shell would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import IO, TYPE_CHECKING
+
+from tests.support.models import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+IMPORTED = (
+    "bertserve",
+    "serving.cli",
+    "serving.rollout.engine_choice",
+    "serving.rollout.model_export",
+    "serving.server",
+)
+_MESSAGE_BYTES = 1 << 17
+_START_LIMIT_S = 60.0
+_EARLY = {"TOKENIZERS_PARALLELISM": "false", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""What `serving.cli` sets before it imports the libraries that look at it once."""
+
+
+class ForkedProcess:
+    """A child of the fork server, with the part of `subprocess.Popen`'s interface that tests use."""
+
+    def __init__(self, pid: int, ended: Future[int], stdout: IO[str] | None) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self._ended = ended
+
+    @property
+    def returncode(self) -> int | None:
+        return self._ended.result() if self._ended.done() else None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns the exit code, negative for a signal's number.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
+        """
+        try:
+            return self._ended.result(timeout)
+        except NotYet:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The near end of the fork server; it ends with this process, and its children with it."""
+
+    def __init__(self) -> None:
+        self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.fork_server", str(far.fileno())],
+                cwd=ROOT,
+                env={**os.environ, **_EARLY},
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt from the keyboard is for the tests, which end it
+            )
+        self._lock = threading.Lock()
+        self._started: Future[tuple[int, Future[int]]] = Future()
+        self._running: dict[int, Future[int]] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+        atexit.register(self._close)
+
+    def start(
+        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, output: int = subprocess.PIPE
+    ) -> ForkedProcess:
+        """Starts `bertserve` with these words; standard output and standard error go to `output` together.
+
+        Args:
+            words: The command line behind the program's name.
+            env: The whole environment.
+            cwd: The working directory.
+            output: A descriptor, or `subprocess.PIPE` for `stdout` to read it.
+        """
+        if output != subprocess.PIPE:
+            return self._start(words, env, cwd, (output, output), None)
+        reading, writing = os.pipe()
+        try:
+            return self._start(words, env, cwd, (writing, writing), os.fdopen(reading, errors="replace"))
+        finally:
+            os.close(writing)
+
+    def run(
+        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `bertserve` with these words to its end.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended after `timeout_s`; it is killed.
+        """
+        with (
+            contextlib.closing(_Captured()) as out,
+            contextlib.closing(_Captured()) as err,
+        ):
+            process = self._start(words, env, cwd, (out.descriptor, err.descriptor), None)
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                process.kill()
+            return subprocess.CompletedProcess(list(words), code, out.text(), err.text())
+
+    def _start(
+        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, outputs: tuple[int, int], stdout: IO[str] | None
+    ) -> ForkedProcess:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
+        message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
+        with self._lock:
+            self._started = Future()
+            socket.send_fds(self._socket, [message], list(outputs))
+            pid, ended = self._started.result(_START_LIMIT_S)
+            return ForkedProcess(pid, ended, stdout)
+
+    def _listen(self) -> None:
+        while message := self._socket.recv(_MESSAGE_BYTES):
+            pid, code = json.loads(message)
+            if code is None:
+                ended: Future[int] = Future()
+                self._running[pid] = ended
+                self._started.set_result((pid, ended))
+            else:
+                self._running.pop(pid).set_result(code)
+
+    def _close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+
+
+class _Captured:
+    """A file without a name that a child writes; a pipe would have to be read meanwhile."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("output")
+
+    def text(self) -> str:
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self.descriptor), errors="replace") as file:
+            return file.read()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """This process's fork server, started when it is first wanted."""
+    return ForkServer()
+
+
+def _serve(near: socket.socket) -> int:
+    """Forks for each message, and tells how children end; returns an exit code, that of a command in a child."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # children share these pages as long as nobody writes into them
+    children: set[int] = set()
+    ends = socket.socketpair()
+    ends[0].setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ends[0].fileno(), warn_on_full_buffer=False)
+    while True:
+        if ends[1] in select.select([near, ends[1]], [], [])[0]:
+            ends[1].recv(_MESSAGE_BYTES)
+            _tell_ends(near, children)
+            continue
+        message, outputs, _, _ = socket.recv_fds(near, _MESSAGE_BYTES, 2)
+        if not message:  # the tests have ended
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            return 0
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            for end in (near, *ends):
+                end.close()
+            return _command(outputs, *json.loads(message))
+        children.add(pid)
+        near.send(json.dumps([pid, None]).encode())
+        for descriptor in outputs:
+            os.close(descriptor)
+
+
+def _tell_ends(near: socket.socket, children: set[int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        children.remove(pid)
+        near.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
+
+
+def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str, limits: list[int]) -> int:
+    """Makes of this copy of the fork server a process that was started with these words, and runs it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor, output in zip((1, 2), outputs, strict=True):
+        os.dup2(output, descriptor)
+    for output in set(outputs):
+        os.close(output)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = ["bertserve.py", *words]
+    from bertserve import main  # noqa: PLC0415  long imported
+
+    return main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1]))))
