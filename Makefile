@@ -45,7 +45,7 @@ PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy bui
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
-	@$(PYTEST) -m "not long"
+	@$(PYTEST) -m "not long" --outsiders changed
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
 # which borrows the rest. 73 MB to load, 220 MB on disk.

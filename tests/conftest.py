@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.browser import Browser, chromium
 from tests.support.models import demo_repository
+from tests.support.outsiders import LeftOut
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
 from tests.support.skips import fail_in_ci
 
@@ -116,6 +117,17 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
             return stack.enter_context(Server(repository, *options, **keywords))
 
         yield start
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds how tests of slow programs are chosen."""
+    parser.addoption("--outsiders", choices=("all", "changed"), default="all", help="see tests/support/outsiders.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leaves out what has not changed, where that is asked for."""
+    if config.option.outsiders == "changed":
+        config.pluginmanager.register(LeftOut(config))
 
 
 @pytest.hookimpl(wrapper=True)
