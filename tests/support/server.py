@@ -33,8 +33,10 @@ START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
 _LOG_TAIL = 30
 
-FAKE = ("--engine", "fake", "--precision", "fp32", "--default-timeout-ms", "30000")
-"""Settings of a server whose engine answers `fake_vector` at once; a machine that stands still times nothing out."""
+PATIENT = ("--default-timeout-ms", "30000")
+"""Of every server, unless its test says otherwise: the deadline of a request that names none."""
+FAKE = ("--engine", "fake", "--precision", "fp32", *PATIENT)
+"""Settings of a server whose engine answers `fake_vector` at once."""
 IMPATIENT = (*FAKE, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2")
 """The same of one that waits only briefly for slow clients."""
 ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
@@ -123,7 +125,7 @@ class Server:
 
         Args:
             models: The model repository; None where the options name a model.
-            *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness).
+            *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness, `PATIENT`).
             env: More environment variables.
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
             start_limit_s: In which it must be ready.
@@ -137,8 +139,9 @@ class Server:
         self._tls = tls
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
-            # Tests run side by side: an engine that gave way to the processes of another one would start late.
-            *("--lame-duck-s", "0", "--engine-nice", "0"),
+            # Tests run side by side: an engine that gave way to the processes of another one would start late, and the
+            # usual deadline of two seconds can pass on a machine that stands still.
+            *("--lame-duck-s", "0", "--engine-nice", "0", *PATIENT),
             *(() if models is None else ("--models", str(models))),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
