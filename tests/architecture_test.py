@@ -86,7 +86,12 @@ class Module:
     """A source file and what it imports, at any depth, for types alone or not."""
 
     name: str
-    tree: ast.Module
+    path: Path
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax, which collecting tests does not need."""
+        return ast.parse(self.path.read_text())
 
     @cached_property
     def imports(self) -> set[str]:
@@ -117,10 +122,7 @@ def _lies_in(name: str, *rooms: str) -> bool:
 def _modules() -> list[Module]:
     paths = [ROOT / "bertserve.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
     return [
-        Module(
-            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
-            ast.parse(path.read_text()),
-        )
+        Module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path)
         for path in sorted(paths)
         if GENERATED not in path.name
     ]
@@ -268,7 +270,7 @@ TESTS_OF_TESTS = {"tests.fault.over_tls_test": "runs what connections promise on
 def test_tests_import_no_tests() -> None:
     """What several share lies in `tests/support`, so that each file can be read, moved and run alone."""
     for path in (ROOT / "tests").rglob("*.py"):
-        module = Module(".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
+        module = Module(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
         imported = {name for name in module.imports if re.search(r"^tests\..*(_test|conftest)\b", name)}
         assert not imported or module.name in TESTS_OF_TESTS, module.name
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.browser import Browser, chromium
+from tests.support.deferred import DEFERRED
 from tests.support.models import demo_repository
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
 from tests.support.skips import fail_in_ci
@@ -122,10 +123,18 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
 def pytest_collection() -> Iterator[None]:
     """Lets the collector look at what tests make and not at what is loaded: libraries and tests are most of it."""
     gc.disable()
-    result = yield
+    with DEFERRED:
+        result = yield
     gc.freeze()
     gc.enable()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Loads what collecting the test's module deferred, before a fixture or the test changes anything."""
+    assert isinstance(item, pytest.Function)
+    DEFERRED.load(item.module.__name__)
 
 
 @pytest.hookimpl(wrapper=True)
