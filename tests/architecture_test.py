@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.lasting import lasting_objects
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
@@ -90,7 +92,6 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax, which collecting tests does not need."""
         return ast.parse(self.path.read_text())
 
     @cached_property
@@ -130,6 +131,14 @@ def _modules() -> list[Module]:
 
 MODULES = _modules()
 NAMES = {module.name for module in MODULES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed() -> None:
+    """Parses every module once, and not while tests are collected."""
+    with lasting_objects():
+        for module in MODULES:
+            _ = module.tree
 
 
 def _below(*prefixes: str) -> list[Module]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.browser import Browser, chromium
 from tests.support.deferred import DEFERRED
+from tests.support.lasting import lasting_objects
 from tests.support.models import demo_repository
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
 from tests.support.skips import fail_in_ci
@@ -121,13 +121,9 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Lets the collector look at what tests make and not at what is loaded: libraries and tests are most of it."""
-    gc.disable()
-    with DEFERRED:
-        result = yield
-    gc.freeze()
-    gc.enable()
-    return result
+    """Lets the garbage collector look at what tests make and not at tests and libraries, which are most of it."""
+    with lasting_objects(), DEFERRED:
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,12 +8,13 @@ by the modules before the first test of a test module. Imports by other packages
 from __future__ import annotations
 
 import builtins
-import gc
 import importlib
 import sys
 from collections import defaultdict
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from tests.support.lasting import lasting_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,11 +58,8 @@ class _StandIn(ModuleType):
         self._bound_in: list[dict[str, Any]] = []
 
     def _load(self) -> ModuleType:
-        gc.collect()
-        gc.disable()  # a library makes many objects that stay
-        module = importlib.import_module(self.__name__)
-        gc.freeze()
-        gc.enable()
+        with lasting_objects():
+            module = importlib.import_module(self.__name__)
         for namespace in self._bound_in:
             namespace.update((name, module) for name, value in [*namespace.items()] if value is self)
         self._bound_in.clear()
