@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# From here on, as pytest imports the other conftests before it collects where it is given their folders.
+COLLECTING = contextlib.ExitStack()
+COLLECTING.enter_context(DEFERRED)
+
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -122,7 +126,7 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Lets the garbage collector look at what tests make and not at tests and libraries, which are most of it."""
-    with lasting_objects(), DEFERRED:
+    with lasting_objects(), COLLECTING:
         return (yield)
 
 
