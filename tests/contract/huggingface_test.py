@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import InferenceClient
+import transformers
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import TokenClassificationPipeline, ZeroShotClassificationPipeline
 
 from tests.support.clients import get, metric, post_json
 from tests.support.server import Server
@@ -59,7 +59,7 @@ def ask(server: Server, path: str, message: Any, status: int = 200) -> Any:
 def test_zero_shot_is_what_transformers_says(server: Server, inference: TinyModel, parameters: dict[str, Any]) -> None:
     """Labels in the order of the pipeline, with its scores; a list of texts is answered by a list."""
     parameters = {"candidate_labels": LABELS, **parameters}
-    pipeline = ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)
+    pipeline = transformers.ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)
     texts = [TEXT, "a text of it", "and " * 100]
     found = ask(server, "/", {"inputs": texts, "parameters": parameters})
     for text, labels in zip(texts, found, strict=True):
@@ -74,7 +74,7 @@ def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.
     tiny = tiny_model("classify", labels=("ENTAILMENT", "not_entailment"))
     repository = tmp_path_factory.mktemp("two")
     write_bundle(repository, tiny, "nli")
-    pipeline = ZeroShotClassificationPipeline(model=tiny.model, tokenizer=tiny.tokenizer)
+    pipeline = transformers.ZeroShotClassificationPipeline(model=tiny.model, tokenizer=tiny.tokenizer)
     with Server(repository) as running:
         found = ask(running, "/", {"inputs": TEXT, "parameters": {"candidate_labels": LABELS, "multi_label": True}})
     expected = pipeline(TEXT, LABELS, multi_label=True)
@@ -102,7 +102,7 @@ def test_what_labels_may_not_be(server: Server, parameters: dict[str, Any], stat
 
 def test_the_only_model_needs_no_name(server: Server, inference: TinyModel) -> None:
     """Hugging Face's client with an address alone: classes, pairs, empty parameters."""
-    client = InferenceClient(base_url=f"http://{server.http}")
+    client = huggingface_hub.InferenceClient(base_url=f"http://{server.http}")
     classes = ask(server, "/classify", {"inputs": TEXT})[0]
     assert [(one.label, one.score) for one in client.text_classification(TEXT)] == [
         (one["label"], pytest.approx(one["score"])) for one in classes
@@ -110,9 +110,9 @@ def test_the_only_model_needs_no_name(server: Server, inference: TinyModel) -> N
     best, *_ = client.zero_shot_classification(TEXT, LABELS)
     assert (
         best.label
-        == ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)(TEXT, LABELS)["labels"][
-            0
-        ]
+        == transformers.ZeroShotClassificationPipeline(model=inference.model, tokenizer=inference.tokenizer)(
+            TEXT, LABELS
+        )["labels"][0]
     )
     assert ask(server, "/", {"inputs": TEXT, "parameters": {}}) == [classes]
     assert ask(server, "/", {"inputs": TEXT, "options": {"wait_for_model": True}}) == [classes]
@@ -130,8 +130,8 @@ def test_the_only_model_needs_no_name(server: Server, inference: TinyModel) -> N
 def test_a_model_named_answers_as_its_task_does(tasks_server: Server, tiny_models: dict[str, TinyModel]) -> None:
     """The same client, asking one model of several."""
 
-    def client(name: str) -> InferenceClient:
-        return InferenceClient(base_url=f"http://{tasks_server.http}/models/{name}")
+    def client(name: str) -> huggingface_hub.InferenceClient:
+        return huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}/models/{name}")
 
     texts = ["the server", "it is a text"]
     vectors = np.array(ask(tasks_server, "/embed", {"inputs": texts}))
@@ -143,7 +143,9 @@ def test_a_model_named_answers_as_its_task_does(tasks_server: Server, tiny_model
     np.testing.assert_allclose(similar, vectors @ vectors[0], atol=1e-6)
     states = client("embed_tokens").feature_extraction(texts[0])
     assert states.shape == (1, 4, 32)
-    pipeline = TokenClassificationPipeline(model=tiny_models["tag"].model, tokenizer=tiny_models["tag"].tokenizer)
+    pipeline = transformers.TokenClassificationPipeline(
+        model=tiny_models["tag"].model, tokenizer=tiny_models["tag"].tokenizer
+    )
     for given, strategy in ((None, "simple"), ("average", "average"), ("none", "none")):
         found = client("tag").token_classification(TEXT, aggregation_strategy=given)
         assert [(one.entity, one.entity_group, one.start, one.end) for one in found] == [
@@ -221,10 +223,10 @@ def test_instances_that_are_refused(server: Server, message: dict[str, Any], sta
 
 def test_several_models_and_no_name(tasks_server: Server) -> None:
     """The client shows which there are and how one is asked."""
-    client = InferenceClient(base_url=f"http://{tasks_server.http}")
+    client = huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}")
     with pytest.raises(HfHubHTTPError, match=r"7 models are served \(.*fill_mask.*\); name one.* below /models/NAME"):
         client.feature_extraction("a")
     with pytest.raises(HfHubHTTPError, match="no model of that name"):
-        InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")
+        huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")
     refused = ask(tasks_server, "/models/embed", {"inputs": "a", "encoding_format": "base64"}, 422)
     assert refused["error_type"] == "Validation"

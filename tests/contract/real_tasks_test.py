@@ -7,19 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import InferenceClient
-from transformers import (
-    AutoModel,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    TextClassificationPipeline,
-    TokenClassificationPipeline,
-)
+import transformers
 
 from serving.models.bundle import open_bundle
 from tests.support.clients import post_json
@@ -90,12 +82,12 @@ def loaded(kind: Any, name: str) -> tuple[Any, Any]:
     """A checkpoint's tokenizer and model in fp32, as transformers reads them."""
     path = SHARED / "models" / name
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    return AutoTokenizer.from_pretrained(path), model.eval()
+    return transformers.AutoTokenizer.from_pretrained(path), model.eval()
 
 
 def test_sentiment(server: Server) -> None:
     """Each sentence of SST-2 gets PyTorch's probabilities."""
-    tokenizer, model = loaded(AutoModelForSequenceClassification, "minilm-sst2")
+    tokenizer, model = loaded(transformers.AutoModelForSequenceClassification, "minilm-sst2")
     lines = (SHARED / "data" / "sst2-test.tsv").read_text(encoding="utf-8").splitlines()
     for line in lines[:EXAMPLES]:
         text = line.split("\t")[0]
@@ -107,7 +99,7 @@ def test_sentiment(server: Server) -> None:
 
 def test_vectors_of_tokens(server: Server) -> None:
     """Each sentence of SST-2 gets the last hidden state of the encoder below the head."""
-    tokenizer, model = loaded(AutoModel, "minilm-sst2")
+    tokenizer, model = loaded(transformers.AutoModel, "minilm-sst2")
     lines = (SHARED / "data" / "sst2-test.tsv").read_text(encoding="utf-8").splitlines()
     for line in lines[:EXAMPLES]:
         text = line.split("\t")[0]
@@ -118,8 +110,8 @@ def test_vectors_of_tokens(server: Server) -> None:
 
 def test_entities(server: Server) -> None:
     """Each sentence of WNUT-17 gets the entities of transformers' pipeline, at the same characters."""
-    tokenizer, model = loaded(AutoModelForTokenClassification, "minilm-wnut17")
-    pipeline = TokenClassificationPipeline(model=model, tokenizer=tokenizer)
+    tokenizer, model = loaded(transformers.AutoModelForTokenClassification, "minilm-wnut17")
+    pipeline = transformers.TokenClassificationPipeline(model=model, tokenizer=tokenizer)
     blocks = (SHARED / "data" / "wnut17-test.conll").read_text(encoding="utf-8").strip().split("\n\n")
     for block in blocks[:EXAMPLES]:
         text = " ".join(line.split("\t")[0] for line in block.splitlines())
@@ -155,7 +147,7 @@ def test_the_console_shows_them(
 
 def test_questions(server: Server) -> None:
     """Each question of XQuAD gets the answer of transformers' pipeline, with its score."""
-    tokenizer, model = loaded(AutoModelForQuestionAnswering, "minilm-squad")
+    tokenizer, model = loaded(transformers.AutoModelForQuestionAnswering, "minilm-squad")
     data = json.loads((SHARED / "data" / "xquad-heldout.json").read_text(encoding="utf-8"))["data"]
     asked = [
         (entry["question"], part["context"]) for item in data for part in item["paragraphs"] for entry in part["qas"]
@@ -172,21 +164,23 @@ def test_questions(server: Server) -> None:
 def test_hugging_faces_client(server: Server) -> None:
     """With an address alone it gives the labels, entities and answers of transformers' pipelines."""
 
-    def client(name: str) -> InferenceClient:
-        return InferenceClient(base_url=f"http://{server.http}/models/{name}")
+    def client(name: str) -> huggingface_hub.InferenceClient:
+        return huggingface_hub.InferenceClient(base_url=f"http://{server.http}/models/{name}")
 
     def same(found: Any, expected: Any, close: float, *keys: str) -> None:
         assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
         assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=close)
 
     for text in ("Angela Merkel flew to Toronto and loved it.", "The film drags, and nobody at Netflix cared."):
-        tokenizer, model = loaded(AutoModelForSequenceClassification, NAMES[0])
-        classes = TextClassificationPipeline(model=model, tokenizer=tokenizer)(text, top_k=None)
+        tokenizer, model = loaded(transformers.AutoModelForSequenceClassification, NAMES[0])
+        classes = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer)(text, top_k=None)
         same(client(NAMES[0]).text_classification(text), classes, SAME_SCORE, "label")
-        tokenizer, model = loaded(AutoModelForTokenClassification, NAMES[2])
-        entities = TokenClassificationPipeline(model=model, tokenizer=tokenizer)(text, aggregation_strategy="simple")
+        tokenizer, model = loaded(transformers.AutoModelForTokenClassification, NAMES[2])
+        entities = transformers.TokenClassificationPipeline(model=model, tokenizer=tokenizer)(
+            text, aggregation_strategy="simple"
+        )
         same(client(NAMES[2]).token_classification(text), entities, SAME_SCORE, "entity_group", "start", "end")
-    tokenizer, model = loaded(AutoModelForQuestionAnswering, NAMES[1])
+    tokenizer, model = loaded(transformers.AutoModelForQuestionAnswering, NAMES[1])
     asked = {"question": "Who flew to the Moon?", "context": "Armstrong and Aldrin flew to the Moon in July 1969."}
     answers = pipeline_answers(TinyModel("answer", model, tokenizer), **asked)
     same([client(NAMES[1]).question_answering(**asked)], answers, 1e-3, "answer", "start", "end")

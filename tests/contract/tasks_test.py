@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import InferenceClient
-from transformers import FillMaskPipeline, TextClassificationPipeline, TokenClassificationPipeline
+import transformers
 
 from tests.support.clients import V2Json, get, http_call, metric, post_json
 from tests.support.pipelines import pipeline_answers
@@ -66,7 +66,9 @@ def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], *keys: str
 
 def test_predict_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
     """`/predict` gives the labels and scores of the text-classification pipeline, best first."""
-    pipeline = TextClassificationPipeline(model=tiny["classify"].model, tokenizer=tiny["classify"].tokenizer)
+    pipeline = transformers.TextClassificationPipeline(
+        model=tiny["classify"].model, tokenizer=tiny["classify"].tokenizer
+    )
     for text in TEXTS:
         same(ask(server, "/predict", inputs=text), pipeline(text, top_k=None), "label")
 
@@ -159,7 +161,7 @@ def test_no_answer(server: Server) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tag_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel], strategy: str) -> None:
     """`/tag` finds the entities of the token-classification pipeline, in the text's own characters."""
-    pipeline = TokenClassificationPipeline(model=tiny["tag"].model, tokenizer=tiny["tag"].tokenizer)
+    pipeline = transformers.TokenClassificationPipeline(model=tiny["tag"].model, tokenizer=tiny["tag"].tokenizer)
     for text in (*TEXTS, CONTEXT):
         found = ask(server, "/tag", inputs=text, parameters={"aggregation_strategy": strategy})
         keys = ("entity", "index", "word") if strategy == "none" else ("entity_group",)
@@ -169,7 +171,7 @@ def test_tag_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel
 
 def test_fill_mask_is_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:
     """`/fill-mask` gives the tokens, texts and probabilities of the fill-mask pipeline, for one mask and several."""
-    pipeline = FillMaskPipeline(model=tiny["fill_mask"].model, tokenizer=tiny["fill_mask"].tokenizer)
+    pipeline = transformers.FillMaskPipeline(model=tiny["fill_mask"].model, tokenizer=tiny["fill_mask"].tokenizer)
     keys = ("token", "token_str", "sequence")
     same(ask(server, "/fill-mask", inputs="the [MASK] is on"), pipeline("the [MASK] is on"), *keys)
     several = "[MASK] is [MASK], it"
@@ -232,8 +234,8 @@ def _approximately(value: Any) -> Any:
 def test_hugging_faces_client_works_unmodified(server: Server) -> None:
     """The client of Hugging Face's inference API asks each task's route and understands what it answers."""
 
-    def client(path: str) -> InferenceClient:
-        return InferenceClient(model=f"http://{server.http}{path}")
+    def client(path: str) -> huggingface_hub.InferenceClient:
+        return huggingface_hub.InferenceClient(model=f"http://{server.http}{path}")
 
     (best,) = client("/classify").text_classification("the server", top_k=1)
     assert best.label == ask(server, "/predict", inputs="the server")[0]["label"]

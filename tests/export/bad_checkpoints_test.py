@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors_torch
 
 from export.cli.export import main
 from tests.support.checkpoints import (
@@ -105,7 +105,7 @@ def follow(kind: str, config: dict[str, object], **shapes: list[int]) -> Spoil:
         write_json(folder / "2_Added" / CONFIG, config)
         if shapes:
             tensors = {name.replace("_", ".", 1): torch.zeros(shape) for name, shape in shapes.items()}
-            save_file(tensors, folder / "2_Added" / WEIGHTS)
+            safetensors_torch.save_file(tensors, folder / "2_Added" / WEIGHTS)
 
     return spoil
 
@@ -121,9 +121,9 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
     """Changes the weights."""
 
     def spoil(folder: Path) -> None:
-        held = load_file(folder / WEIGHTS)
+        held = safetensors_torch.load_file(folder / WEIGHTS)
         change(held)
-        save_file(held, folder / WEIGHTS)
+        safetensors_torch.save_file(held, folder / WEIGHTS)
 
     return spoil
 
@@ -137,7 +137,7 @@ class Runs:
 
 def pickled(folder: Path) -> None:
     """Weights in a pickle that runs a command."""
-    torch.save({**load_file(folder / WEIGHTS), "more": Runs()}, folder / BIN)
+    torch.save({**safetensors_torch.load_file(folder / WEIGHTS), "more": Runs()}, folder / BIN)
     (folder / WEIGHTS).unlink()
 
 
@@ -145,11 +145,11 @@ def shards(change: Callable[[dict[str, str]], object] = dict) -> Spoil:
     """Splits the weights into two files, and changes what the index says of them."""
 
     def spoil(folder: Path) -> None:
-        held = load_file(folder / WEIGHTS)
+        held = safetensors_torch.load_file(folder / WEIGHTS)
         (folder / WEIGHTS).unlink()
         where = {name: f"{'ab'[at % 2]}.safetensors" for at, name in enumerate(sorted(held))}
         for file in ("a.safetensors", "b.safetensors"):
-            save_file({name: held[name] for name in held if where[name] == file}, folder / file)
+            safetensors_torch.save_file({name: held[name] for name in held if where[name] == file}, folder / file)
         write_json(folder / INDEX, {"weight_map": change(where)})
 
     return spoil
@@ -162,9 +162,9 @@ def swapped(index: dict[str, str]) -> dict[str, str]:
 
 def twice(folder: Path) -> None:
     """Puts one tensor into both files."""
-    held = load_file(folder / "b.safetensors")
-    held.update(list(load_file(folder / "a.safetensors").items())[:1])
-    save_file(held, folder / "b.safetensors")
+    held = safetensors_torch.load_file(folder / "b.safetensors")
+    held.update(list(safetensors_torch.load_file(folder / "a.safetensors").items())[:1])
+    safetensors_torch.save_file(held, folder / "b.safetensors")
 
 
 def tokenizer(change: Callable[[dict[str, Any]], object]) -> Spoil:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import torch as safetensors_torch
 from tokenizers import Tokenizer
 
 from export.checkpoint.reader import Checkpoint, open_checkpoint
@@ -134,7 +134,7 @@ def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
     names = sorted(renamed)
     files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, part in files.items():
-        save_file({name: renamed[name] for name in part}, folder / file)
+        safetensors_torch.save_file({name: renamed[name] for name in part}, folder / file)
     index = {name: file for file, part in files.items() for name in part}
     write_json(folder / "model.safetensors.index.json", {"weight_map": index})
     found = task_model.load(opened(folder)).model.state_dict()

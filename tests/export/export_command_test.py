@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers.models.bert import BertModel
 
 from export.cli.export import main
 from export.report import terminal
@@ -71,7 +71,7 @@ def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
 
 def pytorch(folder: Path, ids: list[int]) -> NDArray[np.float32]:
     """The mean of Transformers' own token vectors."""
-    bert = BertModel.from_pretrained(folder).eval()
+    bert = transformers.BertModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         vector: NDArray[np.float32] = bert(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
     return vector

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import BertForSequenceClassification, RobertaForSequenceClassification, RobertaModel
 
 from export.cli.export import main
 from tests.support.checkpoints import LABELS, edit_json, write_checkpoint, write_json, write_task_checkpoint
@@ -29,7 +29,7 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
         reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())
     assert reply.status == 200, reply.body
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    model = RobertaForSequenceClassification.from_pretrained(folder).eval()
+    model = transformers.RobertaForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         wanted = model(torch.tensor([ids])).logits[0].softmax(-1).tolist()
     found = {answer["label"]: answer["score"] for answer in reply.json()}
@@ -44,7 +44,9 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path) -> 
     text = "The server's answer, été."
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     with torch.inference_mode():
-        wanted = RobertaModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
+        wanted = (
+            transformers.RobertaModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
+        )
     for precision, off in (("fp32", 1e-4), ("int8", 0.5)):
         with Server(tmp_path / "models", "--precision", precision) as server:
             reply = post_json(server.http, "/embed_all", json.dumps({"inputs": text}).encode())
@@ -69,7 +71,9 @@ def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_th
     ids = Tokenizer.from_file(str(scores / "tokenizer.json"))
     ids.no_truncation()
     with torch.inference_mode():
-        value = BertForSequenceClassification.from_pretrained(scores).eval()(torch.tensor([ids.encode(text).ids]))
+        value = transformers.BertForSequenceClassification.from_pretrained(scores).eval()(
+            torch.tensor([ids.encode(text).ids])
+        )
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415  slow to import, and for this test alone
 
     wanted = SentenceTransformer(str(prompted), device="cpu").encode([text], normalize_embeddings=False)[0]

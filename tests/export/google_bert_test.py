@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import struct
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,13 +65,13 @@ def test_weights_and_answers_are_those_of_transformers(tmp_path: Path, task: str
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_are_read(tmp_path: Path, saved: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [attrgetter("float16"), attrgetter("bfloat16"), attrgetter("float64")])
+def test_other_precisions_are_read(tmp_path: Path, saved: Path, dtype: attrgetter[torch.dtype]) -> None:
     """An encoder of a pre-trained checkpoint, whose heads are left out."""
-    folder = write_google_bert(tmp_path / "google", saved, dtype=dtype)
+    folder = write_google_bert(tmp_path / "google", saved, dtype=dtype(torch))
     expected = task_model.load(opened(saved, "embed")).model.state_dict()
     found = task_model.load(opened(folder, "embed")).model.state_dict()
-    assert all(torch.equal(found[name], tensor.to(dtype).float()) for name, tensor in expected.items())
+    assert all(torch.equal(found[name], tensor.to(dtype(torch)).float()) for name, tensor in expected.items())
 
 
 def test_texts_are_read_as_transformers_reads_them(folder: Path, saved: Path) -> None:
@@ -161,9 +162,9 @@ def index(content: bytes) -> Callable[[Path], None]:
     return spoil
 
 
-def with_variables(**variables: torch.Tensor) -> Callable[[Path], None]:
-    """Other variables."""
-    return lambda folder: write_bundle(folder, "model.ckpt-7038", variables)
+def with_variable(name: str) -> Callable[[Path], None]:
+    """This variable alone."""
+    return lambda folder: write_bundle(folder, "model.ckpt-7038", {name: torch.ones(1)})
 
 
 def longer_names(block: bytes) -> bytes:
@@ -199,8 +200,8 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no shape": (one_variable(shape=((1 << 64) - 2,)), r"the shape \[-2\]"),
     "no such file": (one_variable(shard=5), "lies in none of its 1 files"),
     "beyond the end": (one_variable(offset=1 << 40), f"{DATA} ends before bert/pooler/dense/bias"),
-    "objects": (with_variables(_CHECKPOINTABLE_OBJECT_GRAPH=torch.ones(1)), "TensorFlow 2's objects"),
-    "another model": (with_variables(**{"electra/a": torch.ones(1)}), "holds electra/a, which is no variable of"),
+    "objects": (with_variable("_CHECKPOINTABLE_OBJECT_GRAPH"), "TensorFlow 2's objects"),
+    "another model": (with_variable("electra/a"), "holds electra/a, which is no variable of"),
     "one value many times": (
         index(table({b"": header(), **{b"bert/%06d" % n: entry(1, (30000,), 0, bytes(120000)) for n in range(99)}})),
         "its variables are larger than its files together",

@@ -8,8 +8,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+import transformers
 from onnx import numpy_helper
-from transformers.models.bert import BertModel
 
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
@@ -96,7 +96,7 @@ def test_the_graph_pools_as_pytorch_does(small: Small, tmp_path: Path, pooling: 
         tensors["attention_mask"][row, :length] = 1
         tensors["token_type_ids"][row, :length] = text.type_ids or 0
     (pooled,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, tensors)
-    bert = BertModel.from_pretrained(model.folder).eval()
+    bert = transformers.BertModel.from_pretrained(model.folder).eval()
     for row, text in enumerate(texts):
         types = text.type_ids or [0] * len(text.ids)
         with torch.inference_mode():

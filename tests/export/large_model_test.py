@@ -12,8 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from transformers import XLMRobertaModel
-from transformers.models.bert import BertModel
+import transformers
 
 from export.cli import inspect, verify
 from export.cli.export import main as export
@@ -59,7 +58,7 @@ def bundle(models: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def expected(small_export: Export) -> NDArray[np.float32]:
     """Transformers' vectors of the texts."""
-    return vectors(BertModel.from_pretrained(small_export.checkpoint), IDS)
+    return vectors(transformers.BertModel.from_pretrained(small_export.checkpoint), IDS)
 
 
 def vectors(model: torch.nn.Module, texts: list[list[int]]) -> NDArray[np.float32]:
@@ -187,7 +186,7 @@ def test_xlm_roberta_large(tmp_path: Path, record_property: Callable[[str, objec
     assert fp32.batch_invariant
 
     texts = [[0, *range(at, 250_000, 16_000), 2] for at in (5, 5_000, 10_000)]
-    expected = vectors(XLMRobertaModel.from_pretrained(checkpoint, add_pooling_layer=False), texts)
+    expected = vectors(transformers.XLMRobertaModel.from_pretrained(checkpoint, add_pooling_layer=False), texts)
     for precision, least in (("fp32", 1 - 1e-6), ("int8", 0.98)):
         with Server(tmp_path / "models", "--precision", precision, start_limit_s=600) as server:
             found = served(server, texts)

@@ -120,12 +120,12 @@ def trained(**settings: object) -> Callable[[Path], None]:
     return lambda folder: save(training_state(0, 2, 3.0, **settings), folder / FILE)
 
 
-def with_model(**changes: object) -> Callable[[Path], None]:
+def with_model(changes: Callable[[], dict[str, object]]) -> Callable[[Path], None]:
     """The first rank's file with other tensors."""
 
     def spoil(folder: Path) -> None:
         state = training_state(0, 2, 3.0)
-        save(state | {"model": state["model"] | changes}, folder / FILE)
+        save(state | {"model": state["model"] | changes()}, folder / FILE)
 
     return spoil
 
@@ -156,9 +156,12 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: save(training_state(0, 2, 9.0), folder / FILE),
         r"checkpoint_version 9\.0 is not known",
     ),
-    "unknown": (with_model(adapter={"weight": torch.ones(2)}), r"it holds adapter\.weight, which is no tensor of"),
+    "unknown": (
+        with_model(lambda: {"adapter": {"weight": torch.ones(2)}}),
+        r"it holds adapter\.weight, which is no tensor of",
+    ),
     "heads": (trained(num_attention_heads=5), "5 attention heads do not fit 2 ranks and a width of 32"),
-    "no tensor": (with_model(lm_head={"bias": 3}), "holds int under 'lm_head.bias'"),
+    "no tensor": (with_model(lambda: {"lm_head": {"bias": 3}}), "holds int under 'lm_head.bias'"),
     "no model": (lambda folder: save({"a": torch.ones(1)}, folder / FILE), "holds no model of Megatron-LM's"),
     "no bert": (lambda folder: save({"model": {}}, folder / FILE), "no BERT of Megatron-LM's"),
     "no vocabulary": (lambda folder: (folder / "vocab.txt").unlink(), r"vocab\.txt is missing"),

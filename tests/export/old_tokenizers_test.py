@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
-from transformers import AutoTokenizer
 
 from export.checkpoint import vocabulary
 from export.checkpoint.folder import Folder
@@ -165,7 +165,7 @@ def check_same_ids(folder: Path, count: int) -> None:
     """Compares what a server makes of texts with what Transformers does."""
     made = read(folder)
     ours = TextTokenizer(Tokenizer.from_str(made.content.decode()), LENGTH, 5000)
-    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for role, identity in made.special_ids.items():
         assert identity == getattr(theirs, f"{role}_token_id")
     wanted = texts(count)

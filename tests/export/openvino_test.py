@@ -18,8 +18,7 @@ from onnx import numpy_helper
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
-from export.graph import task_model
-from export.graph.optimize import Shape
+from export.graph import optimize, task_model
 from export.precision import openvino
 from serving.models.artifact_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
@@ -46,7 +45,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(raw: Path) -> Path:
     """Its weights in 8 bits."""
     path = raw.with_name("quantized.onnx")
-    openvino.quantize(raw, path, Shape(LAYERS, heads=4, hidden_size=32), cuts=None)
+    openvino.quantize(raw, path, optimize.Shape(LAYERS, heads=4, hidden_size=32), cuts=None)
     return path
 
 
@@ -85,7 +84,7 @@ def test_the_graph_means_the_same(raw: Path, quantized: Path) -> None:
 def test_a_graph_that_lost_matrices_is_refused(raw: Path, tmp_path: Path) -> None:
     """As where another exporter writes products in another way; nothing is written then."""
     with pytest.raises(ExportError, match="12 products with a weight, 18 expected"):
-        openvino.quantize(raw, tmp_path / "out.onnx", Shape(LAYERS + 1, heads=4, hidden_size=32), cuts=None)
+        openvino.quantize(raw, tmp_path / "out.onnx", optimize.Shape(LAYERS + 1, heads=4, hidden_size=32), cuts=None)
     assert not list(tmp_path.iterdir())
 
 
@@ -105,7 +104,9 @@ def test_a_large_table_is_scaled_row_by_row(tmp_path: Path) -> None:
         onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
         tmp_path / "raw.onnx",
     )
-    openvino.quantize(tmp_path / "raw.onnx", tmp_path / "out.onnx", Shape(0, heads=1, hidden_size=1), cuts=None)
+    openvino.quantize(
+        tmp_path / "raw.onnx", tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None
+    )
     onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
     session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
     values, scale, zero = openvino.eight_bits(table, 0)
@@ -123,7 +124,9 @@ def test_a_weight_with_two_users_is_kept_once(tmp_path: Path) -> None:
     made = onnx.helper.make_graph(nodes, "shared", tensors[:1], tensors[1:], [numpy_helper.from_array(weight, "w")])
     options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8}
     onnx.save(onnx.helper.make_model(made, **options), tmp_path / "raw.onnx")
-    openvino.quantize(tmp_path / "raw.onnx", tmp_path / "out.onnx", Shape(0, heads=1, hidden_size=1), cuts=None)
+    openvino.quantize(
+        tmp_path / "raw.onnx", tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None
+    )
     session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
     x = np.ones((1, 4), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weight @ weight, atol=0.1)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export.build import judge_of
+from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.graph import draft, optimize, task_model
@@ -162,7 +162,7 @@ class Small:
         )
         return parity.verify(
             open_engine(spec, "cpu", 1),
-            judge_of(self.checkpoint),
+            build.judge_of(self.checkpoint),
             self.reference,
             LIMITS["fp32"]["embed"],
             max_length=64,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
+from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from export.checkpoint.reader import Checkpoint, open_checkpoint
@@ -25,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Module
 
     from serving.models.manifest import Target
 
-st = pytest.importorskip("sentence_transformers", reason="the module sentence-transformers is not installed")
-modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sentence_transformers") is None,
+    reason="the module sentence-transformers is not installed",
+)
 
 TEXTS = ["the server", "a text that is not in it, and to a text with more of it", "it", "of the server for the text"]
 WIDTH = 32
@@ -88,10 +92,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def saved(encoder: Path, folder: Path, following: Sequence[Module], **settings: object) -> SentenceTransformer:
+def saved(
+    encoder: Path, folder: Path, following: Sequence[Module], **settings: object
+) -> sentence_transformers.SentenceTransformer:
     """A model of these modules, written as Sentence Transformers writes it."""
     torch.manual_seed(0)
-    model = st.SentenceTransformer(modules=[modules.Transformer(str(encoder)), *following], device="cpu")
+    model = sentence_transformers.SentenceTransformer(
+        modules=[modules.Transformer(str(encoder)), *following], device="cpu"
+    )
     model.save(str(folder), create_model_card=False)
     if settings:
         edit_json(folder / "config_sentence_transformers.json", **settings)
@@ -187,7 +195,7 @@ def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, t
     dense = modules.Dense(2 * WIDTH, 8)
     torch.save(dense.state_dict(), folder / "2_Dense" / "pytorch_model.bin")
     (folder / "2_Dense" / "model.safetensors").unlink()
-    wanted = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    wanted = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     checkpoint = opened(folder)
     assert checkpoint.sentence.pooling == ("cls", "mean")
     np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=2e-5)
@@ -197,7 +205,7 @@ def test_truncate_dim_cuts_as_encode_does(encoder: Path, tmp_path: Path) -> None
     """After a Normalize, without scaling again; a request for fewer components or length 1 gets them."""
     folder = tmp_path / "model"
     saved(encoder, folder, [modules.Pooling(WIDTH), modules.Normalize()], truncate_dim=20, similarity_fn_name="dot")
-    model = st.SentenceTransformer(str(folder), device="cpu")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     checkpoint = opened(folder)
     assert (checkpoint.dimensions, checkpoint.sentence.similarity) == (20, "dot")
     path = graphs(checkpoint, tmp_path)[1]

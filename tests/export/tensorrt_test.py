@@ -11,8 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+import transformers
 from onnx import TensorProto, helper
-from transformers.models.bert import BertConfig, BertModel
 
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
@@ -133,7 +133,7 @@ def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
 def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int) -> None:
     """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""
     with quiet(), torch.random.fork_rng(devices=[]):
-        bert = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
+        bert = transformers.BertModel(transformers.BertConfig(attn_implementation="eager"), add_pooling_layer=False)
     small = open_checkpoint(find(str(write_checkpoint(tmp_path / "small"))), None, [].append)
     # What the graph takes and answers is the same at every size.
     task_model.write(task_model.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors_torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers.models.bert import BertConfig, BertModel
 
 from export.checkpoint.families import FAMILIES
 from export.texts import corpus
@@ -54,7 +53,7 @@ def write_checkpoint(
         pooling: `mean` or `cls`; None leaves out the files of Sentence Transformers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=len(vocabulary()),
         hidden_size=hidden_size,
         num_hidden_layers=layers,
@@ -66,12 +65,14 @@ def write_checkpoint(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        bert = BertModel(config)
+        bert = transformers.BertModel(config)
         for name, tensor in bert.named_parameters():
             # Biases start as 0 and scales as 1, where a graph that mixes them up would not be noticed.
             if tensor.ndim == 1:
                 tensor.data.normal_(mean=float(name.endswith("LayerNorm.weight")), std=0.1)
-    save_file({f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}, folder / "model.safetensors")
+    safetensors_torch.save_file(
+        {f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}, folder / "model.safetensors"
+    )
     write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
     write_json(folder / "tokenizer.json", _tokenizer())
     write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": {"content": "[CLS]"}})
@@ -238,9 +239,9 @@ def edit_json(path: Path, **changes: object) -> None:
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """Changes the tensors of a checkpoint in place."""
-    tensors = load_file(folder / "model.safetensors")
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
     change(tensors)
-    save_file(tensors, folder / "model.safetensors")
+    safetensors_torch.save_file(tensors, folder / "model.safetensors")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -7,7 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.build import judge_of
+from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.cli.export import main
@@ -59,7 +59,7 @@ def answers_together(
     checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
 ) -> list[Row]:
     """What the engine answers to all texts in one batch."""
-    judge = judge_of(checkpoint)
+    judge = build.judge_of(checkpoint)
     whole = path.with_name(f"whole.{path.name}")
     draft.copy(path, whole)
     engine = open_engine(task_model.spec_of(checkpoint, whole), target, 1)

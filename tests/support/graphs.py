@@ -10,10 +10,11 @@ import onnxruntime as ort
 import torch
 import transformers
 
+from export.graph import task_model
 from export.graph.draft import Draft
-from export.graph.task_model import OPSET
 from export.precision import half, ranges
 from export.progress import quiet
+from tests.support import traced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,16 +54,6 @@ ARCHITECTURES = {
 _SHARP = ("query", "key", "q_lin", "k_lin", "classifier", "qa_outputs", "embeddings", "predictions", "norm")
 
 
-class _Outputs(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return tuple(value for value in outputs.values() if isinstance(value, torch.Tensor))
-
-
 def write_graph(path: Path, architecture: str, *, scale: float = 1) -> Path:
     """Writes the graph of a random model.
 
@@ -81,34 +72,19 @@ def write_graph(path: Path, architecture: str, *, scale: float = 1) -> Path:
             is_scaled = weight.ndim > 1 and not any(word in name.lower() for word in _SHARP)
             is_gain = weight.ndim == 1 and ("norm" in name.lower() or ".ln." in name) and name.endswith("weight")
             torch.nn.init.normal_(weight, float(is_gain), 0.1 * (scale if is_scaled else 1))
-        names = [f"output_{at}" for at, _ in enumerate(_Outputs(model)(*_example()))]
+        names = [f"output_{at}" for at, _ in enumerate(traced.Outputs(model)(*_example()))]
         axes = {0: "batch", 1: "sequence"}
         torch.onnx.export(
-            _Outputs(model),
+            traced.Outputs(model),
             _example(),
             path,
             input_names=["input_ids", "attention_mask"],
             output_names=names,
             dynamic_axes={"input_ids": axes, "attention_mask": axes, **{name: {0: "batch"} for name in names}},
-            opset_version=OPSET,
+            opset_version=task_model.OPSET,
             dynamo=False,
         )
     return path
-
-
-class _Fills(torch.nn.Module):
-    def __init__(self, model: transformers.BertForMaskedLM) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, mask_positions: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        hidden = self.model.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        index = mask_positions.to(torch.int64).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        logits = self.model.cls(hidden.gather(1, index))
-        best, ids = torch.topk(logits, 5)
-        return ids.to(torch.int32), best, torch.logsumexp(logits, -1)
 
 
 def write_fill_mask_graph(path: Path) -> Path:
@@ -118,7 +94,7 @@ def write_fill_mask_graph(path: Path) -> Path:
         config = transformers.BertConfig(**_SIZES, attn_implementation="eager")
         masks = {0: "batch", 1: "masks"}
         torch.onnx.export(
-            _Fills(transformers.BertForMaskedLM(config).eval()),
+            traced.Fills(transformers.BertForMaskedLM(config).eval()),
             (*_example(), torch.tensor([[1, 3], [2, 0]], dtype=torch.int32)),
             path,
             input_names=["input_ids", "attention_mask", "mask_positions"],
@@ -127,7 +103,7 @@ def write_fill_mask_graph(path: Path) -> Path:
                 **{name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")},
                 **dict.fromkeys(("mask_positions", "top_ids", "top_logits", "logsumexp"), masks),
             },
-            opset_version=OPSET,
+            opset_version=task_model.OPSET,
             dynamo=False,
         )
     return path

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from torch.nn.functional import gelu, layer_norm, linear
+from safetensors import torch as safetensors_torch
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +38,9 @@ def _keep_twin(folder: Path) -> None:
 
 
 def _rename(folder: Path, old: str, new: str) -> None:
-    tensors = load_file(folder / "model.safetensors")
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
     renamed = {new + name.removeprefix(old) if name.startswith(old) else name: tensors[name] for name in tensors}
-    save_file(renamed, folder / "model.safetensors")
+    safetensors_torch.save_file(renamed, folder / "model.safetensors")
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def to_jina_bert(folder: Path, *, normalised: bool = False) -> None:
     """Makes JinaBERT of a checkpoint of BERT, or its variant that normalises queries and keys."""
-    config, tensors = _config(folder), load_file(folder / "model.safetensors")
+    config, tensors = _config(folder), safetensors_torch.load_file(folder / "model.safetensors")
     made: Tensors = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -65,7 +65,7 @@ def to_jina_bert(folder: Path, *, normalised: bool = False) -> None:
                 made[own if "attention.output" in own else own.replace("output.LayerNorm", "mlp.layernorm")] = tensor
         if normalised:
             made = _with_more_norms(made)
-    save_file(made, folder / "model.safetensors")
+    safetensors_torch.save_file(made, folder / "model.safetensors")
     config["architectures"] = [f"Jina{name}" for name in config["architectures"]]
     changes = {
         "position_embedding_type": "alibi",
@@ -99,16 +99,16 @@ class _Bert:
 
     def __init__(self, folder: Path) -> None:
         self.config = _config(folder)
-        stored = load_file(folder / "model.safetensors")
+        stored = safetensors_torch.load_file(folder / "model.safetensors")
         self.tensors = {name.removeprefix("bert."): tensor.double() for name, tensor in stored.items()}
         self.words = self.tensors["embeddings.word_embeddings.weight"]
 
     def apply(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+        return functional.linear(hidden, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def normal(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
-        return layer_norm(hidden, hidden.shape[-1:], weight, bias, self.config["layer_norm_eps"])
+        return functional.layer_norm(hidden, hidden.shape[-1:], weight, bias, self.config["layer_norm_eps"])
 
     def hidden(self, ids: list[int], types: list[int] | None) -> torch.Tensor:
         segments = self.tensors["embeddings.token_type_embeddings.weight"][types or [0] * len(ids)]
@@ -123,11 +123,15 @@ class _Bert:
         if f"{name}.layer_norm_1.weight" in self.tensors:
             hidden = self.normal(f"{name}.layer_norm_1", mixed + hidden)
             up, gate = self.apply(f"{name}.mlp.up_gated_layer", hidden).chunk(2, 1)
-            return self.normal(f"{name}.layer_norm_2", self.apply(f"{name}.mlp.down_layer", gelu(gate) * up) + hidden)
+            return self.normal(
+                f"{name}.layer_norm_2", self.apply(f"{name}.mlp.down_layer", functional.gelu(gate) * up) + hidden
+            )
         if f"{name}.mlp.wo.weight" in self.tensors:
             gate, up = self.apply(f"{name}.mlp.gated_layers", mixed).chunk(2, 1)
-            return self.normal(f"{name}.mlp.layernorm", self.apply(f"{name}.mlp.wo", gelu(gate) * up) + mixed)
-        inner = gelu(self.apply(f"{name}.intermediate.dense", mixed))
+            return self.normal(
+                f"{name}.mlp.layernorm", self.apply(f"{name}.mlp.wo", functional.gelu(gate) * up) + mixed
+            )
+        inner = functional.gelu(self.apply(f"{name}.intermediate.dense", mixed))
         return self.normal(f"{name}.output.LayerNorm", self.apply(f"{name}.output.dense", inner) + mixed)
 
     def attention(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
@@ -167,7 +171,7 @@ def bert(folder: Path, head: str, ids: list[int], types: list[int] | None) -> Si
     elif head == "ForQuestionAnswering":
         answer["start_logits"], answer["end_logits"] = model.apply("qa_outputs", hidden).T
     elif head == "ForMaskedLM":
-        transformed = gelu(model.apply("cls.predictions.transform.dense", hidden))
+        transformed = functional.gelu(model.apply("cls.predictions.transform.dense", hidden))
         transformed = model.normal("cls.predictions.transform.LayerNorm", transformed)
         answer["logits"] = transformed @ model.words.T + model.tensors["cls.predictions.bias"]
     return SimpleNamespace(**{name: tensor.float()[None] for name, tensor in answer.items()})
@@ -175,13 +179,13 @@ def bert(folder: Path, head: str, ids: list[int], types: list[int] | None) -> Si
 
 def to_relative_bert(folder: Path, kind: str) -> None:
     """Gives a checkpoint of BERT distances in place of positions."""
-    config, tensors = _config(folder), load_file(folder / "model.safetensors")
+    config, tensors = _config(folder), safetensors_torch.load_file(folder / "model.safetensors")
     shape = (2 * config["max_position_embeddings"] - 1, config["hidden_size"] // config["num_attention_heads"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for name in [name for name in tensors if name.endswith("attention.self.query.weight")]:
             tensors[name.replace("query", "distance_embedding")] = 0.3 * torch.randn(shape)
-    save_file(tensors, folder / "model.safetensors")
+    safetensors_torch.save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": kind}))
 
 

@@ -6,16 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
-from transformers.models.bert import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
 
 from export.progress import quiet
 from serving.models.bundle import BundleWriter, file_entry
@@ -30,6 +22,7 @@ from serving.models.manifest import (
     graph_outputs,
 )
 from serving.records import IDS, MASK, POSITIONS, TYPES
+from tests.support import traced
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
@@ -46,14 +39,14 @@ LABELS: dict[Task, tuple[str, ...]] = {
 }
 TASKS: tuple[Task, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
 _OPSET = 17
-_HEADS: dict[Task, Any] = {
-    "embed": BertModel,
-    "embed_tokens": BertModel,
-    "classify": BertForSequenceClassification,
-    "rerank": BertForSequenceClassification,
-    "answer": BertForQuestionAnswering,
-    "tag": BertForTokenClassification,
-    "fill_mask": BertForMaskedLM,
+_HEADS: dict[Task, str] = {
+    "embed": "BertModel",
+    "embed_tokens": "BertModel",
+    "classify": "BertForSequenceClassification",
+    "rerank": "BertForSequenceClassification",
+    "answer": "BertForQuestionAnswering",
+    "tag": "BertForTokenClassification",
+    "fill_mask": "BertForMaskedLM",
 }
 
 
@@ -68,7 +61,7 @@ class TinyModel:
 
     task: Task
     model: Any
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: transformers.PreTrainedTokenizerFast
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -82,7 +75,7 @@ def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyM
     labels = labels or LABELS.get(task, ("score",) if task == "rerank" else ("start", "end"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = BertConfig(
+        config = transformers.BertConfig(
             vocab_size=len(vocabulary()),
             hidden_size=HIDDEN_SIZE,
             num_hidden_layers=2,
@@ -94,11 +87,11 @@ def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyM
             label2id={label: index for index, label in enumerate(labels)},
             attn_implementation="eager",
         )
-        model = _HEADS[task](config).eval()
+        model = getattr(transformers, _HEADS[task])(config).eval()
         for tensor in model.parameters():
             if tensor.ndim == 1:
                 tensor.data.add_(torch.randn_like(tensor) * 0.1)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(stripped_tokenizer()),
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
@@ -178,39 +171,6 @@ def write_bundle(
         ).path
 
 
-class _Graph(torch.nn.Module):
-    """The model with the outputs that manifests promise."""
-
-    def __init__(self, tiny: TinyModel) -> None:
-        super().__init__()
-        self.task = tiny.task
-        self.model = tiny.model
-
-    def forward(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        types: torch.Tensor,
-        positions: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """The task's outputs."""
-        answer = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
-        if self.task == "embed":
-            return (answer.last_hidden_state[:, 0],)
-        if self.task == "embed_tokens":
-            return (answer.last_hidden_state,)
-        if self.task == "answer":
-            return answer.start_logits, answer.end_logits
-        if positions is None:
-            return (answer.logits,)
-        wanted = positions.long().unsqueeze(-1).expand(-1, -1, answer.logits.shape[-1])
-        logits = answer.logits.gather(1, wanted)
-        best = logits.topk(CANDIDATES, dim=-1)
-        # The exporter forgets how many `topk` gives; manifests say it.
-        ids, values = (part.reshape(*positions.shape, CANDIDATES) for part in (best.indices.int(), best.values))
-        return ids, values, logits.logsumexp(-1)
-
-
 def _write_graph(tiny: TinyModel, path: Path) -> None:
     inputs = [tensor.name for tensor in graph_inputs(tiny.task, segments=True)]
     outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES)
@@ -222,7 +182,7 @@ def _write_graph(tiny: TinyModel, path: Path) -> None:
         axes[spec.name] = {0: "batch", **varying}
     with quiet():
         torch.onnx.export(
-            _Graph(tiny).eval(),
+            traced.TaskOutputs(tiny.model, tiny.task, CANDIDATES).eval(),
             tuple(example[name] for name in inputs),
             path,
             input_names=inputs,

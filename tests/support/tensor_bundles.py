@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 import torch
-from safetensors.torch import load_file
+from safetensors import torch as safetensors_torch
 
 from tests.support.checkpoints import vocabulary, write_json
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TYPES = {
-    torch.float32: 1,
-    torch.float64: 2,
-    torch.int32: 3,
-    torch.int64: 9,
-    torch.bfloat16: 14,
-    torch.float16: 19,
+    "torch.float32": 1,
+    "torch.float64": 2,
+    "torch.int32": 3,
+    "torch.int64": 9,
+    "torch.bfloat16": 14,
+    "torch.float16": 19,
 }
 """TensorFlow's numbers of types."""
 MAGIC = 0xDB4775248B80FB57
@@ -116,7 +116,7 @@ def write_bundle(folder: Path, prefix: str, variables: Mapping[str, torch.Tensor
     for number, (name, tensor) in enumerate(sorted(variables.items())):
         content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         shard = number % shards
-        pairs[name.encode()] = entry(TYPES[tensor.dtype], tensor.shape, len(files[shard]), content, shard=shard)
+        pairs[name.encode()] = entry(TYPES[str(tensor.dtype)], tensor.shape, len(files[shard]), content, shard=shard)
         files[shard] += content
     (folder / f"{prefix}.index").write_bytes(table(pairs))
     for shard, content in enumerate(files):
@@ -151,24 +151,24 @@ def variables_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return made
 
 
-def write_google_bert(folder: Path, source: Path, *, shards: int = 1, dtype: torch.dtype = torch.float32) -> Path:
+def write_google_bert(folder: Path, source: Path, *, shards: int = 1, dtype: torch.dtype | None = None) -> Path:
     """Writes a checkpoint of Transformers in Google's layout, as training with LAMB leaves it.
 
     Args:
         folder: Where; made.
         source: A BERT of `write_task_checkpoint`.
         shards: How many data files.
-        dtype: What it is stored in.
+        dtype: What it is stored in; None is float32.
     """
     folder.mkdir()
-    variables = variables_of(load_file(source / "model.safetensors"))
+    variables = variables_of(safetensors_torch.load_file(source / "model.safetensors"))
     slots = {f"{name}/{slot}": torch.rand(2) for name in variables for slot in ("adam_m", "adam_v", "LAMB", "LAMB_1")}
     counters = {"global_step": torch.tensor(7038), "loss_scale": torch.tensor(1.0), "beta1_power": torch.tensor(0.9)}
     sequence = {
         "cls/seq_relationship/output_weights": torch.rand(2, 32),
         "cls/seq_relationship/output_bias": torch.rand(2),
     }
-    stored = {name: tensor.to(dtype) for name, tensor in variables.items()} | slots | counters
+    stored = {name: tensor.to(dtype or torch.float32) for name, tensor in variables.items()} | slots | counters
     write_bundle(folder, "model.ckpt-7038", stored | sequence, shards=shards)
     settings = json.loads((source / "config.json").read_text())
     of_google = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
