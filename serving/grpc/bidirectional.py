@@ -119,7 +119,8 @@ class BidirectionalCall(Call, eq=False):
 
     def _send_answers(self) -> BertserveError | None:
         """Sends what is next, until the client takes no more (`sent` goes on), or returns the error that is next."""
-        while self._answers and self._answers[0].done() and self.stream.unsent is None:
+        # One that is done and still has a size here is counted as its message: `_answered` comes back for it.
+        while self._answers and self._answers[0] not in self._sizes and self.stream.unsent is None:
             result = self._answers.popleft().result()
             self._in_work -= _size(result)
             if isinstance(result, BertserveError):

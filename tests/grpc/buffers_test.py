@@ -133,6 +133,20 @@ def test_a_stream_whose_answers_are_not_read() -> None:
     run(scenario())
 
 
+def test_answers_that_are_there_at_once() -> None:
+    """Answers larger than their messages, ready in one turn, count right beside a message in work."""
+
+    async def scenario() -> None:
+        peer, waiting = await connected(), message(b"wait" + LARGE)
+        await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[message(b"large")] * 3, waiting)])
+        assert peer.replies()[1].data == message(LARGE) * 3
+        assert PART <= peer.connection.share.held <= len(waiting)
+        await peer.say(reset(1))
+        assert peer.connection.share.held == 0
+
+    run(scenario())
+
+
 def test_messages_that_grow_when_they_are_inflated() -> None:
     """A message of a few bytes counts with what it becomes, of one call and of streams."""
 
