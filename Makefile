@@ -39,10 +39,10 @@ PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy bui
   build/chromium/usr/lib/chromium/chromium-headless-shell \
   build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed
 
-# Three processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
+# Four processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
 # Python keeps what it compiled, whatever the environment says: tests start servers by the hundred.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
 	@$(PYTEST) -m "not long" --outsiders changed

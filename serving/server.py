@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -95,10 +97,14 @@ class Server:
 
 def run(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> int:
     """Serves until a signal or a failure ends it; returns the exit code."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    # Until the loop hears them: an exit while it starts would end in a traceback.
+    for number in _END_SIGNALS:
+        signal.signal(number, lambda number, _: signals.put_nowait(signal.Signals(number)))
 
     async def main() -> int:
         asyncio.get_running_loop().set_exception_handler(_on_loop_error)
-        return await serve(build(settings, choice, chooser, ports, log_writer))
+        return await serve(build(settings, choice, chooser, ports, log_writer), signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
@@ -340,15 +346,18 @@ def _freeze_garbage(_: EngineLife) -> None:
     gc.freeze()
 
 
-async def serve(server: Server) -> int:
+async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     """Opens the ports, starts the engine, waits for the end, and ends; returns the exit code.
+
+    Args:
+        server: What is started.
+        signals: Those that have come so far; further ones are put into it.
 
     Raises:
         StartupError: No engine serves any more.
     """
     lifecycle = server.lifecycle
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _END_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     failed = asyncio.Event()
     lifecycle.subscribe(lambda state: failed.set() if state is State.FAILED else None)
