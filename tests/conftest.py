@@ -11,7 +11,6 @@ from tests.support.browser import Browser, chromium
 from tests.support.deferred import DEFERRED
 from tests.support.lasting import lasting_objects
 from tests.support.models import demo_repository
-from tests.support.outsiders import LeftOut
 from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
 from tests.support.skips import fail_in_ci
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.support.browser import Page
     from tests.support.tasks import TinyModel
+
+pytest_plugins = ["tests.support.by_change"]
 
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -122,17 +123,6 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
             return stack.enter_context(Server(repository, *options, **keywords))
 
         yield start
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds how tests of slow programs are chosen."""
-    parser.addoption("--outsiders", choices=("all", "changed"), default="all", help="see tests/support/outsiders.py")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Leaves out what has not changed, where that is asked for."""
-    if config.option.outsiders == "changed":
-        config.pluginmanager.register(LeftOut(config))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,185 +1,305 @@
+"""The table of outsiders against the tree and its imports, and which of them a run leaves out."""
+
 from __future__ import annotations
 
 import ast
-import json
+import dataclasses
 import os
+import re
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from tests.support.outsiders import COMMON, MAX_COMMITS, OUTSIDERS, Outsider, Record
+from tests.support.by_change import MAX_COMMITS, Pass, read_record, unchanged, update_record
+from tests.support.outsiders import OUTSIDERS, ROOT, Outsider, modules, reached
 
-ROOT = Path(__file__).parents[1]
-STARTERS = {"tests/support/server.py", "tests/support/ray_nodes.py", "loadtest/benchmarks/server_process.py"}
-"""Modules that start the server by its command: what imports them depends on all of it."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
-
-def files_of(module: str) -> list[Path]:
-    """The files that an import of this name runs, if it is one of the project."""
-    places = [ROOT / Path(*module.split(".")[: end + 1]) for end in range(module.count(".") + 1)]
-    files = [*(place / "__init__.py" for place in places), places[-1].with_suffix(".py")]
-    return [file for file in files if file.is_file()]
+COMMIT = "0123456789" * 4
+STARTERS = ("tests/support/server.py", "loadtest/benchmarks/server_process.py")
+"""Modules that start a server by its command, which no import shows."""
 
 
-def imports_of(file: Path) -> set[str]:
-    """The names that a file imports, at any depth; for types alone is not at all."""
-    found, nodes = set(), list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    for_types = {
-        id(node)
-        for test in nodes
-        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
-        for branch in test.body
-        for node in ast.walk(branch)
+@pytest.fixture(params=OUTSIDERS)
+def outsider(request: pytest.FixtureRequest) -> Outsider:
+    """Each of the table."""
+    return OUTSIDERS[request.param]
+
+
+def held(outsider: Outsider, file: Path) -> bool:
+    """Whether a row says something of a file."""
+    paths = ("tests", "constraints.txt", *outsider.paths, *outsider.beside, *outsider.imports_of)
+    return any(file.is_relative_to(ROOT / path) for path in paths)
+
+
+def run_through(outsider: Outsider) -> set[Path]:
+    """The project's source files that its tests import or start."""
+    started = [modules(name) for name in outsider.runs]
+    assert all(started), outsider.runs
+    return reached(outsider.sources.union(*started))
+
+
+def named_paths(source: Path) -> Iterator[str]:
+    """What a file names as paths: `"a/b.c"` and `ROOT / "a" / "b.c"`."""
+    todo: list[ast.AST] = [ast.parse(source.read_bytes())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.BinOp) and ast.unparse(node).startswith("ROOT / "):
+            parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            yield "/".join(map(str, reversed(parts)))
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"[\w-]+(/[\w.-]+)+", str(node.value)):
+            yield str(node.value)
+        else:
+            todo += ast.iter_child_nodes(node)
+
+
+def test_what_the_table_names_is_there(outsider: Outsider) -> None:
+    """Files, folders and tests."""
+    for path in (*outsider.paths, *outsider.beside, *outsider.imports_of):
+        assert (ROOT / path).exists(), path
+    for test in outsider.tests:
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_no_test_belongs_to_two() -> None:
+    """So that one decision is made of it."""
+    tests = [test.partition("::")[0] for outsider in OUTSIDERS.values() for test in outsider.tests]
+    assert len(tests) == len(set(tests))
+
+
+def test_the_table_holds_every_import(outsider: Outsider) -> None:
+    """Of the tests and of the programs that they start; and code that they do not reach is not said to be beside."""
+    own = reached({ROOT / test.partition("::")[0] for test in outsider.tests})
+    assert "serving.cli" in outsider.runs or own.isdisjoint(ROOT / starter for starter in STARTERS)
+    files = run_through(outsider)
+    assert [file for file in files if not held(outsider, file)] == []
+    assert [path for path in outsider.beside if not any(file.is_relative_to(ROOT / path) for file in files)] == []
+
+
+def test_the_table_holds_every_path_that_the_tests_name(outsider: Outsider) -> None:
+    """Data, configurations and pages that they read; `build` holds what is installed, by the pins of the project."""
+    for source in reached({ROOT / test.partition("::")[0] for test in outsider.tests}, ROOT / "tests"):
+        files = {ROOT / path for path in named_paths(source) if path and not path.startswith("build")}
+        assert [file for file in files if file.exists() and file != ROOT and not held(outsider, file)] == [], source
+
+
+def test_tests_with_these_programs_are_outsiders() -> None:
+    """A new test with Ray, LoadGen or HAProxy has a place in the table."""
+    words = re.compile(r"RayNode\(|mlperf_loadgen|rolling\.parts import .*haproxy")
+    tests = {test.partition("::")[0] for outsider in OUTSIDERS.values() for test in outsider.tests}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*_test.py")
+        if words.search(path.read_text(encoding="utf-8")) and path.name != "outsiders_test.py"
     }
-    for node in nodes:
-        if id(node) in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def closure_of(files: list[Path]) -> set[str]:
-    """The project's files that these import, directly or not, themselves included."""
-    found: set[Path] = set()
-    while files:
-        file = files.pop()
-        if file not in found:
-            found.add(file)
-            files += [other for name in imports_of(file) for other in files_of(name)]
-    return {str(file.relative_to(ROOT)) for file in found}
-
-
-@pytest.mark.parametrize("name", OUTSIDERS)
-def test_the_table_names_all_that_an_outsider_imports(name: str) -> None:
-    """Every path exists; what the tests import, or the server that they start, lies in one of them."""
-    outsider = OUTSIDERS[name]
-    own = [test.partition("::")[0] for test in outsider.tests]
-    places = [*COMMON, *outsider.paths, *own]
-    assert [place for place in places if not (ROOT / place).exists()] == []
-    imported = closure_of([ROOT / file for file in own])
-    if imported & STARTERS:
-        imported.add("serving/cli.py")
-    assert [file for file in sorted(imported) if not any(f"{file}/".startswith(f"{place}/") for place in places)] == []
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A checkout of one commit, with one file that a test depends on and one that none does."""
-    root = tmp_path / "checkout"
-    (root / "source").mkdir(parents=True)
-    (root / "source" / "part.py").write_text("1")
-    git(root, "init", "--quiet")
-    commit(root)
-    return root
-
-
-def git(root: Path, *words: str) -> None:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, timeout=60)  # noqa: S607  as it is found
-
-
-def commit(root: Path, times: int = 1) -> None:
-    for _ in range(times):
-        git(root, "commit", "--quiet", "--allow-empty", "--message", "a change")
-
-
-ONE = {"one": Outsider(("source/part_test.py",), ("source",))}
-
-
-def test_what_has_passed_is_left_out_until_a_file_changes(checkout: Path, tmp_path: Path) -> None:
-    """In a checkout that is another folder too; a changed, a new and a renamed file each run it again."""
-    record = Record(checkout, tmp_path / "kept" / "record.json")
-    assert record.unchanged(ONE) == {}
-    record.keep(ONE)
-    assert "passed 0 commits ago" in record.unchanged(ONE)["one"]
-    (checkout / "elsewhere.py").write_text("2")
-    assert record.unchanged(ONE).keys() == {"one"}
-    (checkout / "source" / "part.py").write_text("2")
-    assert record.unchanged(ONE) == {}
-    record.keep(ONE)
-    (checkout / "source" / "new.py").write_text("")
-    assert record.unchanged(ONE) == {}
-    record.keep(ONE)
-    (checkout / "source" / "new.py").rename(checkout / "source" / "other.py")
-    assert record.unchanged(ONE) == {}
-    other = Record(checkout.rename(tmp_path / "clone"), tmp_path / "kept" / "record.json")
-    assert other.unchanged(ONE) == {}
-    other.keep(ONE)
-    assert other.unchanged(ONE).keys() == {"one"}
-
-
-def test_everything_runs_within_ten_commits(checkout: Path, tmp_path: Path) -> None:
-    """Whatever has changed."""
-    record = Record(checkout, tmp_path / "record.json")
-    record.keep(ONE)
-    commit(checkout, MAX_COMMITS - 1)
-    assert "passed 9 commits ago" in record.unchanged(ONE)["one"]
-    commit(checkout)
-    assert record.unchanged(ONE) == {}
+    assert len(found) >= 5
+    assert found <= tests
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"one": 1}', '{"one": ["a"]}', '{"one": ["digest", "--all"]}'], ids=str
+    ("last", "commits", "is_left_out"),
+    [
+        (Pass("same", COMMIT), 0, True),
+        (Pass("same", COMMIT), MAX_COMMITS - 1, True),
+        (Pass("same", COMMIT), MAX_COMMITS, False),
+        (Pass("same", COMMIT), None, False),
+        (Pass("other", COMMIT), 0, False),
+        (None, 0, False),
+    ],
 )
-def test_a_record_that_is_damaged_runs_everything(checkout: Path, tmp_path: Path, content: str) -> None:
-    """And is replaced by the next that is kept."""
+def test_an_outsider_is_left_out_for_few_commits_without_a_change(
+    last: Pass | None, commits: int | None, *, is_left_out: bool
+) -> None:
+    """It runs if a file changed, after ten commits, if git cannot count them, and if it never passed."""
+    assert bool(unchanged(last, "same", lambda _: commits)) == is_left_out
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"Ray": {"digest": "d"}}', b'{"Ray": {"digest": "d", "commit": "--all"}}']
+)
+def test_a_damaged_record_is_none(tmp_path: Path, content: bytes) -> None:
+    """Everything runs, and the next record is whole."""
     file = tmp_path / "record.json"
-    file.write_text(content)
-    assert Record(checkout, file).unchanged(ONE) == {}
-    Record(checkout, file).keep(ONE)
-    assert Record(checkout, file).unchanged(ONE).keys() == {"one"}
+    file.write_bytes(content)
+    assert read_record(file) == {}
+    update_record(file, {"Ray": Pass("digest", COMMIT)}, set())
+    assert read_record(file) == {"Ray": Pass("digest", COMMIT)}
 
 
-def test_a_commit_that_is_not_there_runs_everything(checkout: Path, tmp_path: Path) -> None:
-    """As after a rebase, or in a clone without its history."""
-    file = tmp_path / "record.json"
-    record = Record(checkout, file)
-    record.keep(ONE)
-    digest, _ = json.loads(file.read_text())["one"]
-    file.write_text(json.dumps({"one": [digest, "0" * 40]}))
-    assert record.unchanged(ONE) == {}
+def test_a_digest_tells_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a path, a test, what it imports of `tests` and the pins; of some sources the names and imports alone."""
+    for name in ("constraints.txt", "tests/a_test.py", "tests/conftest.py", "beside/b.py", "path/p.txt", "wheel/w.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import os\n")
+    (tmp_path / "tests" / "help.py").write_text("")
+    (tmp_path / "tests" / "a_test.py").write_text("def test(): from tests import help\n")
+    monkeypatch.setattr("tests.support.outsiders.ROOT", tmp_path)
+    modules.cache_clear()
+    outsider = Outsider(("tests/a_test.py",), ("path",), beside=("beside",), imports_of=("wheel",))
+    found = [outsider.digest()]
+
+    def changes(name: str, content: str) -> bool:
+        (tmp_path / name).write_text(content)
+        found.append(outsider.digest())
+        return found[-1] != found[-2]
+
+    assert not changes("beside/b.py", "import sys\n")
+    assert not changes("wheel/w.py", "import os\nx = 1\n")
+    for name, content in {
+        "constraints.txt": "pytest==1\n",
+        "path/p.txt": "changed",
+        "path/new.txt": "",
+        "tests/a_test.py": "def test(): import tests.help\n",
+        "tests/conftest.py": "",
+        "tests/help.py": "x = 1\n",
+        "wheel/w.py": "    import os\n",
+        "wheel/new.py": "",
+        "wheel/data.css": "",
+    }.items():
+        assert changes(name, content), name
+    assert dataclasses.replace(outsider, paths=()).digest() != found[-1]
 
 
-PROBE = """
-def test_first(): pass
-def test_second(): assert {second}
+CONFTEST = """
+from tests.support import outsiders
+outsiders.OUTSIDERS.clear()
+outsiders.OUTSIDERS["sample"] = outsiders.Outsider(("tests/sample_test.py",), ("subject.txt",))
+pytest_plugins = ["tests.support.by_change"]
+"""
+SAMPLE = """
+import os
+import pytest
+from pathlib import Path
+from tests.support.skips import excused
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_subject(number): assert "bad" not in Path("subject.txt").read_text() + os.environ.get("FAULT", "")
+
+@pytest.mark.skipif("absent" in Path("subject.txt").read_text(), reason="no tool")
+def test_tool(): not os.environ.get("STOP") or pytest.exit("enough", 1)
+
+@pytest.mark.skip(reason=excused("no GPU"))
+def test_gpu(): ...
 """
 
 
-def run(folder: Path, cache: Path, *options: str, second: bool) -> str:
-    """A run of a small project that has this one's plugin, and one outsider."""
-    (folder / "first_test.py").write_text(PROBE.format(second=True))
-    (folder / "second_test.py").write_text(PROBE.format(second=second))
-    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = .\npython_files = *_test.py\n")
-    (folder / "conftest.py").write_text(
-        "from tests.support import outsiders\n"
-        "from tests.conftest import pytest_addoption, pytest_configure\n"
-        "outsiders.OUTSIDERS = {'one': outsiders.Outsider(('first_test.py',), ()), "
-        "'two': outsiders.Outsider(('second_test.py',), ())}\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis", *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
-    env = {name: value for name, value in env.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-    return done.stdout + done.stderr
+class Project:
+    """A git repository with one outsider of four tests, one of which is skipped, and one other test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache = folder, folder.with_name("cache")
+        (folder / "tests" / "support").mkdir(parents=True)
+        for name in ("by_change", "models", "outsiders", "skips"):
+            shutil.copyfile(ROOT / "tests" / "support" / f"{name}.py", folder / "tests" / "support" / f"{name}.py")
+        (folder / "tests" / "conftest.py").write_text(CONFTEST)
+        (folder / "tests" / "sample_test.py").write_text(SAMPLE)
+        (folder / "tests" / "other_test.py").write_text("def test_other(): ...\n")
+        (folder / "pytest.ini").write_text("[pytest]\npython_files = *_test.py\ntestpaths = tests\n")
+        (folder / "constraints.txt").write_text("")
+        self.git("init", "--quiet")
+        self.write("good")
+
+    @classmethod
+    def clone_of(cls, other: Project) -> Self:
+        """A fresh clone elsewhere on the same machine."""
+        clone = cls.__new__(cls)
+        clone.folder, clone.cache = other.folder.with_name("clone"), other.cache
+        other.git("clone", "--quiet", ".", str(clone.folder))
+        return clone
+
+    def git(self, *words: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *words], cwd=self.folder, check=True)  # noqa: S607
+
+    def write(self, content: str) -> None:
+        """Changes the outsider's subject, and commits."""
+        (self.folder / "subject.txt").write_text(content)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", content)
+
+    def run(self, *words: str, **variables: str) -> str:
+        """What pytest says at the end."""
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+            "XDG_CACHE_HOME": str(self.cache),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "CI": "",
+            **variables,
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert not done.stderr, done.stderr
+        return done.stdout
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_run_leaves_out_what_has_passed(tmp_path: Path, processes: str) -> None:
-    """And says so; what failed is run again, in one process or in several; `all` runs everything."""
-    folder, cache = tmp_path / "project", tmp_path / "cache"
-    folder.mkdir()
-    changed = ("--outsiders", "changed", "--numprocesses", processes)
-    assert "1 failed, 3 passed" in run(folder, cache, *changed, second=False)
-    again = run(folder, cache, *changed, second=True)
-    assert "2 passed" in again
-    assert "one: passed 0 commits ago" in again
-    assert "two: " not in again
-    none = run(folder, cache, *changed, second=True)
-    assert "two: passed 0 commits ago" in none
-    assert "4 passed" in run(folder, cache, "--numprocesses", processes, second=True)
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A new one."""
+    return Project(tmp_path / "project")
+
+
+LEFT_OUT = "sample: 4 tests, unchanged since "
+EVERY_TEST = "4 passed, 1 skipped"
+
+
+def test_what_passed_is_left_out_until_it_changes(project: Project) -> None:
+    """By one process and by several; a run that was asked for everything leaves nothing out."""
+    several = ("-p", "xdist", "--numprocesses", "2", "--dist", "loadgroup")
+    assert EVERY_TEST in project.run("--outsiders=changed", *several)
+    for options in ((), several):
+        said = project.run("--outsiders=changed", *options)
+        assert LEFT_OUT in said
+        assert "1 passed" in said
+    assert EVERY_TEST in project.run()
+    assert LEFT_OUT in Project.clone_of(project).run("--outsiders=changed")
+    project.write("changed")
+    assert EVERY_TEST in project.run("--outsiders=changed")
+    for _ in range(MAX_COMMITS - 1):
+        project.write("changed")
+    assert f"(commits since: {MAX_COMMITS - 1} of {MAX_COMMITS})" in project.run("--outsiders=changed")
+    project.write("changed")
+    assert EVERY_TEST in project.run("--outsiders=changed")
+
+
+def test_what_did_not_pass_whole_is_no_pass(project: Project) -> None:
+    """A failure, a skip for want of a tool, and a run of some of the tests."""
+    for content in ("bad", "absent"):
+        project.write(content)
+        for _ in range(2):
+            assert LEFT_OUT not in project.run("--outsiders=changed")
+    project.write("good")
+    for words in (("-k", "subject"), ("tests/sample_test.py::test_tool",), ("tests/other_test.py",)):
+        project.run(*words)
+    assert EVERY_TEST in project.run("--outsiders=changed")
+    assert LEFT_OUT in project.run("--outsiders=changed", "tests/sample_test.py")
+
+
+def test_a_failure_undoes_a_pass(project: Project) -> None:
+    """What failed with the same files runs again."""
+    assert EVERY_TEST in project.run()
+    assert "2 failed" in project.run(FAULT="bad")
+    assert EVERY_TEST in project.run("--outsiders=changed")
+    assert LEFT_OUT in project.run("--outsiders=changed")
+    assert "sample: 4 tests, --outsiders=none" in project.run("--outsiders=none")
+
+
+def test_a_commit_that_git_does_not_know_counts_as_no_pass(project: Project) -> None:
+    """As after a rebase, or in a clone without its history."""
+    project.run()
+    file = project.cache / "bertserve-tests" / "outsiders.json"
+    update_record(file, {"sample": Pass(read_record(file)["sample"].digest, "0" * 40)}, set())
+    assert EVERY_TEST in project.run("--outsiders=changed")
+
+
+def test_a_run_that_is_ended_early_is_no_pass(project: Project) -> None:
+    """Even if each test that ran has passed."""
+    assert "2 passed" in project.run("tests/sample_test.py", STOP="1")
+    assert EVERY_TEST in project.run("--outsiders=changed")

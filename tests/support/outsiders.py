@@ -1,178 +1,190 @@
-"""Tests that need slow programs of others: `make test` runs them when something that they depend on has changed.
-
-The option `--outsiders changed` leaves out tests whose files have the same digest as when they last passed, if that is
-less than `MAX_COMMITS` commits ago. The record of it lies outside the checkout, where fresh clones on this machine find
-it. Without the option, as in `make test-long`, all tests run.
-"""
+"""Tests with other people's software: slow, and dependent on few files. `by_change` leaves them out between changes."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
-import json
-import os
-import subprocess
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pytest
-
-from tests.support.models import ROOT
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-MAX_COMMITS = 10
-_RECORD = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertserve-tests" / "outsiders.json"
-_GIT_LIMIT_S = 10
-
-COMMON = ("constraints.txt", "pyproject.toml", "Makefile", "bertserve.py", "tests/conftest.py", "tests/support")
-"""What all of them depend on."""
+ROOT = Path(__file__).parents[2]
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t].*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Outsider:
-    """Some slow tests, and what they depend on beside `COMMON` and their own files.
+    """Tests and the files on which they depend, from the project's root.
 
     Attributes:
-        tests: Files, or ids of tests, relative to the project.
-        paths: Files and folders, relative to the project.
+        tests: Test files, or single tests as `file::test`. These files, their `conftest.py` and all that both import of
+            `tests/` count as well, and `constraints.txt`, which pins the other people's software.
+        paths: The subject of the tests: files and folders.
+        runs: Modules that the tests start as programs, so that no import shows them.
+        beside: Code that they run and do not examine: tests of every run hold it. `paths` may lie within.
+        imports_of: Folders of which only the names of source files, their imports, and all other files count.
     """
 
     tests: tuple[str, ...]
     paths: tuple[str, ...]
+    runs: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    imports_of: tuple[str, ...] = ()
 
-    def has(self, test: str) -> bool:
-        """Whether a test's id is one of these."""
-        return any(test == own or test.startswith((f"{own}::", f"{own}[")) for own in self.tests)
+    @property
+    def sources(self) -> set[Path]:
+        """The test files and what pytest imports for them."""
+        files = {ROOT / test.partition("::")[0] for test in self.tests}
+        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(ROOT / "tests")}
+        return files | {folder / "conftest.py" for folder in folders if (folder / "conftest.py").exists()}
 
-    def digest(self, root: Path) -> str:
-        """The digest of every file that it depends on: names and contents."""
-        total = hashlib.sha256()
-        for place in (*COMMON, *self.paths, *sorted({test.partition("::")[0] for test in self.tests})):
-            for file in _files(root / place):
-                total.update(f"{file.relative_to(root)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    def digest(self) -> str:
+        """Of everything on which the tests depend."""
+        by_content = {ROOT / "constraints.txt", *reached(self.sources, ROOT / "tests"), *_files(self.paths)}
+        total = hashlib.sha256(sys.version.encode())
+        for file in sorted(by_content | set(_files(self.imports_of))):
+            content = file.read_bytes()
+            if file not in by_content and file.suffix == ".py":
+                content = b"\n".join(_IMPORT.findall(content))
+            total.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(content).digest())
         return total.hexdigest()
 
 
+def _files(paths: Iterable[str]) -> Iterator[Path]:
+    for path in paths:
+        for file in (ROOT / path).rglob("*") if (ROOT / path).is_dir() else [ROOT / path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file
+
+
+def reached(starts: Iterable[Path], within: Path = ROOT) -> set[Path]:
+    """The source files that these import, directly or not, and they themselves."""
+    found: set[Path] = set()
+    todo = set(starts)
+    while todo:
+        found |= todo
+        todo = {file for source in todo for file in _imports(source) if file.is_relative_to(within)} - found
+    return found
+
+
+@functools.cache
+def _imports(source: Path) -> set[Path]:
+    """The project's files that a file imports anywhere in its code, but for types alone."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(source.read_bytes())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            todo += ast.iter_child_nodes(node)
+    return {file for name in names for file in modules(name)}
+
+
+@functools.cache
+def modules(name: str) -> list[Path]:
+    """A module's file and those of the packages in which it lies, where they are the project's."""
+    parents = [ROOT.joinpath(*name.split(".")[:depth]) for depth in range(1, name.count(".") + 2)]
+    files = [file for parent in parents for file in (parent.with_suffix(".py"), parent / "__init__.py")]
+    return [file for file in files if file.is_file()]
+
+
+_SERVER = ("bertserve.py", "serving", "export")
+"""The server and the exporter of its models. Hundreds of tests of every run hold that it starts, computes and answers;
+the subject of an outsider is the code that deals with other people's software."""
+
 OUTSIDERS = {
     "Ray": Outsider(
-        ("tests/batch/job_test.py", "tests/deploy/ray_serve_test.py"), ("batch", "serving", "export", "deploy/ray")
+        tests=("tests/batch/job_test.py", "tests/deploy/ray_serve_test.py"),
+        # Ray kills and restarts what runs an engine's process.
+        paths=("bertserve.py", "batch", "serving/engine/process", "deploy/ray", "docs/bulk.md"),
+        runs=("batch.cli", "deploy.ray.serve_app", "serving.cli"),
+        beside=("serving", "export"),
     ),
-    "LoadGen": Outsider(("tests/loadtest/mlperf/runs_test.py",), ("loadtest", "charts", "serving")),
+    "LoadGen": Outsider(
+        tests=(
+            "tests/loadtest/mlperf/runs_test.py",
+            "tests/loadtest/tasks_test.py::test_loadgen_s_questions_are_judged_by_f1",
+        ),
+        paths=("loadtest/errors.py", "loadtest/generator", "loadtest/mlperf"),
+        runs=("loadtest.mlperf.run", "serving.cli"),
+        beside=("charts", "loadtest", *_SERVER),
+    ),
+    "Locust": Outsider(
+        tests=("tests/loadtest/locust_test.py",),
+        paths=("loadtest/errors.py", "loadtest/generator", "loadtest/locustfile.py"),
+        runs=("loadtest.locustfile", "serving.cli"),
+        beside=("loadtest", *_SERVER),
+    ),
     "HAProxy": Outsider(
-        ("tests/fault/rolling_test.py", "tests/fault/agent_check_test.py", "tests/loadtest/benchmarks/rolling_test.py"),
-        ("loadtest", "charts", "serving", "deploy/haproxy"),
+        tests=("tests/fault/rolling_test.py", "tests/fault/agent_check_test.py"),
+        # The way of a connection, what ends it, and the weight that a replica tells.
+        paths=(
+            *("deploy/haproxy", "loadtest/errors.py", "loadtest/benchmarks/rolling", "loadtest/generator"),
+            *("serving/cli.py", "serving/lifecycle.py", "serving/server.py", "serving/settings.py"),
+            *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/operations"),
+            "serving/scheduling",
+        ),
+        runs=("serving.cli",),
+        beside=("loadtest", *_SERVER),
     ),
-    # Every package is in it, and each of its commands is started.
     "wheel": Outsider(
-        ("tests/deploy/wheel_test.py",),
-        ("README.md", "LICENSE", "batch", "charts", "export", "loadtest", "serving", "simulate", "sizing"),
+        tests=("tests/deploy/wheel_test.py",),
+        # A bare environment shows what is missing: a file, or a package that is imported and not asked for. What the
+        # commands do beyond that is tested without a wheel.
+        paths=("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
+        runs=(
+            *("export.cli.export", "export.cli.verify", "export.cli.build", "export.cli.inspect", "loadtest.cli"),
+            *("simulate.cli", "sizing.cli", "serving.operations.doctor", "serving.cli"),
+        ),
+        imports_of=("charts", "export", "loadtest", "serving", "simulate", "sizing"),
     ),
     "clients": Outsider(
-        ("tests/contract/existing_clients_test.py",), ("serving", "tests/contract/clients", "docs/clients.md", "export")
+        tests=("tests/contract/existing_clients_test.py",),
+        # What a client can see: routes, messages, errors, limits and the answers' form.
+        paths=(
+            *("serving/errors.py", "serving/records.py", "serving/settings.py", "serving/security"),
+            *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/oip", "serving/tei"),
+            "tests/contract/clients",
+        ),
+        runs=("serving.cli",),
+        beside=_SERVER,
+    ),
+    "HTTP/2 and gRPC": Outsider(
+        tests=("tests/contract/h2spec_test.py", "tests/contract/foreign_grpc_test.py"),
+        paths=("serving/grpc", "serving/net", "serving/oip", "tests/support/foreign"),
+        runs=("serving.cli",),
+        beside=_SERVER,
+    ),
+    "Kubernetes": Outsider(
+        tests=("tests/deploy/manifests_test.py",),
+        # The jobs' words are parsed by the commands that they start.
+        paths=("deploy/containers", "deploy/kubernetes", "deploy/monitoring", "export/cli", "loadtest/cli.py"),
+        beside=("charts", "loadtest", *_SERVER),
+    ),
+    "Prometheus": Outsider(
+        tests=("tests/contract/monitoring_test.py",),
+        paths=("deploy/monitoring", "docs/alerts.md", "serving/errors.py", "serving/telemetry"),
+        runs=("serving.cli",),
+        beside=_SERVER,
     ),
     "compatibility": Outsider(
-        ("tests/export/compatibility_test.py",), ("export", "serving", "charts", "docs/compatibility.md")
+        tests=("tests/export/compatibility_test.py",),
+        paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+        beside=("bertserve.py", "charts", "serving"),
     ),
-    "capacity": Outsider(
-        ("tests/sizing/carried_test.py",), ("sizing", "simulate", "loadtest", "export", "serving", "charts")
+    "sizing": Outsider(
+        tests=("tests/sizing/carried_test.py",),
+        paths=("sizing", "simulate", "loadtest/errors.py", "loadtest/generator"),
+        runs=("serving.cli",),
+        beside=("charts", "loadtest", *_SERVER),
     ),
 }
-
-
-def _files(place: Path) -> Iterable[Path]:
-    if place.is_file():
-        return [place]
-    return sorted(path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-class Record:
-    """With which digest, and at which commit, each outsider passed last."""
-
-    def __init__(self, root: Path = ROOT, file: Path = _RECORD) -> None:
-        self._root, self._file = root, file
-
-    def unchanged(self, outsiders: dict[str, Outsider]) -> dict[str, str]:
-        """The names of those that need not run, and why."""
-        passed = self._read()
-        found = {}
-        for name, outsider in outsiders.items():
-            digest, commit = passed.get(name, ("", ""))
-            if digest == outsider.digest(self._root) and (ago := self._commits_since(commit)) is not None:
-                found[name] = f"passed {ago} commits ago, and nothing that they depend on has changed"
-        return found
-
-    def keep(self, outsiders: dict[str, Outsider]) -> None:
-        """Notes that these have passed now."""
-        commit = self._git("rev-parse", "HEAD")
-        passed = self._read() | {name: (outsider.digest(self._root), commit) for name, outsider in outsiders.items()}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        staged = self._file.with_suffix(f".{os.getpid()}")
-        staged.write_text(json.dumps(passed, indent=1), encoding="utf-8")
-        staged.replace(self._file)
-
-    def _read(self) -> dict[str, tuple[str, str]]:
-        try:
-            return {
-                name: (str(digest), str(commit))
-                for name, (digest, commit) in json.loads(self._file.read_text()).items()
-            }
-        except (OSError, ValueError, TypeError, AttributeError):  # absent, or damaged: all are run
-            return {}
-
-    def _commits_since(self, commit: str) -> int | None:
-        """Commits between that one and this, or None where they are too many or git knows no such one."""
-        ago = self._git("rev-list", "--count", f"{commit}..HEAD") if commit else ""
-        return int(ago) if ago and int(ago) < MAX_COMMITS else None
-
-    def _git(self, *words: str) -> str:
-        command = ["git", "-C", str(self._root), *words]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_LIMIT_S, check=False)
-        except OSError:
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-
-class LeftOut:
-    """The plugin that leaves out what is unchanged; of several processes the first decides for all."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
-        self._decides = workerinput is None
-        self._record = Record()
-        self._names: dict[str, str] = workerinput["left_out"] if workerinput else self._record.unchanged(OUTSIDERS)
-        self._passed: dict[str, bool] = {}
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        """Tells a process of pytest-xdist."""
-        node.workerinput["left_out"] = self._names
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Takes the tests out."""
-        left_out = [item for item in items if self._name_of(item.nodeid) in self._names]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if self._name_of(item.nodeid) not in self._names]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes which outsider's tests have all passed."""
-        if name := self._name_of(report.nodeid):
-            self._passed[name] = self._passed.get(name, True) and report.passed
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Keeps them, after a run that was neither ended early nor told to run a part."""
-        whole = not session.config.option.keyword and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        if self._decides and whole and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
-            self._record.keep({name: OUTSIDERS[name] for name, passed in self._passed.items() if passed})
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Says what was left out, and why."""
-        if self._names:
-            terminalreporter.section("left out (run them with --outsiders all, or by make test-long)")
-            for name, why in self._names.items():
-                terminalreporter.line(f"{name}: {why}: {', '.join(OUTSIDERS[name].tests)}")
-
-    def _name_of(self, test: str) -> str:
-        return next((name for name, outsider in OUTSIDERS.items() if outsider.has(test)), "")

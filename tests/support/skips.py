@@ -28,11 +28,19 @@ def needs_shared(path: Path) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not path.exists(), reason=reason if SHARED.is_dir() else excused(reason))
 
 
+def is_excused(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    """Whether a skip is."""
+    return _reason(report).endswith(_EXCUSED)
+
+
 def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Makes any other skip a failure there."""
     if os.environ.get("CI", "").lower() in {"", "0", "false"} or not report.skipped or hasattr(report, "wasxfail"):
         return
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    if not reason.endswith(_EXCUSED):
+    if not is_excused(report):
+        report.longrepr = f"{_reason(report)}. CI can have what is missing: a skip is a failure there."
         report.outcome = "failed"
-        report.longrepr = f"{reason}. CI can have what is missing: a skip is a failure there."
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
