@@ -165,7 +165,7 @@ def test_it_ends_at_the_signal_of_kubernetes(confined: Confined) -> None:
 def test_a_signal_while_it_starts(models: Path) -> None:
     """As soon as SIGTERM is caught it ends the start in order, before there is an event loop."""
     term = 1 << (signal.SIGTERM - 1)
-    with Server(models, "--engine", "fake", "--precision", "fp32", wait_ready=False) as server:
+    with Server(models, "--engine", "fake", "--precision", "fp32", wait_ready=False, cold=True) as server:
         wait_for(lambda: int(status(server.pid)["SigCgt"], 16) & term, "the signal to be caught")
         server.signal(signal.SIGTERM)
         assert server.wait(10) == 0
