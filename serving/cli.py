@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from serving.errors import StartupError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from serving.logs import LogWriter
@@ -32,20 +33,22 @@ def main(argv: list[str]) -> int:
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     # What a start makes is kept, and requests leave no cycles: collect seldom.
     gc.set_threshold(*_GC_THRESHOLDS)
-    # Until the server listens to signals itself. A container's first process has no default: it would never hear it.
-    signal.signal(signal.SIGTERM, _leave)
-    # A shell has the commands of a script's background ignore it, and the server will listen to it in any case.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A container's first process has no default for SIGTERM, and a shell has background commands ignore SIGINT.
+    signals = _EarlySignals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signals.note)
     started: list[LogWriter] = []
     try:
-        return _serve(argv, started)
+        return _serve(argv, started, signals)
     except StartupError as error:
         for log in started:
             log.flush()
         with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
             print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever it holds
         return error.exit_code
-    except KeyboardInterrupt:
+    except _EndedWhileStarting as end:
+        if end.number == signal.SIGTERM:
+            return 0
         print("bertserve serve: interrupted", file=sys.stderr)
         return _INTERRUPTED
     finally:
@@ -53,11 +56,46 @@ def main(argv: list[str]) -> int:
             log.flush()
 
 
-def _leave(_: int, __: FrameType | None) -> None:
-    sys.exit(0)
+class _EndedWhileStarting(BaseException):
+    """A signal to end came before the server listened to signals."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
-def _serve(argv: list[str], started: list[LogWriter]) -> int:
+class _EarlySignals:
+    """Signals that come before the server listens to them.
+
+    They are noted, and end the start between its steps: an exception that is raised wherever the interpreter happens to
+    be may be swallowed or replaced by the code that it interrupts.
+    """
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+        self._waits = False
+
+    def note(self, number: int, _: FrameType | None) -> None:
+        self.noted.append(number)
+        if self._waits:
+            raise _EndedWhileStarting(number)
+
+    def check(self) -> None:
+        if self.noted:
+            raise _EndedWhileStarting(self.noted[0])
+
+    @contextlib.contextmanager
+    def ending_a_wait(self) -> Iterator[None]:
+        """Has a signal interrupt what is done meanwhile, which waits for another process."""
+        self._waits = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._waits = False
+
+
+def _serve(argv: list[str], started: list[LogWriter], signals: _EarlySignals) -> int:
     from serving.settings import Settings  # noqa: PLC0415  in the order of the checks
 
     settings = Settings.load(argv)
@@ -71,7 +109,9 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
         from serving.rollout.model_export import exported  # noqa: PLC0415
 
         Ports.open(settings).close()  # the export takes minutes: what would end the start afterwards ends it now
-        settings = exported(settings, os.environ)
+        with signals.ending_a_wait():
+            settings = exported(settings, os.environ)
+    signals.check()
     from serving.rollout.engine_choice import Chooser  # noqa: PLC0415
 
     chooser = Chooser(settings)
@@ -81,4 +121,5 @@ def _serve(argv: list[str], started: list[LogWriter]) -> int:
     choice.log()  # now that the start has passed its checks: one that fails them says that and nothing else
     from serving.server import run  # noqa: PLC0415
 
-    return run(settings, choice, chooser, ports, log)
+    signals.check()
+    return run(settings, choice, chooser, ports, log, signals.noted)

@@ -95,12 +95,15 @@ class Server:
     span_sender: SpanSender | None
 
 
-def run(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> int:
-    """Serves until a signal or a failure ends it; returns the exit code."""
+def run(
+    settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter, noted: Sequence[int]
+) -> int:
+    """Serves until a signal or a failure ends it; returns the exit code. `noted` are signals that have come before."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    # Until the loop hears them: an exit while it starts would end in a traceback.
     for number in _END_SIGNALS:
         signal.signal(number, lambda number, _: signals.put_nowait(signal.Signals(number)))
+    for number in noted:
+        signals.put_nowait(signal.Signals(number))
 
     async def main() -> int:
         asyncio.get_running_loop().set_exception_handler(_on_loop_error)

@@ -37,6 +37,7 @@ IMPORTED = (
     "serving.rollout.engine_choice",
     "serving.rollout.model_export",
     "serving.server",
+    "serving.settings",
 )
 _MESSAGE_BYTES = 1 << 17
 _START_LIMIT_S = 60.0
