@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     gc.set_threshold(*_GC_THRESHOLDS)
     # A container's first process has no default for SIGTERM, and a shell has background commands ignore SIGINT.
     signals = _EarlySignals()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signals.note)
     started: list[LogWriter] = []
     try:
