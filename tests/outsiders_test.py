@@ -170,7 +170,7 @@ CONFTEST = """
 from tests.support import outsiders
 outsiders.OUTSIDERS.clear()
 outsiders.OUTSIDERS["sample"] = outsiders.Outsider(("tests/sample_test.py",), ("subject.txt",))
-pytest_plugins = ["tests.support.by_change"]
+pytest_plugins = ["tests.support.by_change", "tests.support.resume"]
 """
 SAMPLE = """
 import os
@@ -195,7 +195,7 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache = folder, folder.with_name("cache")
         (folder / "tests" / "support").mkdir(parents=True)
-        for name in ("by_change", "models", "outsiders", "skips"):
+        for name in ("by_change", "models", "outsiders", "resume", "skips"):
             shutil.copyfile(ROOT / "tests" / "support" / f"{name}.py", folder / "tests" / "support" / f"{name}.py")
         (folder / "tests" / "conftest.py").write_text(CONFTEST)
         (folder / "tests" / "sample_test.py").write_text(SAMPLE)
@@ -303,3 +303,19 @@ def test_a_run_that_is_ended_early_is_no_pass(project: Project) -> None:
     """Even if each test that ran has passed."""
     assert "2 passed" in project.run("tests/sample_test.py", STOP="1")
     assert EVERY_TEST in project.run("--outsiders=changed")
+
+
+def test_a_run_that_was_ended_is_resumed(project: Project) -> None:
+    """What passed is left out, what failed is not; a change of the tree, or a run in which all passed, starts anew."""
+    file = project.cache / "resumed"
+    resume = f"--resume={file}"
+    assert "2 failed, 2 passed, 1 skipped" in project.run(resume, FAULT="bad")
+    assert "2 passed" in (said := project.run(resume))
+    assert "resumed: 3 tests have passed before" in said
+    assert not file.exists()
+    assert "2 failed" in project.run(resume, "-p", "xdist", "--numprocesses", "2", FAULT="bad")
+    assert "2 passed" in (said := project.run(resume, "-p", "xdist", "--numprocesses", "2"))
+    assert "resumed: 3 tests have passed before" in said
+    project.run(resume, STOP="1")
+    project.write("changed")
+    assert EVERY_TEST in project.run(resume)

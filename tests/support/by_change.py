@@ -194,8 +194,11 @@ class Controller(Worker):
 def _is_whole(config: pytest.Config, outsider: Outsider) -> bool:
     """Whether a run asks for all of its tests, or all but the long ones."""
     option = config.option
-    parts = (option.keyword, option.deselect, option.ignore, option.ignore_glob, option.continue_on_collection_errors)
-    if option.markexpr not in {"", "not long"} or any(parts):
+    parts = (
+        *(option.keyword, option.deselect, option.ignore, option.ignore_glob, option.continue_on_collection_errors),
+        config.getoption("resume", None),
+    )
+    if option.markexpr not in {"", "not endurance", "not long and not endurance"} or any(parts):
         return False
     asked = [config.invocation_params.dir / argument for argument in config.args]
     return all(any((ROOT / test.partition("::")[0]).is_relative_to(path) for path in asked) for test in outsider.tests)

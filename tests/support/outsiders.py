@@ -158,6 +158,24 @@ OUTSIDERS = {
         runs=("serving.cli",),
         beside=_SERVER,
     ),
+    "Triton": Outsider(
+        tests=(
+            "tests/contract/perf_analyzer_test.py",
+            *(
+                f"tests/export/triton_repository_test.py::{name}"
+                for name in (
+                    "test_triton_answers_what_our_server_answers",
+                    "test_concurrent_texts_keep_their_vectors",
+                    "test_one_bad_request_is_refused_by_itself",
+                    "test_a_wrong_choice_keeps_the_text_model_from_being_ready",
+                )
+            ),
+        ),
+        # The repository that Triton reads, with the code that it runs, and our v2 protocol.
+        paths=("export/triton", "loadtest/benchmarks/peers/triton.py", "loadtest/perf_analyzer", "serving/oip"),
+        runs=("serving.cli",),
+        beside=("loadtest", *_SERVER),
+    ),
     "HTTP/2 and gRPC": Outsider(
         tests=("tests/contract/h2spec_test.py", "tests/contract/foreign_grpc_test.py"),
         paths=("serving/grpc", "serving/net", "serving/oip", "tests/support/foreign"),
