@@ -102,8 +102,8 @@ def run(
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _END_SIGNALS:
         signal.signal(number, lambda number, _: signals.put_nowait(signal.Signals(number)))
-    for number in noted:
-        signals.put_nowait(signal.Signals(number))
+    for earlier in noted:
+        signals.put_nowait(signal.Signals(earlier))
 
     async def main() -> int:
         asyncio.get_running_loop().set_exception_handler(_on_loop_error)

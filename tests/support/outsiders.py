@@ -174,7 +174,7 @@ OUTSIDERS = {
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
         paths=("export/triton", "loadtest/benchmarks/peers/triton.py", "loadtest/perf_analyzer", "serving/oip"),
         runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+        beside=("charts", "loadtest", *_SERVER),
     ),
     "HTTP/2 and gRPC": Outsider(
         tests=("tests/contract/h2spec_test.py", "tests/contract/foreign_grpc_test.py"),
