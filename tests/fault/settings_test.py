@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.errors import StartupError
+from serving.models.forms import verified
+from serving.settings import Settings
+from tests.support.refused_settings import problems
 from tests.support.server import free_port, listening, refused_start
 
 if TYPE_CHECKING:
@@ -53,13 +57,21 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_row_67_wrong_settings(models: Path, case: str) -> None:
-    """What is wrong is listed all at once, with exit code 2 and no traceback, before any port opens."""
+    """What is wrong is listed all at once."""
     options, variables, words = REFUSED[case]
+    told = problems(["--models", str(models), *options], variables)
+    assert [word for word in words if word not in told] == []
+
+
+def test_row_67_the_operator_reads_one_line(models: Path) -> None:
+    """A start with wrong settings ends with exit code 2 and all of them on one line of standard error."""
+    options, variables, words = REFUSED["several"]
     done = refused_start("--models", str(models), *options, env=variables)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert [word for word in words if word not in done.stderr] == []
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("bertserve serve: ")
+    assert [word for word in words if word not in line] == []
 
 
 def test_row_67_no_port_is_opened(models: Path) -> None:
@@ -85,10 +97,8 @@ def test_row_67_wrong_file(tmp_path: Path, content: str | None, words: list[str]
     file = tmp_path / "bertserve.toml"
     if content is not None:
         file.write_text(content, encoding="utf-8")
-    done = refused_start("--config", str(file))
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert [word for word in words if word not in done.stderr] == []
+    told = problems(["--config", str(file)])
+    assert [word for word in words if word not in told] == []
 
 
 def test_row_67_service_links_are_ignored(serve: Callable[..., Server]) -> None:
@@ -121,6 +131,14 @@ def test_settings_from_everywhere(serve: Callable[..., Server], tmp_path: Path) 
     assert not server.http.endswith(f":{port}"), "the harness asks for port 0 on the command line"
 
 
+def refused_repository(root: Path) -> str:
+    """Why the models in a folder are not served; the start ends with exit code 1."""
+    with pytest.raises(StartupError) as refused:
+        verified(root)
+    assert refused.value.exit_code == 1
+    return str(refused.value)
+
+
 def test_a_checkpoint_is_no_repository(tmp_path: Path) -> None:
     """One line says so, and the command that serves it."""
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
@@ -134,16 +152,14 @@ def test_a_checkpoint_is_no_repository(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("below", "what"), [("minilm", "one model"), ("minilm/1", "one version of a model")])
 def test_a_part_of_a_repository_is_none(models: Path, below: str, what: str) -> None:
-    """One line says which part it is, and what to type in its place."""
-    done = refused_start("--models", str(models / below))
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(f"{models / below}: is {what}, not a repository; give --models {models}")
+    """The refusal says which part it is, and what to type in its place."""
+    told = refused_repository(models / below)
+    assert told.endswith(f"{models / below}: is {what}, not a repository; give --models {models}")
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "empty", "only-other-names"])
 def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
-    """A model repository that is missing, or holds no model, ends the start with one line and exit code 1."""
+    """A model repository that is missing, or holds no model, is refused."""
     root = tmp_path / "models"
     if kind == "file":
         root.write_text("not a directory", encoding="utf-8")
@@ -152,11 +168,8 @@ def test_models_directory_without_models(tmp_path: Path, kind: str) -> None:
     if kind == "only-other-names":
         for name in (".hidden/1", "model/latest", "model/01", "empty"):
             (root / name).mkdir(parents=True)
-    done = refused_start("--models", str(root))
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
     said = {"missing": "no such directory", "file": "a file, not a directory"}.get(kind, "holds no model")
-    assert f"model repository {root}: {said}; make one with `bertserve export`" in line
+    assert f"model repository {root}: {said}; make one with `bertserve export`" in refused_repository(root)
 
 
 def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:
@@ -172,8 +185,9 @@ def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"]])
-def test_help(words: list[str]) -> None:
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` lists every setting and ends with 0."""
-    done = refused_start(*words)
-    assert done.returncode == 0
-    assert "--max-queue-tokens" in done.stdout
+    with pytest.raises(SystemExit) as ended:
+        Settings.load(words, {})
+    assert ended.value.code == 0
+    assert "--max-queue-tokens" in capsys.readouterr().out

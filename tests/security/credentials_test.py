@@ -8,25 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography.hazmat.primitives import serialization as form
 
-from serving.errors import CredentialsError, StartupError
+from serving.errors import CredentialsError
 from serving.security.keys import ApiKeys, read_keys
 from serving.security.watch import FileWatch
 from serving.settings import Settings
 from tests.support.certificates import Certificates
 from tests.support.credentials import FIRST, SECOND, write_keys
+from tests.support.refused_settings import problems
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CERT, KEY, CA = "--tls-cert-file", "--tls-key-file", "--tls-client-ca-file"
-
-
-def problems(*options: str) -> str:
-    """What the settings say of these options."""
-    with pytest.raises(StartupError) as refused:
-        Settings.load(list(options), {})
-    assert refused.value.exit_code == 2
-    return str(refused.value)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +37,9 @@ def test_good_files_are_taken(good: Certificates, tmp_path: Path) -> None:
 
 def test_row_67_certificate_and_key_need_one_another(good: Certificates) -> None:
     """And authorities of clients need both."""
-    assert "--tls-cert-file and --tls-key-file need one another" in problems(CERT, str(good.cert))
-    assert "--tls-cert-file and --tls-key-file need one another" in problems(KEY, str(good.key))
-    assert f"{CA}: needs {CERT} and {KEY}" in problems(CA, str(good.ca))
+    assert "--tls-cert-file and --tls-key-file need one another" in problems([CERT, str(good.cert)])
+    assert "--tls-cert-file and --tls-key-file need one another" in problems([KEY, str(good.key)])
+    assert f"{CA}: needs {CERT} and {KEY}" in problems([CA, str(good.ca)])
 
 
 def test_row_67_each_file_is_named_with_what_is_wrong(good: Certificates, tmp_path: Path) -> None:
@@ -66,7 +59,7 @@ def test_row_67_each_file_is_named_with_what_is_wrong(good: Certificates, tmp_pa
         (CERT, cert, KEY, str(encrypted)): f"{KEY}: {encrypted}: the key is encrypted",
         (CERT, str(none), KEY, key): f"{CERT}: {none}: No such file",
     }.items():
-        assert words in problems(*options)
+        assert words in problems(options)
 
 
 def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path: Path) -> None:
@@ -74,7 +67,7 @@ def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path
     empty, none = tmp_path / "empty", tmp_path / "none"
     empty.touch()
     told = problems(
-        *("--api-keys-file", str(empty), CERT, str(none), KEY, str(good.key), CA, str(empty), "--engine", "abacus")
+        ["--api-keys-file", str(empty), CERT, str(none), KEY, str(good.key), CA, str(empty), "--engine", "abacus"]
     )
     words = [f"--api-keys-file: {empty}: no key in it", f"{CERT}: {none}:", f"{CA}: {empty}:", "--engine"]
     assert [word for word in words if word not in told] == []

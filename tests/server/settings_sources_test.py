@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 from export.cli import export as export_cli
-from serving.errors import StartupError
 from serving.operations.generated_pages import settings_page
 from serving.settings import Settings, flag_of
+from tests.support.refused_settings import problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,14 +106,6 @@ LINKS = {
 def test_service_links(name: str) -> None:
     """What Kubernetes makes of a Service's name is passed over."""
     assert Settings.load([], {name: LINKS[name]}) == Settings.load([], {})
-
-
-def problems(argv: list[str], environment: dict[str, str] | None = None) -> str:
-    """What loading complains of."""
-    with pytest.raises(StartupError) as refused:
-        Settings.load(argv, environment or {})
-    assert refused.value.exit_code == 2
-    return str(refused.value)
 
 
 def test_everything_wrong_is_listed() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.errors import StartupError
 from serving.settings import Settings
+from tests.support import refused_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 def problems(*argv: str, **environment: str) -> list[str]:
     """Everything that loading complains of."""
-    with pytest.raises(StartupError) as refused:
-        Settings.load(list(argv), environment)
-    assert refused.value.exit_code == 2
-    return str(refused.value).split("; ")
+    return refused_settings.problems(argv, environment).split("; ")
 
 
 @pytest.fixture
