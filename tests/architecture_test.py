@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.imported_names import imported_names
 from tests.support.lasting import lasting_objects
 
 ROOT = Path(__file__).parents[1]
@@ -96,14 +97,8 @@ class Module:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Full names of the modules imported; `from a import b` counts as a and a.b."""
-        names: set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        return names
+        """Full names of the modules imported, for types too."""
+        return imported_names(self.tree, for_types=True)
 
     def reaches(self, *targets: str) -> set[str]:
         """The imports that lie at or below one of these names."""

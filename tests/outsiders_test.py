@@ -196,7 +196,7 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache = folder, folder.with_name("cache")
         (folder / "tests" / "support").mkdir(parents=True)
-        for name in ("by_change", "models", "outsiders", "resume", "skips"):
+        for name in ("by_change", "imported_names", "models", "outsiders", "resume", "skips"):
             shutil.copyfile(ROOT / "tests" / "support" / f"{name}.py", folder / "tests" / "support" / f"{name}.py")
         (folder / "tests" / "conftest.py").write_text(CONFTEST)
         (folder / "tests" / "sample_test.py").write_text(SAMPLE)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.imported_names import imported_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -76,16 +78,7 @@ def reached(starts: Iterable[Path], within: Path = ROOT) -> set[Path]:
 @functools.cache
 def _imports(source: Path) -> set[Path]:
     """The project's files that a file imports anywhere in its code, but for types alone."""
-    names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(source.read_bytes())]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            todo += ast.iter_child_nodes(node)
+    names = imported_names(ast.parse(source.read_bytes()), for_types=False)
     return {file for name in names for file in modules(name)}
 
 

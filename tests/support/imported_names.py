@@ -1,0 +1,25 @@
+"""What a source file imports, read from its syntax."""
+
+from __future__ import annotations
+
+import ast
+
+
+def imported_names(tree: ast.Module, *, for_types: bool) -> set[str]:
+    """Full names of the modules imported at any depth; `from a import b` counts as a and a.b.
+
+    Args:
+        tree: The parsed file.
+        for_types: Whether imports below `if TYPE_CHECKING` count.
+    """
+    names: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif for_types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            todo += ast.iter_child_nodes(node)
+    return names
