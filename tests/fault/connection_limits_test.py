@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -69,13 +68,12 @@ class Polite:
     def _run(self) -> None:
         try:
             with HttpConnection(self._server.http) as connection:
-                while not self._end.is_set():
+                while not self._end.wait(0.01):
                     reply = connection.call("POST", "/embed", EMBED, JSON)
                     assert "connection" not in reply.headers  # the next one goes on the same connection
                     if reply.status != 200:
                         self.refused.append(reply.status)
                     self.answered += 1
-                    time.sleep(0.01)
         except (OSError, http.client.HTTPException, AssertionError) as error:
             self.broken.append(repr(error))
 
