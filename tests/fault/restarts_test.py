@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -80,19 +79,24 @@ def clients(models: Path) -> Iterator[tuple[Server, DelayingProxy, DelayingProxy
             one.join()
 
 
-def restart(server: Server, other: Server, http: DelayingProxy, wire: DelayingProxy, steady: list[Steady]) -> None:
-    """New connections go to another server from now on, then this one ends."""
-    http.target, wire.target = other.http, other.grpc
-    time.sleep(4 * ONE_WAY_S)  # connections that were opened just before have arrived
-    assert server.stop() == 0
+def wait_for_answers(steady: list[Steady]) -> None:
+    """Waits until every client has two more answers, or one has failed."""
     answers = [one.answers for one in steady]
     wait_for(
         lambda: (
             any(one.failure for one in steady)
             or all(one.answers > before + 1 for one, before in zip(steady, answers, strict=True))
         ),
-        "answers of the other server",
+        "answers for every client",
     )
+
+
+def restart(server: Server, other: Server, http: DelayingProxy, wire: DelayingProxy, steady: list[Steady]) -> None:
+    """New connections go to another server from now on, then this one ends."""
+    http.target, wire.target = other.http, other.grpc
+    wait_for_answers(steady)  # connections that were opened just before have arrived
+    assert server.stop() == 0
+    wait_for_answers(steady)
     assert [one.failure for one in steady if one.failure] == []
 
 

@@ -13,6 +13,7 @@ from serving.settings import Settings
 from tests.support import http2
 from tests.support.grpc_peer import START, Peer, call, talk
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, prefixed, request_fields
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -160,10 +161,12 @@ def test_messages_that_grow_when_they_are_inflated() -> None:
             data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
             held = peer.connection.share.held
             await peer.say(frame(HEADERS, END_HEADERS, stream, fields), data)
-            async with asyncio.timeout(10):
+
+            def counts(stream: int = stream, held: int = held) -> bool:
                 # While it is inflated, it counts with as much as it may become.
-                while stream not in peer.replies() and peer.connection.share.held - held not in grown:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                return stream in peer.replies() or peer.connection.share.held - held in grown
+
+            await until(counts, "the message to count")
         assert {stream: reply.status for stream, reply in peer.replies().items()} == {5: 8, 7: 8}
         await peer.say(reset(1), reset(3))
         assert peer.connection.share.held == 0

@@ -18,6 +18,7 @@ from serving.settings import Settings
 from tests.support import http2
 from tests.support.grpc_peer import START, Peer, Wire, call, talk
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, request_fields
+from tests.support.virtual_time import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,36 +285,28 @@ def test_a_drain_of_a_connection_that_never_begins() -> None:
 
 
 @pytest.mark.parametrize("path", ["/echo", "/talk", "/watch"])
-@pytest.mark.parametrize("timeout", ["0n", "1m"])
-def test_a_deadline_that_has_passed(path: str, timeout: str) -> None:
+@pytest.mark.parametrize("allowed", ["0n", "1m"])
+@virtually
+async def test_a_deadline_that_has_passed(path: str, allowed: str) -> None:
     """Every method is DEADLINE_EXCEEDED, those that answer at once and those that last as well."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields(path, grpc_timeout=timeout)))
-        peer.connection.data_received(START + opened)
-        await asyncio.sleep(0.05)
-        await peer.say(frame(DATA, END_STREAM, 1, prefixed(b"")))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields(path, grpc_timeout=allowed)))
+    peer.connection.data_received(START + opened)
+    await asyncio.sleep(0.05)
+    await peer.say(frame(DATA, END_STREAM, 1, prefixed(b"")))
     assert peer.replies()[1].status == 4
     assert [error.reason for error in peer.errors] == ["deadline_exceeded"]
 
 
-def test_a_deadline_that_passes_while_replies_are_sent() -> None:
+@virtually
+async def test_a_deadline_that_passes_while_replies_are_sent() -> None:
     """A method that sends replies as long as its client waits ends with the client's deadline."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields("/watch", grpc_timeout="50m")))
-        await peer.say(START, opened, frame(DATA, END_STREAM, 1, prefixed(b"")))
-        async with asyncio.timeout(10):
-            while not peer.replies()[1].ended:  # noqa: ASYNC110  what ends it is the server's own timer
-                await asyncio.sleep(0.01)
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    opened = frame(HEADERS, END_HEADERS, 1, Encoder().encode(request_fields("/watch", grpc_timeout="50m")))
+    await peer.say(START, opened, frame(DATA, END_STREAM, 1, prefixed(b"")))
+    await asyncio.sleep(0.04)
+    assert not peer.replies()[1].ended
+    await asyncio.sleep(0.02)
     assert peer.replies()[1].data == prefixed(b"")
     assert peer.replies()[1].status == 4
 

@@ -15,6 +15,7 @@ from hpack import Encoder
 from serving.settings import Settings
 from tests.support.grpc_peer import START, Peer, call, talk
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, prefixed, request_fields
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -38,6 +39,12 @@ async def wait_and_leave(peer: Peer, first: bytes) -> None:
     await peer.say(first)
     assert not peer.replies().get(1)
     await peer.say(RESET)
+
+
+async def miss_a_deadline(peer: Peer) -> None:
+    """Asks for replies without an end, for a millisecond."""
+    await peer.say(opened("/watch", prefixed(b""), grpc_timeout="1m"))
+    await until(lambda: peer.replies()[1].ended, "the deadline")
 
 
 async def take_nothing(peer: Peer) -> None:
@@ -79,7 +86,7 @@ WAYS: dict[str, Callable[[Peer], Awaitable[None]]] = {
     "cancelled before it begins": lambda peer: peer.say(unary(b"wait") + RESET),
     "cancelled while it waits": lambda peer: wait_and_leave(peer, unary(b"wait")),
     "cancelled in several replies": lambda peer: peer.say(opened("/watch", prefixed(b"")), RESET),
-    "late in several replies": lambda peer: peer.say(opened("/watch", prefixed(b""), grpc_timeout="1m")),
+    "late in several replies": miss_a_deadline,
     "lost while it waits": lambda peer: peer.say(unary(b"wait")),
     "stream, answered": lambda peer: peer.say(talk(Encoder(), 1, b"one", b"two", flags=END_STREAM)),
     "stream, refused": lambda peer: peer.say(talk(Encoder(), 1, b"one", b"refuse", b"three")),
@@ -124,7 +131,6 @@ def test_a_call_leaves_nothing(way: str, garbage: Callable[[], list[object]]) ->
         peer = Peer(Settings(max_connection_age_s=0))
         await peer.say(START)
         await WAYS[way](peer)
-        await asyncio.sleep(0.01)
         peer.connection.connection_lost(None)
         for _ in range(5):
             await asyncio.sleep(0)

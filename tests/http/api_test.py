@@ -30,7 +30,7 @@ def test_what_waits_for_work_that_is_cancelled_is_answered() -> None:
     recorded: list[str] = []
 
     async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
-        load = asyncio.create_task(asyncio.sleep(60))
+        load = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(load.cancel)
         await load
         return HttpReply(b"")
@@ -44,7 +44,7 @@ def test_a_request_whose_client_has_gone_is_not_answered() -> None:
     recorded: list[str] = []
 
     async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
-        await asyncio.sleep(60)
+        await asyncio.get_running_loop().create_future()
         return HttpReply(b"")
 
     async def leave() -> None:

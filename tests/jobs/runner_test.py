@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -31,15 +31,17 @@ from serving.jobs.service import Jobs, Upload
 from serving.jobs.store import Store, StoreLimits
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator
 
     from serving.errors import BertserveError
     from serving.jobs.runner import Retry
 
 LIMITS = StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=1000)
 DAY_S = 86_400
+T = TypeVar("T")
 
 
 class Clock:
@@ -47,8 +49,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
+        self.looks = 0
 
     def __call__(self) -> float:
+        self.looks += 1
         return self.now
 
 
@@ -112,15 +116,22 @@ async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
         return (await upload.accept(owner, "input", None)).id
 
 
-async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, until: Callable[[Job], bool]) -> Job:
+async def stored(jobs: Jobs, look: Callable[[Store], T]) -> T:
+    """What the database says, once it says something."""
+    async with asyncio.timeout(20):
+        while not (found := await jobs.run(look)):  # noqa: ASYNC110  it is on a disk
+            await asyncio.sleep(0.002)
+    return found
+
+
+async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Callable[[Job], bool]) -> Job:
     """The only job once a runner has brought it so far; the runner is stopped."""
     runner = Runner(jobs, endpoint, Settings(), clock)
     running = asyncio.create_task(runner.run())
-    async with asyncio.timeout(20):
-        while not until(job := await jobs.run(lambda store: store.job("me", "batch_a"))):  # noqa: ASYNC110  its state is on a disk
-            await asyncio.sleep(0.002)
-        runner.stop()
-        await running
+    job = await stored(jobs, lambda store: job if reached(job := store.job("me", "batch_a")) else None)
+    assert job is not None
+    runner.stop()
+    await asyncio.wait_for(running, 20)
     return job
 
 
@@ -396,7 +407,7 @@ def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, mon
     run(tmp_path, clock, work, limits)
 
 
-def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock) -> None:
+def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """A batch whose results fill them waits until one is deleted; uploads on their way count, too."""
     limits = StoreLimits(bytes=14_000, files=20, jobs=3, keep_s=1000)
 
@@ -408,16 +419,16 @@ def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock) -> None:
         await jobs.create(job_of(file_id, clock))
 
         async def delete_when_full() -> None:
-            while not jobs.store.full:  # noqa: ASYNC110  it is no event of a loop
-                await asyncio.sleep(0.001)
+            await until(lambda: "batches wait for room" in caplog.text, "the batch to wait")
             await jobs.run(lambda store: store.delete_file("me", spare))
 
         deleted = asyncio.create_task(delete_when_full())
 
-        async def slowly(_: dict[str, Any]) -> None:
-            await asyncio.sleep(0.003)
+        async def the_last_when_full(body: dict[str, Any]) -> None:
+            if body["n"] >= 40:
+                await until(lambda: jobs.store.full, "the results of the others to fill the store")
 
-        job = await worked_off(jobs, Endpoint(slowly), clock, lambda job: job.ended)
+        job = await worked_off(jobs, Endpoint(the_last_when_full), clock, lambda job: job.ended)
         await deleted
         assert (job.state, job.completed) == (JobState.COMPLETED, 60)
 
@@ -526,7 +537,8 @@ def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, mo
         await jobs.create(job_of(file_id, clock))
 
         async def stuck(body: dict[str, Any]) -> None:
-            await asyncio.sleep(0.05)
+            looks = clock.looks
+            await until(lambda: clock.looks > looks + 9, "the runner to wait for the lines")
             clock.now += DAY_S * body["n"]
             await asyncio.Event().wait()
 
@@ -556,19 +568,17 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))
-        begun: Sequence[str] = []
-        async with asyncio.timeout(20):
-            while "batch_o" not in begun:
-                await asyncio.sleep(0.002)
-                found = await jobs.run(lambda store: store.unfinished())
-                begun = [job.id for job in found if job.state is JobState.IN_PROGRESS]
-            assert set(begun) <= {"batch_a0", "batch_a1", "batch_o"}
-            ended = ("batch_a5", "batch_a6")
-            await jobs.cancel("me", ended[0])
-            await jobs.run(lambda store: store.update(ended[1], expires_at=0))
-            await jobs.create(job_of(file_id, clock, "batch_a10"))
-            while set(ended) & {job.id for job in await jobs.run(lambda store: store.unfinished())}:  # noqa: ASYNC110  as above
-                await asyncio.sleep(0.002)
+
+        def begun(store: Store) -> set[str]:
+            found = {job.id for job in store.unfinished() if job.state is JobState.IN_PROGRESS}
+            return found if "batch_o" in found else set()
+
+        assert await stored(jobs, begun) <= {"batch_a0", "batch_a1", "batch_o"}
+        ended = ("batch_a5", "batch_a6")
+        await jobs.cancel("me", ended[0])
+        await jobs.run(lambda store: store.update(ended[1], expires_at=0))
+        await jobs.create(job_of(file_id, clock, "batch_a10"))
+        await stored(jobs, lambda store: not {*ended} & {job.id for job in store.unfinished()})
         runner.stop()
         await running
         cancelled, expired = await jobs.run(lambda store: [store.job("me", name) for name in ended])

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 def builds_by(place: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> EngineBuilder:
     """A builder whose processes run this instead."""
     file = place / "script"
-    file.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, subprocess, time\n{script}")
+    file.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, subprocess\n{script}")
     file.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(file))
     monkeypatch.chdir(place)
@@ -70,14 +70,12 @@ def test_clients_hear_of_no_place(place: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_build_is_told_to_end_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the drain begins, and not again at its end: that would interrupt its clearing up."""
     script = """
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 pathlib.Path("started").touch()
-while not told:
-    time.sleep(0.01)
+signal.sigwait([signal.SIGTERM])
 pathlib.Path("told").touch()
-time.sleep(0.5)
-pathlib.Path("times").write_text(str(len(told)))
+again = signal.sigtimedwait([signal.SIGTERM], 0.5)
+pathlib.Path("times").write_text("1" if again is None else "2")
 """
     builder = builds_by(place, monkeypatch, script)
     with ThreadPoolExecutor(1) as pool:
@@ -99,7 +97,7 @@ def test_what_a_killed_build_had_started_ends_too(place: Path, monkeypatch: pyte
     script = """
 subprocess.Popen(["sleep", "60"])
 pathlib.Path("started").write_text(str(os.getpid()))
-time.sleep(60)
+signal.pause()
 """
     builder = builds_by(place, monkeypatch, script)
     with ThreadPoolExecutor(1) as pool:

@@ -24,6 +24,7 @@ from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
 from tests.support.tasks import tiny_model, write_bundle
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,9 +107,7 @@ class Bench:
 
     async def until(self, state: SlotState) -> None:
         """Waits for a state."""
-        async with asyncio.timeout(10):
-            while self.slot.state is not state:  # noqa: ASYNC110  a drain is looked for, not told
-                await asyncio.sleep(0.001)
+        await until(lambda: self.slot.state is state, f"the state {state}")
 
     async def serve(self) -> Life:
         """Starts the slot and waits until it serves."""

@@ -29,7 +29,7 @@ from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
 from tests.support.virtual_time import virtually
-from tests.support.waiting import wait_for
+from tests.support.waiting import until, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,7 @@ def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that does nothing for long."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
         yield process
         process.kill()
 
@@ -177,11 +177,8 @@ def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[b
             wait_for(lambda: not is_stopped(sleeper.pid), "its end")
             await task
             task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(2)], 1e9))
-            async with asyncio.timeout(50 * PERIOD_S):
-                while not is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
-                    await asyncio.sleep(0.001)
-                while is_stopped(sleeper.pid):  # noqa: ASYNC110  another process
-                    await asyncio.sleep(0.001)
+            await until(lambda: is_stopped(sleeper.pid), "a pause", 50 * PERIOD_S)
+            await until(lambda: not is_stopped(sleeper.pid), "a turn", 50 * PERIOD_S)
             assert pace.paused_s > 0
         wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
         assert bench.dispatcher.observer is bench.sizes

@@ -24,11 +24,13 @@ def test_a_look_that_fails_is_not_the_last(
 ) -> None:
     """Whatever a swap raises: it is told, unless whoever refused has told it, and the watch goes on."""
     swaps: list[tuple[str, int]] = []
+    third = asyncio.Event()
 
     async def swap(name: str, version: int) -> None:
         swaps.append((name, version))
         if len(swaps) <= 2:
             raise error
+        third.set()
 
     class Always(RepositoryWatch):
         """One for which there always is a newer version."""
@@ -39,8 +41,7 @@ def test_a_look_that_fails_is_not_the_last(
     async def main() -> None:
         versions = cast("Versions", SimpleNamespace(served=lambda: {"m": 1}, swap=swap))
         watching = asyncio.create_task(Always(tmp_path, versions, 0.001).run())
-        while len(swaps) < 3:  # noqa: ASYNC110  two that failed and one that did not
-            await asyncio.sleep(0.001)
+        await asyncio.wait_for(third.wait(), 10)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 

@@ -15,6 +15,7 @@ from serving.settings import Settings
 from tests.support.certificates import Certificates
 from tests.support.credentials import FIRST, SECOND, write_keys
 from tests.support.refused_settings import problems
+from tests.support.virtual_time import virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,25 +124,23 @@ def test_what_is_remembered_is_bounded_and_forgotten(tmp_path: Path) -> None:
     assert not keys.allow(b"Bearer " + FIRST.encode())
 
 
-def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+@virtually
+async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     """It is read once it has stood still for a while, and then once."""
     file, told = tmp_path / "file", []
 
     async def reload() -> None:
         told.append(file.read_text(encoding="utf-8"))
 
-    async def write() -> None:
-        watch = FileWatch()
-        watch.add("the file", [file], reload)
-        running = asyncio.create_task(watch.run())
-        for count in range(1, 16):
-            file.write_text("x" * count, encoding="utf-8")
-            await asyncio.sleep(0.1)
-        assert told == []
-        await asyncio.sleep(2)
-        running.cancel()
-
-    asyncio.run(write())
+    watch = FileWatch()
+    watch.add("the file", [file], reload)
+    running = asyncio.create_task(watch.run())
+    for count in range(1, 16):
+        file.write_text("x" * count, encoding="utf-8")
+        await asyncio.sleep(0.1)
+    assert told == []
+    await asyncio.sleep(2)
+    running.cancel()
     assert told == ["x" * 15]
 
 

@@ -15,6 +15,7 @@ from serving.net.buffers import BufferBudget
 from serving.settings import Settings
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -115,9 +116,7 @@ class Peer:
     async def inflated(self, *parts: bytes) -> None:
         """The same where a thread has to work."""
         await self.say(*parts)
-        async with asyncio.timeout(10):
-            while not self.wire.written.count(b"grpc-status"):  # noqa: ASYNC110  what ends it is another thread
-                await asyncio.sleep(0.01)
+        await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
 
     def frames(self) -> list[http2.Frame]:
         """What the server wrote."""

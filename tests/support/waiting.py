@@ -1,7 +1,8 @@
-"""Waiting for what happens in another process."""
+"""Waiting for what happens in another process or thread."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,3 +26,16 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
         time.sleep(_PAUSE_S)
     return value
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    """`wait_for` that lets the event loop work meanwhile.
+
+    Raises:
+        TimeoutError: The condition was not true in time; it names `what`.
+    """
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"waited {seconds:g} s for {what}")
+        await asyncio.sleep(_PAUSE_S / 10)
