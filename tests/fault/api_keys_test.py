@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ from google.protobuf import descriptor_pb2
 
 import serving
 from serving.grpc.services import reflection_pb2
+from serving.security.keys import ApiKeys
+from serving.security.watch import FileWatch
 from tests.support.clients import (
     MODEL_INFER,
     HttpConnection,
@@ -41,10 +45,11 @@ from tests.support.models import NAME
 from tests.support.server import Server
 from tests.support.tables import Tables
 from tests.support.triton_clients import FLAVOURS, TritonClient
+from tests.support.virtual_time import virtually
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 WEB = Path(serving.__file__).parent / "web"
 CONSOLE = {f"/console/{entry.name}" for entry in WEB.iterdir() if entry.suffix != ".html"}
@@ -58,6 +63,8 @@ METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 SMALL = b'{"inputs": "small"}'
 RESOURCE_EXHAUSTED, UNAUTHENTICATED = 8, 16
+READ_AGAIN_S = 2.0
+"""In which a change of the file has been noticed."""
 
 
 @pytest.fixture(scope="module")
@@ -380,36 +387,59 @@ def test_keys_are_read_again(serve: Callable[..., Server], tables: Tables, tmp_p
     sweep(server, tables, good=(SECOND, THIRD), bad=(FIRST,))
 
 
-def test_a_secret_of_kubernetes_is_followed(serve: Callable[..., Server], tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def watched(file: Path) -> AsyncIterator[ApiKeys]:
+    """The keys of a file, read again as the server does while the block runs."""
+    keys, watch = ApiKeys(file), FileWatch()
+
+    async def reload() -> None:
+        keys.reload()
+
+    watch.add("API keys", [file], reload)
+    running = asyncio.create_task(watch.run())
+    yield keys
+    running.cancel()
+
+
+def allows(keys: ApiKeys, *asked: str) -> list[bool]:
+    """Which of these keys count."""
+    return [keys.allow(f"Bearer {key}".encode()) for key in asked]
+
+
+@virtually
+async def test_a_secret_of_kubernetes_is_followed(tmp_path: Path) -> None:
     """Its files are links through `..data`, which is turned round in one move."""
     for name, key in (("before", FIRST), ("after", SECOND)):
         (tmp_path / name).mkdir()
         write_keys(tmp_path / name / "keys", key)
     (tmp_path / "..data").symlink_to("before")
     (tmp_path / "keys").symlink_to("..data/keys")
-    server = serve("--engine", "fake", "--api-keys-file", str(tmp_path / "keys"))
-    assert (ask(server.http, FIRST), ask(server.http, SECOND)) == (200, 401)
-    (tmp_path / "..new").symlink_to("after")
-    (tmp_path / "..new").replace(tmp_path / "..data")
-    wait_for(lambda: ask(server.http, SECOND) == 200, "the new key to count")
-    assert ask(server.http, FIRST) == 401
+    async with watched(tmp_path / "keys") as keys:
+        assert allows(keys, FIRST, SECOND) == [True, False]
+        (tmp_path / "..new").symlink_to("after")
+        (tmp_path / "..new").replace(tmp_path / "..data")
+        await asyncio.sleep(READ_AGAIN_S)
+        assert allows(keys, FIRST, SECOND) == [False, True]
 
 
-def test_a_file_that_is_broken_changes_nothing(serve: Callable[..., Server], tmp_path: Path) -> None:
+@virtually
+async def test_a_file_that_is_broken_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Empty, wrong or gone: the keys that were there go on to count, and the log says why, without what stood there."""
     file = write_keys(tmp_path / "keys", FIRST)
-    server = serve("--engine", "fake", "--api-keys-file", str(file))
-    for content, words in (("# none\n", "no key in it"), (f"{SECOND}\nséçrét\n", "line 2"), (None, "No such file")):
-        if content is None:
-            file.unlink()
-        else:
-            file.write_text(content, encoding="utf-8")
-        server.wait_logged(words)
-        assert (ask(server.http, FIRST), ask(server.http, SECOND)) == (200, 401)
-    assert server.log.count("stays in use") == 3
-    assert not [word for word in (FIRST, SECOND, "séçrét", "Traceback") if word in server.log]
-    write_keys(file, SECOND)
-    wait_for(lambda: ask(server.http, SECOND) == 200, "the new key to count")
+    async with watched(file) as keys:
+        for content, words in (("# none\n", "no key in it"), (f"{SECOND}\nséçrét\n", "line 2"), (None, "No such file")):
+            if content is None:
+                file.unlink()
+            else:
+                file.write_text(content, encoding="utf-8")
+            await asyncio.sleep(READ_AGAIN_S)
+            assert words in caplog.text
+            assert allows(keys, FIRST, SECOND) == [True, False]
+        assert caplog.text.count("stays in use") == 3
+        assert not [word for word in (FIRST, SECOND, "séçrét", "Traceback") if word in caplog.text]
+        write_keys(file, SECOND)
+        await asyncio.sleep(READ_AGAIN_S)
+        assert allows(keys, SECOND) == [True]
 
 
 def test_without_keys_nothing_is_asked_for(fake_server: Server) -> None:

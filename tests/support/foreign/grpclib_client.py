@@ -41,10 +41,9 @@ async def talk(job: dict[str, Any]) -> dict[str, Any]:
                 await infer(one)
             except GRPCError as error:
                 found["refused"] = error.status.name
-        task = asyncio.ensure_future(infer(large[0]))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with infer.open() as stream:
+            await stream.send_message(large[0], end=True)
+            await stream.cancel()
         found["after a cancel"] = [(await infer(good[0])).hex()]
         async with StreamStreamMethod(channel, job["stream"], bytes, bytes).open() as stream:
             for one in good:
