@@ -1,6 +1,7 @@
 """What connections promise, they promise over TLS as well: tests of plain ones, run again where both sides speak it.
 
-The names of the tests are those of the modules that they come from. The short form runs one of each kind.
+The names of the tests are those of the modules that they come from. The short form runs one of each kind in which the
+connection differs: what is read in pieces, what is written at once, how a side ends it, and what an end finds under way.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ SHORT = {
     *("test_requests_sent_ahead_are_answered_in_their_order", "test_a_refusal_comes_after_the_answers_that_are_due"),
     *("test_a_request_in_single_bytes_is_read", "test_a_client_that_waits_for_leave_gets_it"),
     *("test_row_05_body_declared_is_refused_before_it_is_sent", "test_row_08_slow_body", "test_row_08_idle_connection"),
-    *("test_row_06_a_million_chunks", "test_row_08_silent_connection", "test_row_05_grpc_message"),
+    *("test_row_06_a_million_chunks", "test_row_08_silent_connection", "test_row_13_http_client_vanishes_while_queued"),
     *("test_a_call", "test_a_call_in_single_bytes", "test_calls_side_by_side", "test_large_calls_side_by_side"),
-    *("test_a_reply_larger_than_the_window", "test_a_client_that_does_not_read", "test_row_12_pings_beside_calls"),
-    *("test_row_13_http_client_vanishes_while_queued", "test_row_13_grpc_call_is_cancelled_while_queued"),
+    *("test_a_reply_larger_than_the_window", "test_a_client_that_does_not_read"),
     *("test_row_55_requests_under_way_are_finished", "test_row_57_requests_past_the_drain_limit"),
 }
 LEFT_OUT = {
