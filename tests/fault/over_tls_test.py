@@ -1,7 +1,7 @@
 """What connections promise, they promise over TLS as well: tests of plain ones, run again where both sides speak it.
 
-The names of the tests are those of the modules that they come from. The short form runs one of each kind in which the
-connection differs: what is read in pieces, what is written at once, how a side ends it, and what an end finds under way.
+The names of the tests are those of the modules that they come from. The short form runs one of each kind that TLS
+changes: reading in pieces, writing at once, how a side ends the connection, and what that end finds under way.
 """
 
 from __future__ import annotations
