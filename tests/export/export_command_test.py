@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small checkpoint."""
-    return write_checkpoint(tmp_path / "small")
+    return write_checkpoint(tmp_path / "small", layers=1)
 
 
 def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:

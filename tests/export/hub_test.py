@@ -28,7 +28,7 @@ MODEL = "somebody/small"
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     """With one small checkpoint."""
-    with Hub(MODEL, write_checkpoint(tmp_path / "files"), tmp_path / "client") as running:
+    with Hub(MODEL, write_checkpoint(tmp_path / "files", layers=1), tmp_path / "client") as running:
         yield running
 
 
