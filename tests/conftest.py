@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,8 @@ pytest_plugins = ["tests.support.by_change", "tests.support.resume"]
 
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+_MANY_MODULES = 50
 
 # From here on, as pytest imports the other conftests before it collects where it is given their folders.
 COLLECTING = contextlib.ExitStack()
@@ -137,6 +140,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Loads what collecting the test's module deferred, before a fixture or the test changes anything."""
     assert isinstance(item, pytest.Function)
     DEFERRED.load(item.module.__name__)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[object]:
+    """Lets the garbage collector skip what a test imported, such as what PyTorch loads for its first export."""
+    before = len(sys.modules)
+    done = yield
+    if len(sys.modules) > before + _MANY_MODULES:
+        with lasting_objects():
+            pass
+    return done
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,7 +28,7 @@ LOADED = "loading the weights"
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint."""
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "small")
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "small", layers=1)
 
 
 @pytest.fixture(scope="module")

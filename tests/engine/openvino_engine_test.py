@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,11 +27,11 @@ from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import MISFITS, model_at
+from tests.support.models import cache_key, kept
 from tests.support.poison import TINY_SIZE, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -45,19 +46,26 @@ UNSEEN = {"one-more-input", "unknown-operator"}
 
 
 @pytest.fixture(scope="module")
-def specs(models: Path, encoded: Sequence[EncodedText], tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
+def specs(models: Path, encoded: Sequence[EncodedText]) -> list[ModelSpec]:
     """The demo model in fp32, and in INT8 with ranges found while running and with fixed ones."""
-    folder = tmp_path_factory.mktemp("openvino")
-    checkpoint = open_checkpoint(find("demo"), None, [].append)
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     fp32 = Repository.open(models, "fp32").models[0].spec()
-    cuts = int8.cuts_of(folder / "raw.onnx", fp32, encoded, lambda _done, _total: None)
-    found = [msgspec.structs.replace(fp32, copied=False)]  # its own graphs for short lengths are nothing new
-    for name, way in (("dynamic", None), ("static", cuts)):
-        path = folder / f"{name}.onnx"
-        export_openvino.quantize(folder / "raw.onnx", path, optimize.shape_of(checkpoint), way)
-        found.append(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)))
-    return found
+
+    def quantise(folder: Path) -> None:
+        checkpoint = open_checkpoint(find("demo"), None, [].append)
+        task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
+        cuts = int8.cuts_of(folder / "raw.onnx", fp32, encoded, lambda _done, _total: None)
+        for name, way in (("dynamic", None), ("static", cuts)):
+            shape = optimize.shape_of(checkpoint)
+            export_openvino.quantize(folder / "raw.onnx", folder / f"{name}.onnx", shape, way)
+        (folder / "raw.onnx").unlink()
+
+    own = Path(__file__)
+    folder = kept(f"openvino-{cache_key(own, own.with_name('conftest.py'))}", quantise)
+    paths = [folder / f"{name}.onnx" for name in ("dynamic", "static")]
+    return [
+        msgspec.structs.replace(fp32, copied=False),  # its own graphs for short lengths are nothing new
+        *(msgspec.structs.replace(fp32, path=str(path), sha256=digest(path)) for path in paths),
+    ]
 
 
 @pytest.fixture(scope="module")

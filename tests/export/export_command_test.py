@@ -5,9 +5,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,22 +24,24 @@ from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Quantisation
 from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.fork_server import export_fork_server
 from tests.support.gpus import without_gpu
 from tests.support.models import MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from tests.support.exports import Export
-
-ROOT = Path(__file__).parents[2]
-FRONT_DOOR = [sys.executable, str(ROOT / "bertserve.py"), "export"]
+    from tests.support.fork_server import ForkedProcess
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small checkpoint."""
-    return write_checkpoint(tmp_path / "small")
+    return write_checkpoint(tmp_path / "small", layers=1)
 
 
 def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
@@ -329,14 +329,16 @@ def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
 
 
-def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
-    """Starts an export and returns once it has finished a stage."""
-    child = subprocess.Popen(
-        [*FRONT_DOOR, str(folder), "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@contextmanager
+def exporting_until(stage: str, folder: Path, out: Path, errors: Path) -> Iterator[ForkedProcess]:
+    """An export that has finished a stage and runs; its standard error goes to the file `errors`."""
+    with errors.open("w") as file:
+        words = ["export", str(folder), "--out", str(out)]
+        child = export_fork_server().start(words, os.environ, folder, errors=file.fileno())
     assert child.stdout is not None
-    assert any(stage in line for line in child.stdout)
-    return child
+    with child.stdout:
+        assert any(stage in line for line in child.stdout)
+        yield child
 
 
 @pytest.mark.parametrize(
@@ -349,11 +351,10 @@ def start_until(stage: str, folder: Path, out: Path) -> subprocess.Popen[str]:
 def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
     """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
     folder = write_checkpoint(tmp_path / "small", positions=512, hidden_size=128)
-    with start_until(stage, folder, tmp_path / "models") as child:
+    with exporting_until(stage, folder, tmp_path / "models", tmp_path / "errors") as child:
         child.send_signal(number)
-        _, error = child.communicate(timeout=60)
-    assert child.returncode == code
-    assert error == f"bertserve export: interrupted by {number.name}\n"
+        assert child.wait(60) == code
+    assert (tmp_path / "errors").read_text() == f"bertserve export: interrupted by {number.name}\n"
     assert not (tmp_path / "models").exists()
 
 
@@ -363,8 +364,9 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Sig
 def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stage: str) -> None:
     """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
     out = tmp_path / "models"
-    with start_until(stage, folder, out) as child:
+    with exporting_until(stage, folder, out, tmp_path / "errors") as child:
         child.kill()
+        child.wait()
     (leftover,) = (out / "small").iterdir()
     assert leftover.name.startswith(".staging-")
     with pytest.raises(StartupError, match="holds no model"):

@@ -13,6 +13,7 @@ import pytest
 
 from serving.models.bundle import read_bundle
 from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
+from tests.support.fork_server import export_fork_server
 from tests.support.hub import GATED, TOKEN, Hub
 from tests.support.megatron import write_megatron
 from tests.support.tensor_bundles import write_google_bert
@@ -27,21 +28,14 @@ MODEL = "somebody/small"
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     """With one small checkpoint."""
-    with Hub(MODEL, write_checkpoint(tmp_path / "files"), tmp_path / "client") as running:
+    with Hub(MODEL, write_checkpoint(tmp_path / "files", layers=1), tmp_path / "client") as running:
         yield running
 
 
 def export(hub: Hub, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in a process of its own: the hub's client reads its environment once."""
-    return subprocess.run(
-        [sys.executable, "bertserve.py", "export", *words],
-        cwd=ROOT,
-        env={**os.environ, "HF_TOKEN": "", **hub.environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = {**os.environ, "HF_TOKEN": "", **hub.environment, **variables}
+    return export_fork_server().run(["export", *words], env, ROOT, timeout_s=300)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:

@@ -40,7 +40,7 @@ BUILD_LIMIT_S = 60.0
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a small model that runs on a CPU and brings what an engine is built of."""
     folder, root = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("exported")
-    write_checkpoint(folder / "small")
+    write_checkpoint(folder / "small", layers=1)
     assert export([str(folder / "small"), "--out", str(root), "--precision", "fp32", "--tensorrt", "graph"]) == 0
     return root
 

