@@ -177,7 +177,7 @@ def _ended_for_its_cost() -> Iterator[None]:
             raise
 
 
-@pytest.mark.parametrize("count", [25_000, pytest.param(500_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [25_000, pytest.param(500_000, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("way", ["http", "grpc"])
 def test_any_number_of_small_refusals_leaves_nothing(uncollected_server: Server, way: str, count: int) -> None:
     """A million of them, half over each wire: no list, table or label grows with them."""

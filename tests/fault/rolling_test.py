@@ -31,7 +31,7 @@ def test_row_55_restarts_behind_a_proxy(models: Path, tmp_path: Path) -> None:
 
 
 @needs_haproxy
-@pytest.mark.long
+@pytest.mark.endurance
 def test_row_55_restarts_behind_a_proxy_in_full(models: Path, tmp_path: Path) -> None:
     """The model itself, at 0.7 of what three replicas carry, twenty restarts and 200,000 requests."""
     found = experiment(Plan(models, tmp_path, RESTARTS, REQUESTS, None, (), 5.0), lambda _: None)

@@ -55,7 +55,7 @@ def test_an_attack(attacked: Server, victim: Victim, polite: Polite, attacker: C
     assert get(attacked.metrics, "/readyz").status == 200
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_in_full(attacked: Server, victim: Victim, polite: Polite, attacker: Child, name: str) -> None:
     """Nor does one that lasts."""

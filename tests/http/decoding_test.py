@@ -146,7 +146,7 @@ def test_no_refusal_repeats_what_was_received(kind: type[msgspec.Struct], value:
     assert_no_echo(kind, json.dumps(value).encode())
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @pytest.mark.parametrize("kind", MESSAGES)
 @given(value=st.dictionaries(keys, values, max_size=6) | values)
 @settings(derandomize=True, max_examples=20_000, deadline=None)

@@ -262,7 +262,7 @@ def test_answers_for_each_token_are_kept_without_padding() -> None:
     assert [part.shape for part in asyncio.run(kept("fill_mask", masks))] == [(1, 4), (1, 4), (1,)]
 
 
-@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.endurance)])
 def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
     """Of different texts with vectors of 1.5 KB; those that are asked for again and again stay."""
     most = 16 * MIB

@@ -613,7 +613,7 @@ def test_each_request_has_exactly_one_outcome_and_the_right_rows(drawn: bytes) -
     play(drawn)
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @given(st.binary(min_size=50, max_size=400))
 @settings(derandomize=True, max_examples=30_000, deadline=None)
 def test_each_request_has_exactly_one_outcome_over_long_schedules(drawn: bytes) -> None:

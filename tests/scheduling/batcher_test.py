@@ -478,7 +478,7 @@ def test_every_choice_keeps_every_rule(situation: tuple[WorkQueue, Lanes, Policy
     check(situation)
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @given(situations())
 @settings(derandomize=True, max_examples=FULL, deadline=None)
 def test_every_choice_keeps_every_rule_at_full_size(

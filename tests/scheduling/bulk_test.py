@@ -343,7 +343,7 @@ def test_bulk_work_has_its_share_of_a_device_that_never_rests(seed: int, lanes: 
     check_shares(seed, lanes, share)
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
 @settings(derandomize=True, max_examples=FULL, deadline=None)
 def test_bulk_work_has_its_share_of_a_device_that_never_rests_at_full_size(seed: int, lanes: int, share: float) -> None:

@@ -181,7 +181,7 @@ def test_no_item_is_lost_doubled_or_overtaken() -> None:
     run_state_machine_as_test(_QueueBesideAList, settings=short)
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 def test_no_item_is_lost_doubled_or_overtaken_at_full_size() -> None:
     """The same, for longer."""
     full = settings(derandomize=True, max_examples=3000, stateful_step_count=100, deadline=None)

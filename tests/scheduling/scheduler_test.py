@@ -475,7 +475,7 @@ def test_no_item_is_lost_doubled_or_started_against_the_rules(schedule: tuple[li
     replay(schedule)
 
 
-@pytest.mark.long
+@pytest.mark.endurance
 @given(schedules())
 @settings(derandomize=True, max_examples=FULL, deadline=None)
 def test_no_item_is_lost_doubled_or_started_against_the_rules_at_full_size(

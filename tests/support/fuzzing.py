@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def sizes(full: int) -> Any:
     """Parametrises a test with `examples`: a twentieth, and in the long tests all of them."""
-    return pytest.mark.parametrize("examples", [full // 20, pytest.param(full, marks=pytest.mark.long)])
+    return pytest.mark.parametrize("examples", [full // 20, pytest.param(full, marks=pytest.mark.endurance)])
 
 
 def each(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
