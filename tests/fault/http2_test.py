@@ -222,7 +222,7 @@ def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
 
 def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
     """Once the buffers are full it is not read either, and is cut off after `body_timeout_s`."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--body-timeout-s", "1")
+    server = serve(*FAKE, "--body-timeout-s", "1")
     message = infer(["x"] * 128)
     with RawHttp2(server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 2**31 - 1)) as connection:
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -609,7 +609,7 @@ def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
 
 def test_watchers_hear_of_the_end(serve: Callable[..., Server]) -> None:
     """Whoever watches the health is told each state, and does not hold up the end."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--lame-duck-s", "1")
+    server = serve(*FAKE, "--lame-duck-s", "1")
     seen = []
     with open_channel(server.grpc) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -634,7 +634,7 @@ def test_watching_a_service_that_does_not_exist(fake_server: Server) -> None:
 
 def test_ipv6(serve: Callable[..., Server]) -> None:
     """The server listens on an IPv6 address."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--host", "::1", wait_ready=False)
+    server = serve(*FAKE, "--host", "::1", wait_ready=False)
     server.wait_logged("state: ready")
     port = server.grpc.rpartition(":")[2]
     with grpc.insecure_channel(f"[::1]:{port}") as channel:
