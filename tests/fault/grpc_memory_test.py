@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZE = 2 << 20
-CALLS, WARM_UP = 16, 4
+CALLS, WARM_UP = 32, 10
 ALLOWED = SIZE // 4
 """Of each message; the rest is what allocators keep."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -23,6 +25,7 @@ from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, elapsed
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from tests.support.server import Server
 
+PATIENT_WATCHDOG = (*FAKE, "--engine-hang-s", "60")
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 BODY_LIMIT = 4 << 20
 WINDOW = 65_535
@@ -61,6 +65,16 @@ def serves(server: Server) -> bool:
     with RawHttp2(server.grpc) as connection:
         connection.call(1, b"", LIVE)
         return connection.reply(1).status == 0
+
+
+@contextlib.contextmanager
+def stopped_engine(server: Server) -> Iterator[None]:
+    """Holds the server's engine still while the block runs: what it is sent is under way as long."""
+    engine = server.engine_pid()
+    assert engine is not None
+    stop(engine)
+    yield
+    os.kill(engine, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -571,8 +585,8 @@ def test_row_11_streams_at_a_time(connection: RawHttp2) -> None:
 
 def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
     """A call that is cancelled while it is computed frees its permit at once and is counted."""
-    server = serve(*FAKE, "--fake-ms", "300")
-    with RawHttp2(server.grpc) as connection:
+    server = serve(*PATIENT_WATCHDOG)
+    with stopped_engine(server), RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["cancelled"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
         connection.send(frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x08"))
@@ -588,20 +602,21 @@ def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
 
 def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
     """First all streams are welcome; once the client has heard, the last is named, and it is still answered."""
-    server = serve(*FAKE, "--fake-ms", "300")
+    server = serve(*PATIENT_WATCHDOG)
     with RawHttp2(server.grpc) as connection:
-        connection.call(1, infer(["under way"]))
-        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
-        server.signal(2)
-        first = connection.await_frame(http2.GOAWAY)
-        assert struct.unpack(">II", first.payload) == (2**31 - 1, http2.NO_ERROR)
-        ping = connection.await_frame(http2.PING)
-        connection.call(3, infer(["on its way"]))
-        connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
-        second = connection.await_frame(http2.GOAWAY)
-        assert struct.unpack(">II", second.payload) == (3, http2.NO_ERROR)
-        connection.call(5, infer(["too late"]))
-        assert connection.reply(5).reset == http2.REFUSED_STREAM
+        with stopped_engine(server):
+            connection.call(1, infer(["under way"]))
+            wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
+            server.signal(2)
+            first = connection.await_frame(http2.GOAWAY)
+            assert struct.unpack(">II", first.payload) == (2**31 - 1, http2.NO_ERROR)
+            ping = connection.await_frame(http2.PING)
+            connection.call(3, infer(["on its way"]))
+            connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
+            second = connection.await_frame(http2.GOAWAY)
+            assert struct.unpack(">II", second.payload) == (3, http2.NO_ERROR)
+            connection.call(5, infer(["too late"]))
+            assert connection.reply(5).reset == http2.REFUSED_STREAM
         assert connection.reply(3).status == 0
         assert connection.reply(1).status == 0
     assert server.wait(5) == 0
