@@ -12,7 +12,7 @@ from tests.support.browser import Browser, chromium
 from tests.support.deferred import DEFERRED
 from tests.support.lasting import lasting_objects
 from tests.support.models import demo_repository
-from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server
+from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server, measured
 from tests.support.skips import fail_in_ci
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def tasks_repository(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest
 @pytest.fixture(scope="session")
 def tasks_server(tasks_repository: Path) -> Iterator[Server]:
     """A server of all of them."""
-    with Server(tasks_repository) as running:
+    with Server(tasks_repository, *measured(tasks_repository)) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.browser import PageError
 from tests.support.clients import post_json
 from tests.support.console import DASH, MINUS, PASSAGE, QUESTION, TEXT, answered, ask, cells, reply, visit
-from tests.support.server import Server
+from tests.support.server import Server, measured
 from tests.support.tasks import HIDDEN_SIZE, LABELS, TASKS, tiny_model, write_bundle
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def odd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     said["artifacts"][0]["accuracy"] = [figures]
     said["artifacts"][0]["parity"] |= {"agreement": 0.992, "texts": 256}
     manifest.write_text(json.dumps(said))
-    with Server(repository) as running:
+    with Server(repository, *measured(repository)) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.clients import BOTH, Grpc, Refused, Tei, get, metric, post_json
-from tests.support.server import Server
+from tests.support.server import FAKE, Server
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from tests.support.clients import Transport
 
-FAKE = ("--engine", "fake", "--precision", "fp32")
 PRIVATE = "xylophone"
 
 

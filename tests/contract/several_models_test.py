@@ -12,7 +12,7 @@ import pytest
 
 from serving.operations.announcement import EXAMPLES
 from tests.support.clients import get, post_json
-from tests.support.server import Server, refused_start
+from tests.support.server import Server, measured, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def several(repository: Path) -> Iterator[Server]:
     """A server of all of them, two of which are their tasks' defaults."""
-    with Server(repository, "--default", "answer=answer-1,tag=tag-0") as server:
+    with Server(repository, *measured(repository), "--default", "answer=answer-1,tag=tag-0") as server:
         yield server
 
 

@@ -13,7 +13,7 @@ import transformers
 
 from tests.support.clients import V2Json, get, http_call, metric, post_json
 from tests.support.pipelines import pipeline_answers
-from tests.support.server import Server
+from tests.support.server import Server, measured
 from tests.support.tasks import LABELS, MAX_LENGTH, TinyModel, write_bundle
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def test_every_task_answers_the_same_from_the_cache(server: Server, tasks_reposi
         ("/embed", {"inputs": CONTEXT, "chunk": True, "chunk_tokens": 12, "chunk_overlap": 4}),
         ("/models/embed_tokens/embed", {"inputs": CONTEXT, "chunk": True, "late_chunking": True, "chunk_tokens": 12}),
     ]
-    with Server(tasks_repository, "--response-cache-mb", "8") as cached:
+    with Server(tasks_repository, *measured(tasks_repository), "--response-cache-mb", "8") as cached:
         for path, message in asked:
             first, second = (post_json(cached.http, path, json.dumps(message).encode()) for _ in range(2))
             assert first.body == second.body

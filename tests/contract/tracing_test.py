@@ -12,14 +12,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.support.clients import Grpc, Tei, metric, post_json
 from tests.support.collector import Collector, attributes
-from tests.support.server import Server, free_port
+from tests.support.server import FAKE, Server, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FAKE = ("--engine", "fake", "--precision", "fp32")
 STAGES = ["receive", "tokenize", "queue", "engine", "encode"]
 PRIVATE = "xylophone"
 BODY = json.dumps({"inputs": ["a text", PRIVATE]}).encode()

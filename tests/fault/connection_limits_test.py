@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,7 +17,7 @@ import pytest
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
 from tests.support.http2 import RawHttp2
-from tests.support.server import FAKE, START_LIMIT_S, Server
+from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -29,11 +27,6 @@ if TYPE_CHECKING:
 EMBED = b'{"inputs": "polite"}'
 JSON = {"Content-Type": "application/json"}
 ASKED = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-def limited(soft: int, hard: int) -> tuple[str, ...]:
-    """A server that may have so many files open."""
-    return ("sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"', "sh", sys.executable, "bertserve.py")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -116,7 +109,7 @@ def open_files(pid: int) -> int:
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:
     """A client that asks keeps its connection, probes answer, an engine that dies comes back, and the log says why."""
     with (
-        Server(models, *FAKE, program=limited(1024, 1024)) as server,
+        Server(models, *FAKE, files=(1024, 1024)) as server,
         contextlib.ExitStack() as held,
         Polite(server) as polite,
     ):
@@ -143,7 +136,7 @@ def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, 
 
 def test_the_soft_limit_of_files_is_raised(models: Path) -> None:
     """To the hard one, from which the number of connections follows."""
-    with Server(models, *FAKE, program=limited(400, 3000)) as server:
+    with Server(models, *FAKE, files=(400, 3000)) as server:
         soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         assert (soft, hard) == (3000, 3000)
         limit = metric(server, "bertserve_connections_limit", ports="clients")
@@ -155,13 +148,7 @@ def test_a_bound_that_the_limit_of_files_does_not_allow_is_refused(
     models: Path, files: int, options: list[str]
 ) -> None:
     """One line says how many files are needed and how many there may be."""
-    ended = subprocess.run(
-        [*limited(files, files), "serve", "--models", str(models), *FAKE, *options],
-        capture_output=True,
-        text=True,
-        timeout=START_LIMIT_S,
-        check=False,
-    )
+    ended = refused_start("--models", str(models), *FAKE, *options, files=(files, files))
     assert ended.returncode == 1
     assert f"open files, and this process may have {files}: raise the hard limit" in ended.stderr
 

@@ -19,7 +19,7 @@ from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.poison import poisoned_bundle
-from tests.support.server import FAKE, MEASURED, Server, elapsed, is_running
+from tests.support.server import FAKE, MEASURED, Server, elapsed, is_running, measured
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tests.support.clients import Transport
+    from tests.support.versions import Shelf
 
 FAULTS = {"banana": "nan", "elephant": "raise", "volcano": "exit", "glacier": "hang"}
 """Words of one token each that warm-up never runs, and what they provoke."""
@@ -180,11 +181,17 @@ def test_row_14_client_vanishes_while_computing(faulty_server: Server) -> None:
     assert faulty_server.log == lines
 
 
+@pytest.fixture(scope="module")
+def full_server(models: Path) -> Iterator[Server]:
+    """One that has room for a single request."""
+    with Server(models, *FAKE, "--max-queue-tokens", "16") as server:
+        yield server
+
+
 @both
-def test_row_35_queue_full(serve: Callable[..., Server], transport: type[Transport]) -> None:
+def test_row_35_queue_full(full_server: Server, transport: type[Transport]) -> None:
     """When as many tokens are in flight as may be, the next request is refused at once and told when to come again."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--max-queue-tokens", "16")
-    with Busy(server), transport(server) as client:
+    with Busy(full_server), transport(full_server) as client:
         with pytest.raises(Refused) as refused:
             client.embed(["one more text than there is room for"])
         with pytest.raises(Refused) as hopeless:
@@ -192,7 +199,7 @@ def test_row_35_queue_full(serve: Callable[..., Server], transport: type[Transpo
     assert refused.value.status == STATUS["overloaded"][client.family]
     assert refused.value.headers.get("retry-after") or refused.value.headers["retry-after-ms"]
     assert hopeless.value.status == STATUS["invalid"][client.family], "it would never fit"
-    assert metric(server, "bertserve_admitted_tokens") == 0
+    assert metric(full_server, "bertserve_admitted_tokens") == 0
 
 
 @both
@@ -308,7 +315,7 @@ def test_row_45_engine_killed_under_load(
     serve: Callable[..., Server], models: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """When the engine is killed, every request under way is answered 503 / UNAVAILABLE, and it comes back."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "20")
+    server = serve(*FAKE, "--fake-ms", "20")
     engine = server.engine_pid()
     assert engine is not None
     with Load(server) as load:
@@ -344,7 +351,7 @@ def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
 
 def test_row_45_refusals_while_the_engine_restarts(serve: Callable[..., Server]) -> None:
     """Meanwhile the server lives, is not ready, and refuses at once with `Retry-After`."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "150")  # warm-up takes about 1 s
+    server = serve(*FAKE, "--fake-ms", "150")  # warm-up takes about 1 s
     engine = server.engine_pid()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
@@ -381,20 +388,19 @@ def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: typ
     sing(faulty_server, models)
 
 
-def test_row_46_engine_is_stopped(serve: Callable[..., Server], models: Path) -> None:
+def test_row_46_engine_is_stopped(faulty_server: Server, models: Path) -> None:
     """An engine process that is stopped from outside is noticed as well, killed and replaced."""
-    server = serve("--engine", "fake", "--precision", "fp32")
-    engine = server.engine_pid()
+    engine = faulty_server.engine_pid()
     assert engine is not None
     stop(engine)
-    assert isinstance(outcomes(Tei, server, ["hello?"])[0], Refused)
-    wait_replaced(server, engine)
-    sing(server, models)
+    assert isinstance(outcomes(Tei, faulty_server, ["hello?"])[0], Refused)
+    wait_replaced(faulty_server, engine)
+    sing(faulty_server, models)
 
 
 def test_row_49_crash_loop(serve: Callable[..., Server], models: Path) -> None:
     """An engine that keeps dying ends the server: exit code 1 and one line that says why."""
-    options = ("--engine", "fake", "--precision", "fp32", "--fake-faults", fake_faults(models))
+    options = (*FAKE, "--fake-faults", fake_faults(models))
     server = serve(*options, "--engine-crash-limit", "2")
     engine = server.engine_pid()
     outcomes(Tei, server, ["volcano"])
@@ -407,7 +413,7 @@ def test_row_49_crash_loop(serve: Callable[..., Server], models: Path) -> None:
 def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tmp_path: Path) -> None:
     """A real model that answers NaN to a text: that request gets 500 / INTERNAL, never the numbers; others go on."""
     poisoned_bundle(models, tmp_path, word="banana")
-    server = serve("--precision", "fp32", *MEASURED, repository=tmp_path)
+    server = serve("--precision", "fp32", *measured(tmp_path), repository=tmp_path)
     for transport in BOTH:
         bad, good = outcomes(transport, server, ["a banana", "an apple"])
         assert isinstance(bad, Refused)
@@ -419,9 +425,10 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], cores: int) -> None:
+def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own_shelf: Shelf, cores: int) -> None:
     """Narrow lanes give way to the server, by as much as is asked for; without any the whole engine does."""
-    server = serve("--engine-nice", "7", "--threads", str(cores), *MEASURED)
+    options = measured(own_shelf.root, "--precision", "fp32", "--threads", str(cores))
+    server = serve("--engine-nice", "7", *options, repository=own_shelf.root)
     assert isinstance(outcomes(Tei, server, ["hello?"])[0], np.ndarray)
     engine = server.engine_pid()
     threads = [int(thread.name) for thread in Path(f"/proc/{engine}/task").iterdir()]

@@ -14,7 +14,7 @@ import pytest
 from serving.records import ON_A_GPU
 from tests.support.clients import get, metric, post_json
 from tests.support.gpus import without_gpu
-from tests.support.server import Server, is_running, refused_start
+from tests.support.server import Server, is_running, measured, refused_start
 from tests.support.simulated_gpus import environment, write_gpu_bundle
 from tests.support.tasks import MAX_LENGTH, vocabulary
 from tests.support.waiting import wait_for
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(models: Path) -> np.ndarray[Any, Any]:
     """What the CPU answers."""
-    with Server(models, "--engine", "ort-cpu") as server:
+    with Server(models, *measured(models, "--engine", "ort-cpu")) as server:
         return vectors(server)
 
 
@@ -76,7 +76,7 @@ def reasons(server: Server) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def on_a_t4(models: Path) -> Iterator[Server]:
     """A server that finds a T4."""
-    with Server(models, env=machine()) as server:
+    with Server(models, *measured(models), env=machine()) as server:
         yield server
 
 
@@ -159,7 +159,7 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
     models: Path, said: dict[str, Any], engine: str, state: str, words: dict[str, str]
 ) -> None:
     """Each engine that was not taken has its reason; a CPU although there is a GPU is a degraded server."""
-    with Server(models, env=machine(**said)) as server:
+    with Server(models, *measured(models), env=machine(**said)) as server:
         assert choice(server)["engine"] == engine
         assert get(server.http, "/status").json()["state"] == state
         assert get(server.metrics, "/readyz").status == 200
@@ -177,7 +177,7 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
 def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
     """Nobody compared the TensorRT engine with PyTorch: the next one serves, and the reason says what to do."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", unproven=["sm75"])
-    with Server(tmp_path / "models", env=machine()) as server:
+    with Server(tmp_path / "models", *measured(tmp_path / "models"), env=machine()) as server:
         assert choice(server)["engine"] == "ort-cuda"
         assert "nobody has compared model.sm75.fp16.engine with PyTorch; prove it here" in reasons(server)["tensorrt"]
 
@@ -185,7 +185,7 @@ def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) -> None:
     """Row 66: the manifest says this GPU, the library says no; what could not be seen before shows when it loads."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
-    with Server(tmp_path / "models", env=machine()) as server:
+    with Server(tmp_path / "models", *measured(tmp_path / "models"), env=machine()) as server:
         assert choice(server)["engine"] == "ort-cuda"
         assert "is no engine for this GPU and this version of TensorRT; build it again" in reasons(server)["tensorrt"]
         assert get(server.http, "/status").json()["state"] == "ready"
@@ -253,7 +253,7 @@ def faulty(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
     """One that soon takes a batch for a hang."""
     file = tmp_path_factory.mktemp("fault") / "fault"
     options = ("--engine-hang-s", "1", "--engine-crash-limit", "100")
-    with Server(models, *options, env=machine(fault=str(file))) as server:
+    with Server(models, *measured(models), *options, env=machine(fault=str(file))) as server:
         yield Faulty(server, file)
 
 
@@ -293,7 +293,7 @@ def test_row_51_non_finite_output_on_a_card(tmp_path: Path, engine: str) -> None
     warmed = {7919 * place % len(words) for place in range(MAX_LENGTH)}
     word, token = next((word, token) for word, token in words.items() if word.isalpha() and token not in warmed)
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", nan=token)
-    with Server(tmp_path / "models", "--engine", engine, env=machine()) as server:
+    with Server(tmp_path / "models", *measured(tmp_path / "models"), "--engine", engine, env=machine()) as server:
         before = server.engine_pid()
         with ThreadPoolExecutor() as pool:
             texts = [word if at % 4 == 0 else f"{at % 10}" for at in range(24)]
@@ -316,7 +316,7 @@ def kill_engines(server: Server, times: int) -> None:
 
 def test_a_crash_loop_falls_back_to_the_cpu_where_that_is_allowed(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """Row 49: after three deaths it serves on, says so everywhere, and answers the same."""
-    with Server(models, "--cpu-fallback", "true", env=machine()) as server:
+    with Server(models, *measured(models), "--cpu-fallback", "true", env=machine()) as server:
         kill_engines(server, 3)
         server.wait_state("degraded")
         assert np.allclose(vectors(server), expected, atol=1e-5)
@@ -329,7 +329,7 @@ def test_a_crash_loop_falls_back_to_the_cpu_where_that_is_allowed(models: Path, 
 
 def test_a_crash_loop_ends_the_server_where_it_is_not(models: Path) -> None:
     """Row 49: FAILED, exit code 1, and the reason in the last line."""
-    with Server(models, env=machine()) as server:
+    with Server(models, *measured(models), env=machine()) as server:
         kill_engines(server, 3)
         assert server.wait() == 1
         assert "the engine process died 3 times in 60 s" in server.log
@@ -337,7 +337,7 @@ def test_a_crash_loop_ends_the_server_where_it_is_not(models: Path) -> None:
 
 def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """Both work; while one's engine is being started the other answers everything, and the metric tells."""
-    with Server(models, env=machine(gpus=[T4, T4])) as server:
+    with Server(models, *measured(models), env=machine(gpus=[T4, T4])) as server:
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs")
         assert np.allclose(vectors(server), expected, atol=1e-5)
         status = get(server.http, "/status").json()
@@ -355,7 +355,7 @@ def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.n
 def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
     gpus = [{**T4, "memory": 200 << 20}, T4, T4]
-    with Server(models, "--engine-crash-limit", "1", env=machine(gpus=gpus)) as server:
+    with Server(models, *measured(models), "--engine-crash-limit", "1", env=machine(gpus=gpus)) as server:
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs")
         found = choice(server)
         assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
@@ -375,7 +375,9 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
 def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
     """Before it loads anything: else the one that serves would be the one that runs out of memory."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base")
-    with Server(tmp_path / "models", "--model-control", "true", env=machine(free=300 << 20)) as server:
+    with Server(
+        tmp_path / "models", *measured(tmp_path / "models"), "--model-control", "true", env=machine(free=300 << 20)
+    ) as server:
         before = server.engine_pids()
         write_gpu_bundle(tmp_path / "models", tmp_path / "base")
         reply = post_json(server.http, "/v2/repository/models/embed/load", b"{}")

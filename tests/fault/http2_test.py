@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -23,6 +25,7 @@ from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, elapsed
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from tests.support.server import Server
 
+PATIENT_WATCHDOG = (*FAKE, "--engine-hang-s", "60")
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 BODY_LIMIT = 4 << 20
 WINDOW = 65_535
@@ -61,6 +65,16 @@ def serves(server: Server) -> bool:
     with RawHttp2(server.grpc) as connection:
         connection.call(1, b"", LIVE)
         return connection.reply(1).status == 0
+
+
+@contextlib.contextmanager
+def stopped_engine(server: Server) -> Iterator[None]:
+    """Holds the server's engine still while the block runs: what it is sent is under way as long."""
+    engine = server.engine_pid()
+    assert engine is not None
+    stop(engine)
+    yield
+    os.kill(engine, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -222,7 +236,7 @@ def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
 
 def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
     """Once the buffers are full it is not read either, and is cut off after `body_timeout_s`."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--body-timeout-s", "1")
+    server = serve(*FAKE, "--body-timeout-s", "1")
     message = infer(["x"] * 128)
     with RawHttp2(server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 2**31 - 1)) as connection:
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -571,8 +585,8 @@ def test_row_11_streams_at_a_time(connection: RawHttp2) -> None:
 
 def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
     """A call that is cancelled while it is computed frees its permit at once and is counted."""
-    server = serve(*FAKE, "--fake-ms", "300")
-    with RawHttp2(server.grpc) as connection:
+    server = serve(*PATIENT_WATCHDOG)
+    with stopped_engine(server), RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["cancelled"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
         connection.send(frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x08"))
@@ -588,20 +602,21 @@ def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
 
 def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
     """First all streams are welcome; once the client has heard, the last is named, and it is still answered."""
-    server = serve(*FAKE, "--fake-ms", "300")
+    server = serve(*PATIENT_WATCHDOG)
     with RawHttp2(server.grpc) as connection:
-        connection.call(1, infer(["under way"]))
-        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
-        server.signal(2)
-        first = connection.await_frame(http2.GOAWAY)
-        assert struct.unpack(">II", first.payload) == (2**31 - 1, http2.NO_ERROR)
-        ping = connection.await_frame(http2.PING)
-        connection.call(3, infer(["on its way"]))
-        connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
-        second = connection.await_frame(http2.GOAWAY)
-        assert struct.unpack(">II", second.payload) == (3, http2.NO_ERROR)
-        connection.call(5, infer(["too late"]))
-        assert connection.reply(5).reset == http2.REFUSED_STREAM
+        with stopped_engine(server):
+            connection.call(1, infer(["under way"]))
+            wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
+            server.signal(2)
+            first = connection.await_frame(http2.GOAWAY)
+            assert struct.unpack(">II", first.payload) == (2**31 - 1, http2.NO_ERROR)
+            ping = connection.await_frame(http2.PING)
+            connection.call(3, infer(["on its way"]))
+            connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
+            second = connection.await_frame(http2.GOAWAY)
+            assert struct.unpack(">II", second.payload) == (3, http2.NO_ERROR)
+            connection.call(5, infer(["too late"]))
+            assert connection.reply(5).reset == http2.REFUSED_STREAM
         assert connection.reply(3).status == 0
         assert connection.reply(1).status == 0
     assert server.wait(5) == 0
@@ -609,7 +624,7 @@ def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
 
 def test_watchers_hear_of_the_end(serve: Callable[..., Server]) -> None:
     """Whoever watches the health is told each state, and does not hold up the end."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--lame-duck-s", "1")
+    server = serve(*FAKE, "--lame-duck-s", "1")
     seen = []
     with open_channel(server.grpc) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -634,7 +649,7 @@ def test_watching_a_service_that_does_not_exist(fake_server: Server) -> None:
 
 def test_ipv6(serve: Callable[..., Server]) -> None:
     """The server listens on an IPv6 address."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--host", "::1", wait_ready=False)
+    server = serve(*FAKE, "--host", "::1", wait_ready=False)
     server.wait_logged("state: ready")
     port = server.grpc.rpartition(":")[2]
     with grpc.insecure_channel(f"[::1]:{port}") as channel:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.clients import RawConnection, Tei, get, metric, post_json
-from tests.support.server import Server, is_running
+from tests.support.server import FAKE, Server, is_running
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FAKE = ("--engine", "fake", "--precision", "fp32")
 SENT = 30
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 BODY_LIMIT = 4 << 20
-BODIES = 24
-MOST_GROWTH = 8 * BODY_LIMIT
-"""What is left of all bodies together may be no more than so many of them; allocators keep a little."""
+BODIES = 8
+MOST_GROWTH = BODIES * BODY_LIMIT // 3
+"""What is left of all bodies together may be no more than a third of them; allocators keep a little."""
 
 _WITHOUT_COLLECTOR = "import gc, sys; gc.disable(); from bertserve import main; sys.exit(main())"
 _NOT_FINITE = "hello"
@@ -115,7 +115,8 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
         return resident_bytes(uncollected_server.pid)
 
     before = refuse(4)
-    assert refuse(BODIES) - before < MOST_GROWTH
+    after = refuse(BODIES)
+    assert after - before < MOST_GROWTH
 
 
 @pytest.mark.parametrize("sent", [1 << 20, len(REFUSED["deadline"].sent)], ids=["in its body", "behind it"])
@@ -134,6 +135,8 @@ def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int)
 
 
 _AT_ONCE = 32
+LEFT_BYTES = 800
+"""Of each small request, where they are few."""
 
 
 def _refusals(server: Server, way: str) -> Generator[None, None, None]:
@@ -177,7 +180,7 @@ def _ended_for_its_cost() -> Iterator[None]:
             raise
 
 
-@pytest.mark.parametrize("count", [25_000, pytest.param(500_000, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("count", [5_000, pytest.param(500_000, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("way", ["http", "grpc"])
 def test_any_number_of_small_refusals_leaves_nothing(uncollected_server: Server, way: str, count: int) -> None:
     """A million of them, half over each wire: no list, table or label grows with them."""
@@ -190,7 +193,8 @@ def test_any_number_of_small_refusals_leaves_nothing(uncollected_server: Server,
 
     with contextlib.closing(refusals):
         before = refuse(2_000)
-        assert refuse(count) - before < LEFT_MB * (1 << 20)
+        after = refuse(count)
+        assert after - before < min(LEFT_MB * (1 << 20), count * LEFT_BYTES)
 
 
 def test_idle_connections_hold_no_body(uncollected_server: Server) -> None:

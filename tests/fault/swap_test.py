@@ -18,7 +18,7 @@ from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, too_large
-from tests.support.server import FAKE, Server, is_running
+from tests.support.server import FAKE, Server, is_running, measured
 from tests.support.stopping import is_stopped
 from tests.support.versions import (
     BODY,
@@ -57,7 +57,7 @@ def shelf(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 @pytest.fixture(scope="module")
 def server(shelf: Shelf) -> Iterator[Server]:
     """A server that loads versions when it is asked to, with a real engine."""
-    with Server(shelf.root, *ORT, *CONTROLLED) as running:
+    with Server(shelf.root, *ORT, *measured(shelf.root), *CONTROLLED) as running:
         yield running
 
 
@@ -84,7 +84,7 @@ def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Sh
 
 def test_a_version_that_appears_is_served(own_shelf: Shelf) -> None:
     """Where the repository is watched, over every protocol, and two in a row."""
-    with Server(own_shelf.root, *ORT, *WATCHED) as watching:
+    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
         with Readers(watching, own_shelf, *CLIENTS) as readers:
             for _ in range(2):
                 wait_served(watching, own_shelf.add())
@@ -241,7 +241,7 @@ def test_the_way_back_is_one_step(server: Server, shelf: Shelf) -> None:
 
 def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shelf) -> None:
     """At once: requests that were in it fail with 503, none is refused afterwards, and it is not tried again."""
-    with Server(own_shelf.root, *ORT, *WATCHED) as watching:
+    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
         first = engines(watching)
         version = own_shelf.add()
         wait_served(watching, version)
@@ -373,7 +373,7 @@ def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: S
 
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
     """The swap waits until requests are served again, and then goes on."""
-    with Server(own_shelf.root, *ORT, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
+    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
         first = running.engine_pid()
         assert first is not None
         version = own_shelf.add()

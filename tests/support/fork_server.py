@@ -125,6 +125,7 @@ class ForkServer:
         cwd: Path,
         output: int = subprocess.PIPE,
         errors: int | None = None,
+        files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
         """Starts `bertserve` with these words.
 
@@ -134,18 +135,24 @@ class ForkServer:
             cwd: The working directory.
             output: A descriptor, or `subprocess.PIPE` for `stdout` to read it.
             errors: The descriptor of standard error; by default, it goes where standard output goes.
+            files: Soft and hard limit of open files; those of this process by default.
         """
         if output != subprocess.PIPE:
-            return self._start(words, env, cwd, (output, output if errors is None else errors), None)
+            return self._start(words, env, cwd, (output, output if errors is None else errors), None, files)
         reading, writing = os.pipe()
         outputs = (writing, writing if errors is None else errors)
         try:
-            return self._start(words, env, cwd, outputs, os.fdopen(reading, errors="replace"))
+            return self._start(words, env, cwd, outputs, os.fdopen(reading, errors="replace"), files)
         finally:
             os.close(writing)
 
     def run(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout_s: float
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        timeout_s: float,
+        files: tuple[int, int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `bertserve` with these words to its end.
 
@@ -156,7 +163,7 @@ class ForkServer:
             contextlib.closing(_Captured()) as out,
             contextlib.closing(_Captured()) as err,
         ):
-            process = self._start(words, env, cwd, (out.descriptor, err.descriptor), None)
+            process = self._start(words, env, cwd, (out.descriptor, err.descriptor), None, files)
             try:
                 code = process.wait(timeout_s)
             finally:
@@ -164,9 +171,15 @@ class ForkServer:
             return subprocess.CompletedProcess(list(words), code, out.text(), err.text())
 
     def _start(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, outputs: tuple[int, int], stdout: IO[str] | None
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        outputs: tuple[int, int],
+        stdout: IO[str] | None,
+        files: tuple[int, int] | None,
     ) -> ForkedProcess:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
+        limits = files or resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
         message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
         with self._lock:
             self._started = Future()
@@ -258,6 +271,15 @@ def _tell_ends(near: socket.socket, children: set[int]) -> None:
         near.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
 
+def _search(path: str) -> None:
+    """Looks for modules where a start of Python with this `PYTHONPATH` would; none may be imported that it replaces."""
+    added = [place for place in path.split(os.pathsep) if place and place not in sys.path]
+    replaced = {entry.name.partition(".")[0] for place in added for entry in os.scandir(place)} & sys.modules.keys()
+    if replaced:
+        raise ImportError(f"imported from elsewhere: {', '.join(sorted(replaced))}")
+    sys.path[1:1] = added  # behind the program's own directory
+
+
 def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str, limits: list[int]) -> int:
     """Makes of this copy of the fork server a process that was started with these words, and runs it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -266,6 +288,7 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
     for output in set(outputs):
         os.close(output)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
+    _search(env.get("PYTHONPATH", ""))
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from serving.models.bundle import MANIFEST
 from serving.models.verified_dir import digest
 from tests.support.expected import tokenizer
-from tests.support.models import HIDDEN_SIZE, copy_bundle
+from tests.support.models import copy_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FP32 = "model.fp32.onnx"
 TINY_SIZE = 4
-_VOCABULARY = 30_522
 
 
 ENGINE = "model.sm75.fp16.engine"
@@ -83,20 +82,6 @@ def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
     sign(bundle)
 
 
-def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
-    """The fp32 demo bundle with a NaN in the embedding of one word; digests are right."""
-    bundle = copy_bundle(models, root, without=("model.int8.onnx",))
-    model = onnx.load(bundle / FP32)
-    table = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [_VOCABULARY, HIDDEN_SIZE])
-    values = numpy_helper.to_array(table).copy()
-    values[tokenizer(models).encode(word).ids[1]] = np.nan
-    table.CopyFrom(numpy_helper.from_array(values, table.name))
-    onnx.save(model, bundle / FP32)
-    edit_manifest(bundle, keep_only_fp32)
-    sign(bundle)
-    return bundle
-
-
 def tiny_model(*, before: Sequence[onnx.NodeProto] = (), **changes: Any) -> onnx.ModelProto:
     """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, four times.
 
@@ -140,6 +125,32 @@ def tiny_bundle(models: Path, root: Path, model: onnx.ModelProto | bytes | None 
     return bundle
 
 
+def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
+    """A bundle whose model answers NaN to each text with one word; digests are right."""
+    make = onnx.helper.make_node
+    graph = tiny_model(
+        before=[
+            make("Equal", ["input_ids", "word"], ["equal"]),
+            make("Cast", ["equal"], ["found"], to=onnx.TensorProto.FLOAT),
+            make("ReduceMax", ["found"], ["any"], axes=[1], keepdims=1),
+            make("Neg", ["any"], ["negative"]),
+            make("Sqrt", ["negative"], ["poison"]),
+        ]
+    )
+    identity = np.array(tokenizer(models).encode(word).ids[1], np.int32)
+    graph.graph.initializer.append(numpy_helper.from_array(identity, "word"))
+    _add_to_mean(graph, "poison")
+    return tiny_bundle(models, root, graph)
+
+
+def _add_to_mean(graph: onnx.ModelProto, name: str) -> None:
+    """Adds a tensor to what a tiny model answers."""
+    last = next(node for node in graph.graph.node if node.output[0] == "mean")
+    last.output[0] = "means"
+    graph.graph.node.insert(-1, onnx.helper.make_node("Add", ["means", name], ["mean"]))
+    onnx.checker.check_model(graph)
+
+
 def too_large(place: Path) -> None:
     """Makes a bundle's model one that needs more memory than can be addressed, and is honest otherwise."""
     make = onnx.helper.make_node
@@ -152,9 +163,6 @@ def too_large(place: Path) -> None:
         ]
     )
     graph.graph.initializer.append(numpy_helper.from_array(np.array([1, 1 << 46]), "many"))
-    last = next(node for node in graph.graph.node if node.output[0] == "mean")
-    last.output[0] = "means"
-    graph.graph.node.insert(-1, make("Add", ["means", "zero"], ["mean"]))
-    onnx.checker.check_model(graph)
+    _add_to_mean(graph, "zero")
     (place / FP32).write_bytes(graph.SerializeToString())
     sign(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import random
@@ -23,7 +24,7 @@ from tests.support.models import ROOT
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from tests.support.certificates import Certificates
@@ -44,6 +45,19 @@ ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "-
 
 MEASURED = ("--cache-dir", str(ROOT / "build" / "test-node"))
 """Of one that need not measure what its models cost where an earlier one has: that takes seconds of all cores."""
+
+
+def measured(models: Path, *options: str) -> tuple[str, ...]:
+    """The same for bundles that every run makes alike, and whose names other bundles have as well.
+
+    Args:
+        models: Their repository.
+        *options: Others of the server; they are in what is returned, as costs depend on some of them.
+    """
+    manifests = [file.read_bytes() for file in sorted(models.glob("*/*/manifest.json"))]
+    key = hashlib.sha256(b"".join([*manifests, *map(str.encode, options)])).hexdigest()[:16]
+    return (*options, "--cache-dir", str(ROOT / "build" / "test-node" / key))
+
 
 _ANNOUNCED = re.compile(
     r"bertserve is ready.*?HTTP +https?://(?P<http>\S+).*?gRPC +(?P<grpc>\S+).*?metrics +http://(?P<metrics>\S+)/metrics",
@@ -70,16 +84,23 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def refused_start(
-    *options: str, env: dict[str, str] | None = None, timeout_s: float = START_LIMIT_S
+    *options: str,
+    env: dict[str, str] | None = None,
+    timeout_s: float = START_LIMIT_S,
+    files: tuple[int, int] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a server that is expected to end by itself."""
-    return fork_server().run(["serve", *options], environment(env), ROOT, timeout_s)
+    """Runs a server that is expected to end by itself; `files` as `Server` takes it."""
+    return fork_server().run(["serve", *options], environment(env), ROOT, timeout_s, files)
 
 
 def starts_warm(program: Sequence[str], env: dict[str, str]) -> bool:
     """Whether a fork of a process that has imported the server is the same as a start of this program."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-    return program == FROM_SOURCE and own == {name: value for name, value in env.items() if name.startswith("PYTHON")}
+
+    def looked_at(variables: Mapping[str, str]) -> dict[str, str]:
+        """What Python reads at its start and the fork server does not."""
+        return {name: value for name, value in variables.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
+
+    return program == FROM_SOURCE and looked_at(os.environ) == looked_at(env)
 
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
@@ -120,6 +141,7 @@ class Server:
         program: Sequence[str] = FROM_SOURCE,
         cwd: Path = ROOT,
         cold: bool = False,
+        files: tuple[int, int] | None = None,
     ) -> None:
         """Prepares; nothing runs before the `with` block.
 
@@ -134,6 +156,7 @@ class Server:
             program: The words that start `bertserve`.
             cwd: The directory that it is started in.
             cold: Start Python anew, as a shell does, where the fork server could start it as well.
+            files: Soft and hard limit of its open files; without it, those of the tests. Only the fork server sets it.
         """
         self._output = output
         self._tls = tls
@@ -151,6 +174,8 @@ class Server:
         self._cwd = cwd
         self._environment = environment(env)
         self._forked = not cold and starts_warm(program, self._environment)
+        assert files is None or self._forked
+        self._files = files
         self._wait_ready = wait_ready
         self._start_limit_s = start_limit_s
         self._lines: list[str] = []
@@ -162,7 +187,7 @@ class Server:
         self.process: subprocess.Popen[str] | ForkedProcess
         if self._forked:
             words = self._command[len(FROM_SOURCE) :]
-            self.process = fork_server().start(words, self._environment, self._cwd, self._output)
+            self.process = fork_server().start(words, self._environment, self._cwd, self._output, self._files)
         else:
             self.process = subprocess.Popen(
                 self._command,
@@ -309,14 +334,9 @@ def elapsed(started: float) -> float:
 
 def _children(pid: int) -> list[int]:
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                status = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            if int(status.rpartition(")")[2].split()[1]) == pid:
-                found.append(int(entry.name))
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found += [int(child) for child in listed.read_text(encoding="ascii").split()]
     return found
 
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.01
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.05
+_SHARE = 0.1
+"""Of the time waited so far, each pause: a look costs some milliseconds of CPU here and in the server."""
 
 
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
@@ -20,11 +22,12 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
     Raises:
         TimeoutError: There was none in time; it names `what`.
     """
-    limit = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > limit:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(_PAUSE_S)
+        time.sleep(min(max(_FIRST_PAUSE_S, _SHARE * waited), _LONGEST_PAUSE_S))
     return value
 
 
@@ -38,4 +41,4 @@ async def until(condition: Callable[[], object], what: str, seconds: float = 10.
     while not condition():
         if time.monotonic() > limit:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
-        await asyncio.sleep(_PAUSE_S / 10)
+        await asyncio.sleep(_FIRST_PAUSE_S / 10)
