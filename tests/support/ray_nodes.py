@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 """Whoever lacks it is refused: a node's ports are open to the network."""
 
