@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from tests.support.server import Server
 
 MODES = ("positive", "negative")
+TIMEOUT = "x-request-timeout-ms"
 
 
 @sizes(5000)
@@ -48,7 +50,9 @@ def test_every_documented_route(target: Server, mode: str, examples: int) -> Non
                 nonlocal answered
                 reply = case.call(session=session, timeout=60)
                 answered += reply.status_code == 200
-                case.validate_response(reply, checks=checks)
+                # A deadline of a millisecond may pass; the document has that status too.
+                late = reply.status_code == HTTPStatus.GATEWAY_TIMEOUT and TIMEOUT in {*map(str.lower, case.headers)}
+                case.validate_response(reply, checks=checks[1:] if late else checks)
 
             each(operation.as_strategy(generation_mode=kind), max(2, examples // len(MODES) // len(operations)), check)
     if mode == "positive":
