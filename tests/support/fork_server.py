@@ -140,9 +140,9 @@ class ForkServer:
         if output != subprocess.PIPE:
             return self._start(words, env, cwd, (output, output if errors is None else errors), None, files)
         reading, writing = os.pipe()
-        outputs = (writing, writing if errors is None else errors)
+        stdout = os.fdopen(reading, errors="replace")
         try:
-            return self._start(words, env, cwd, outputs, os.fdopen(reading, errors="replace"), files)
+            return self._start(words, env, cwd, (writing, writing if errors is None else errors), stdout, files)
         finally:
             os.close(writing)
 

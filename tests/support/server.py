@@ -187,7 +187,7 @@ class Server:
         self.process: subprocess.Popen[str] | ForkedProcess
         if self._forked:
             words = self._command[len(FROM_SOURCE) :]
-            self.process = fork_server().start(words, self._environment, self._cwd, self._output, self._files)
+            self.process = fork_server().start(words, self._environment, self._cwd, self._output, files=self._files)
         else:
             self.process = subprocess.Popen(
                 self._command,
