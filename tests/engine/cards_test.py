@@ -52,6 +52,9 @@ LARGEST_BATCH_TOKENS = 128
 TASKS = ("embed", "fill_mask")
 SMALL = {"vocab_size": 4_000}
 
+# Watching threads of ranks go on for as long as their process, here beyond their test, whose library goes before them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 @pytest.fixture(scope="module", params=TASKS)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, ModelSpec]:
@@ -201,7 +204,6 @@ def test_it_is_warmed_up_as_every_engine(machine: Callable[[int], Cards], models
     assert all(point.us > 0 for point in points)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of what ends the process
 def test_a_rank_that_is_lost_ends_all(machine: Callable[[int], Cards], models: dict[int, ModelSpec]) -> None:
     """Its sum never comes: NCCL tells of the loss, and whoever waits for the stream is not waited for."""
     gpus = machine(2)
