@@ -1,0 +1,79 @@
+"""Generated checkpoint folders: each is answered as its own libraries answer it, or refused with a reason.
+
+A folder is a choice for each axis of `tests/support/folders/grammar.py`, drawn from one seed. To see one again:
+
+    python -m tests.support.folders SEED ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.checkpoints import edit_json
+from tests.support.folders import answering, grammar, search
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.models.manifest import Task
+
+_PARTS = [
+    *(range(start, start + 10) for start in range(0, 60, 10)),
+    *(range(start, start + 15) for start in range(60, 150, 15)),
+    *(range(start, start + 50) for start in range(150, 3000, 50)),
+]
+_LONG, _ENDURANCE = 60, 150
+
+
+def _marks(seeds: range) -> list[pytest.MarkDecorator]:
+    if seeds.start >= _ENDURANCE:
+        return [pytest.mark.endurance]
+    return [pytest.mark.long] if seeds.start >= _LONG else []
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(part, id=f"{part.start}-{part.stop - 1}", marks=_marks(part)) for part in _PARTS]
+)
+def test_a_folder_is_answered_as_by_its_libraries(seeds: range) -> None:
+    """Every number within 1e-5, every text and label the same; a refusal names a field or a file, and has a reason."""
+    findings, counts = search.search(seeds)
+    assert not findings, "\n".join(map(str, findings))
+    # A grammar of folders that nobody can load, or that are all refused, would show nothing.
+    assert counts.get("same", 0) >= 0.7 * len(seeds), counts
+
+
+def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter that does not see one field is found out, and the folder is reduced to that field."""
+    export = search.export_graph
+
+    def blind(folder: Path, models: Path, name: str, task: Task | None) -> Path:
+        edit_json(folder / "tokenizer_config.json", do_lower_case=None)
+        return export(folder, models, name, task)
+
+    monkeypatch.setattr(search, "export_graph", blind)
+    field = {"tokenizer_config.json do_lower_case": "False"}
+    draw = {"family": "electra", "task": "classify", **field, "dtype": "float16", "epsilon": "1e-5"}
+    monkeypatch.setattr(grammar, "drawn", lambda _seed: draw)
+    (finding,), counts = search.search([7])
+    assert counts == {"fault": 1}
+    assert finding.least == {"family": "bert", "task": "classify", **field}
+    assert str(finding).startswith("seed 7: bert, classify: tokenizer_config.json do_lower_case: False\n")
+
+
+def test_answers_are_compared_by_number_and_by_text() -> None:
+    """A number by its size, anything else exactly; what is not a number is no answer."""
+    assert answering.difference([["a", 200.0]], [["a", 200.001]]) == pytest.approx(5e-6)
+    for found in ([["b", 200.0]], [["a"]], [], None, [["a", float("nan")]]):
+        assert answering.difference(found, [["a", 200.0]]) == float("inf")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_seed_draws_one_folder(seed: int) -> None:
+    """Drawn again it is the same, and each of its choices is one that the grammar has."""
+    draw = grammar.drawn(seed)
+    assert draw == grammar.drawn(seed)
+    assert draw["family"] in grammar.FAMILIES
+    for name in draw.keys() - {"family", "task"}:
+        grammar.value(draw, name)
