@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 from tests.support.folders import grammar, search
 
@@ -13,16 +14,16 @@ def _seeds(words: list[str]) -> list[int]:
 
 
 def main(words: list[str]) -> int:
-    """Prints each folder with a fault; returns 1 if there is one."""
-    counts: dict[str, int] = {}
-    faults = 0
+    """Prints what became of each folder, and each one with a fault reduced; returns 1 if there is one."""
+    counts: Counter[str] = Counter()
     for seed in _seeds(words):
-        findings, outcome = search.search([seed])
-        counts = {name: counts.get(name, 0) + outcome.get(name, 0) for name in {*counts, *outcome}}
-        print(*outcome, seed, grammar.shown(grammar.drawn(seed)), *findings, sep="  ", flush=True)  # noqa: T201
-        faults += len(findings)
-    print(counts)  # noqa: T201
-    return bool(faults)
+        draw = grammar.drawn(seed)
+        verdict = search.judged(draw, seed)
+        counts[verdict.outcome] += 1
+        found = search.finding(seed, draw, verdict) if verdict.outcome == "fault" else verdict.words
+        print(f"{verdict.outcome:10} {seed:5} {grammar.shown(draw)}\n    {found}", flush=True)  # noqa: T201
+    print(dict(counts))  # noqa: T201
+    return bool(counts["fault"])
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ def library_answers(folder: Path, task: str, inputs: Sequence[Input], aggregatio
                 answers.append(ask(each))
             # A text that is too long for its positions, or too short for a window.
             except BaseException as error:
-                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # as tokenizers has it
+                if (
+                    not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+                ):  # as tokenizers has it
                     raise
                 answers.append(Unanswered(f"{type(error).__name__}: {error}"))
         return answers
@@ -132,7 +134,9 @@ def _fill_mask(folder: str, _: str) -> Callable[[Any], Answer]:
     def ask(text: str) -> Answer:
         found = pipe(text, top_k=FILLED, tokenizer_kwargs={"truncation": True})
         masks = found if isinstance(found[0], list) else [found]
-        return [[[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask] for mask in masks]
+        return [
+            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask] for mask in masks
+        ]
 
     return ask
 
@@ -147,6 +151,11 @@ def _answer(folder: str, _: str) -> Callable[[Any], Answer]:
         tokenizer.model_max_length = most - offset
 
     def ask(pair: tuple[str, str]) -> Answer:
+        length = min(tokenizer.model_max_length, 384)
+        used = len(tokenizer(pair[0], add_special_tokens=False)["input_ids"])
+        used += tokenizer.num_special_tokens_to_add(pair=True)
+        if used > length // 2 or length - used - length // 2 < length // 6:
+            return Unanswered("a server's windows overlap less where little is left to a context")
         found = answers_of(model, tokenizer, *pair, top_k=3)
         return [[each["answer"], each["score"], each["start"], each["end"]] for each in found]
 

@@ -72,9 +72,7 @@ FAMILIES: dict[str, Family] = {
         epsilon="",
         activation="activation",
     ),
-    "mpnet": Family(
-        "MPNet", "MPNetTokenizer", variants={"16 buckets": {"relative_attention_num_buckets": 16}}
-    ),
+    "mpnet": Family("MPNet", "MPNetTokenizer", variants={"16 buckets": {"relative_attention_num_buckets": 16}}),
     "electra": Family("Electra", "ElectraTokenizer", variants={"narrow embeddings": {"embedding_size": 8}}),
     "camembert": Family("Camembert", "CamembertTokenizer", {"type_vocab_size": 1}),
     "albert": Family(
@@ -154,9 +152,7 @@ HEADS = {
     "fill_mask": "ForMaskedLM",
     "answer": "ForQuestionAnswering",
 }
-WORDPIECE = frozenset(
-    {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"}
-)
+WORDPIECE = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"})
 BYTE_LEVEL = frozenset({"RobertaTokenizer", "DebertaTokenizer"})
 PIECES = {
     "XLMRobertaTokenizer": "sentencepiece.bpe.model",
@@ -266,7 +262,13 @@ _TOKENIZERS = [
     ),
     Axis(
         "tokenizer.json padding",
-        {"None": None, "Fixed 16": "Fixed", "BatchLongest": "BatchLongest", "left": "left", "multiple of 8": "multiple"},
+        {
+            "None": None,
+            "Fixed 16": "Fixed",
+            "BatchLongest": "BatchLongest",
+            "left": "left",
+            "multiple of 8": "multiple",
+        },
     ),
     Axis("tokenizer.json types", {"as usual": None, "all 0": None}, _wordpiece),
     Axis("tokenizer.json added token", {"none": None, "plain": False, "special": True}),
@@ -297,10 +299,27 @@ _TOKENIZERS = [
     _field(TOKENIZER, "sp_model_kwargs", {}, when=_pieces),
     Axis(
         "special tokens",
-        {"by name": None, "as objects": None, "in special_tokens_map.json": None, "as objects there": None, "absent": None},
+        {
+            "by name": None,
+            "as objects": None,
+            "in special_tokens_map.json": None,
+            "as objects there": None,
+            "absent": None,
+        },
     ),
     Axis("mask token", {"as usual": None, "lstrip": {"lstrip": True}, "normalized": {"normalized": True}}),
-    Axis("added_tokens_decoder", {"absent": None, "as it is": None, "one more": {}, "one more, single_word": {"single_word": True}, "one more, lstrip and rstrip": {"lstrip": True, "rstrip": True}, "one more, normalized": {"normalized": True}, "one more, special": {"special": True}}),
+    Axis(
+        "added_tokens_decoder",
+        {
+            "absent": None,
+            "as it is": None,
+            "one more": {},
+            "one more, single_word": {"single_word": True},
+            "one more, lstrip and rstrip": {"lstrip": True, "rstrip": True},
+            "one more, normalized": {"normalized": True},
+            "one more, special": {"special": True},
+        },
+    ),
     Axis("added_tokens.json", {"absent": None, "one more": None}),
 ]
 
@@ -321,16 +340,39 @@ _CONFIGS = [
     ),
     Axis("settings", {"as usual": {}}),
     Axis("settings written", {"what differs": None, "all": None}),
-    Axis("epsilon", {"absent": ABSENT, "1e-5": 1e-5, "1e-2": 1e-2}, lambda draw: bool(FAMILIES[draw["family"]].epsilon)),
+    Axis(
+        "epsilon", {"absent": ABSENT, "1e-5": 1e-5, "1e-2": 1e-2}, lambda draw: bool(FAMILIES[draw["family"]].epsilon)
+    ),
     Axis(
         "activation",
-        {name: name for name in ("absent", "gelu", "relu", "gelu_new", "silu", "gelu_pytorch_tanh", "gelu_fast", "tanh", "quick_gelu", "swish", "gelu_python")},
+        {
+            name: name
+            for name in (
+                "absent",
+                "gelu",
+                "relu",
+                "gelu_new",
+                "silu",
+                "gelu_pytorch_tanh",
+                "gelu_fast",
+                "tanh",
+                "quick_gelu",
+                "swish",
+                "gelu_python",
+            )
+        },
         refused=dict.fromkeys(("gelu_fast", "tanh", "quick_gelu", "swish", "gelu_python"), _CODE),
     ),
-    _field(CONFIG, "type_vocab_size", 1, 2, 3, when=lambda draw: draw["family"] not in {"distilbert", "mpnet", "modernbert"}),
+    _field(
+        CONFIG,
+        "type_vocab_size",
+        1,
+        2,
+        3,
+        when=lambda draw: draw["family"] not in {"distilbert", "mpnet", "modernbert"},
+    ),
     _field(CONFIG, "tie_word_embeddings", True, False, when=_of("fill_mask")),
     _field(CONFIG, "output_hidden_states", True),
-    _field(CONFIG, "output_attentions", True),
     _field(CONFIG, "chunk_size_feed_forward", 4),
     _field(CONFIG, "classifier_dropout", 0.3, None),
     _field(CONFIG, "use_cache", False),
@@ -388,7 +430,11 @@ _CONFIGS = [
 ]
 _WEIGHTS = [
     Axis("weights", {"safetensors": None, "bin": None, "two safetensors": None, "two bin": None}),
-    Axis("prefix", {"as saved": None, "the family's": None, "none": None, "module.": None, "model.": None, "encoder.": None}, refused=dict.fromkeys(("module.", "model.", "encoder."), "its own library finds none of the weights either")),
+    Axis(
+        "prefix",
+        {"as saved": None, "the family's": None, "none": None, "module.": None, "model.": None, "encoder.": None},
+        refused=dict.fromkeys(("module.", "model.", "encoder."), "its own library finds none of the weights either"),
+    ),
     Axis("names of normalizations", {"weight and bias": None, "gamma and beta": None}),
     Axis("dtype", {"float32": None, "float16": None, "bfloat16": None}),
     Axis("tensors beside", {"none": None, "position_ids": None, "another head": None}),
@@ -422,7 +468,9 @@ def _mode(**flags: bool) -> dict[str, Any]:
 
 
 _SENTENCES = [
-    Axis("layout", {"modules.json": None, "0_Transformer": None, "1_Pooling alone": None, "no file": None}, _of("embed")),
+    Axis(
+        "layout", {"modules.json": None, "0_Transformer": None, "1_Pooling alone": None, "no file": None}, _of("embed")
+    ),
     Axis("module types", {"old": _ANY, "new": _NEW, "short": "sentence_transformers."}, _has_modules),
     Axis(
         "pooling",
@@ -457,7 +505,9 @@ _SENTENCES = [
         | {"absent": None},
         lambda draw: _has_modules(draw) or draw.get("layout of a reranker") == "modules.json",
     ),
-    Axis("max_seq_length", {str(value): value for value in (POSITIONS, 12, 200, None)} | {"absent": ABSENT}, _has_modules),
+    Axis(
+        "max_seq_length", {str(value): value for value in (POSITIONS, 12, 200, None)} | {"absent": ABSENT}, _has_modules
+    ),
     Axis("do_lower_case of sentences", {"False": False, "True": True, "absent": ABSENT}, _has_modules),
     Axis(
         "further settings of sentences",
@@ -490,7 +540,7 @@ AXES = {
     axis.name: axis
     for axis in (
         Axis("family", dict.fromkeys(FAMILIES)),
-        Axis("task", dict.fromkeys(HEADS), lambda draw: True),
+        Axis("task", dict.fromkeys(HEADS)),
         *_TOKENIZERS,
         *_CONFIGS,
         *_WEIGHTS,
@@ -541,21 +591,29 @@ def fields(draw: Draw, file: str) -> dict[str, Any]:
     return {name: content for name, content in found.items() if content is not ABSENT}
 
 
-def simpler(draw: Draw) -> Iterator[Draw]:
-    """The same folder with one of its unusual choices less."""
-    for name in list(draw):
-        if name not in {"family", "task"}:
-            yield {other: choice for other, choice in draw.items() if other != name}
-    if draw["family"] != "bert":
-        yield {**{name: choice for name, choice in draw.items() if name != "settings"}, "family": "bert"}
+def simpler(draw: Draw, at_once: int) -> Iterator[Draw]:
+    """The same folder with some of its unusual choices less, so many of them at once; at last as a BERT."""
+    names = [name for name in draw if name not in {"family", "task"}]
+    for start in range(0, len(names), at_once):
+        gone = names[start : start + at_once]
+        yield _whole({name: choice for name, choice in draw.items() if name not in gone})
+    if draw["family"] != "bert" and at_once == 1:
+        yield _whole({**draw, "family": "bert"})
+
+
+def _whole(draw: Draw) -> Draw:
+    """Without the choices of axes that the folder does not have."""
+    return {
+        name: choice
+        for name, choice in draw.items()
+        if AXES[name].when(draw) and (name != "settings" or choice in settings_of(draw))
+    }
 
 
 def refusable(draw: Draw) -> dict[str, str]:
     """The choices of a folder that an export may refuse, with the reasons."""
     return {
-        f"{name}: {choice}": AXES[name].refused[choice]
-        for name, choice in draw.items()
-        if choice in AXES[name].refused
+        f"{name}: {choice}": AXES[name].refused[choice] for name, choice in draw.items() if choice in AXES[name].refused
     }
 
 

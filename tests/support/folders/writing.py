@@ -222,7 +222,7 @@ def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
     tokens: dict[str, Any] = {f"{role}_token": token for role, token in special_tokens(draw).items()}
     where = draw.get("special tokens", "by name")
     if "objects" in where:
-        tokens = {role: _object(token) for role, token in tokens.items()}
+        tokens = {role: {**_object(token), "__type": "AddedToken"} for role, token in tokens.items()}
     if flags := value(draw, "mask token"):
         tokens["mask_token"] = {**_object(special_tokens(draw)["mask"]), **flags}
     if where in {"by name", "as objects"}:
@@ -241,7 +241,7 @@ def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
 def _object(token: str, **flags: bool) -> dict[str, Any]:
     entry = _added(0, token, **flags)
     del entry["id"]
-    return {**entry, "__type": "AddedToken"}
+    return entry
 
 
 # The model.
@@ -395,9 +395,7 @@ def _write_sentences(folder: Path, encoder: Path, draw: Draw) -> None:
     layout = draw.get("layout", "modules.json")
     if layout == "no file":
         return
-    pooling = {value(draw, "width of pooling") or "word_embedding_dimension": WIDTH, **value(draw, "pooling")}
-    if draw.get("width of pooling"):
-        pooling = {"embedding_dimension": WIDTH, **value(draw, "pooling")}
+    pooling = {draw.get("width of pooling", "word_embedding_dimension"): WIDTH, **value(draw, "pooling")}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     settings = {**value(draw, "prompts"), **grammar.fields(draw, grammar.SENTENCE)}
     if settings:
