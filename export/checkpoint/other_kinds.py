@@ -83,18 +83,16 @@ def _refuse_cache(folder: Folder) -> None:
     if folder.has("config.json") or folder.has("modules.json"):
         return
     path = folder.path
-    if path.resolve().name.startswith("models--") and (path / "snapshots").is_dir():
+    caches = sorted(each.parent for below in (path, path / "hub") for each in below.glob(_CACHED))
+    if (path / "snapshots").is_dir() and (path / "refs").is_dir():
         caches = [path]
-    else:
-        caches = sorted(each.parent for below in (path, path / "hub") for each in below.glob(_CACHED))
-    if not caches:
-        return
-    cache = caches[0]
-    hub_id = "/".join(cache.resolve().name.split("--")[1:])
-    raise ExportError(
-        f"checkpoint {path}: this is a folder of the Hugging Face hub's cache, above the checkpoints; give "
-        f"{_snapshot(cache)}, or {hub_id} with HF_HUB_OFFLINE=1"
-    )
+    for cache in caches[:1]:
+        kind, _, hub_id = cache.resolve().name.replace("--", "/").partition("/")
+        or_by_name = f", or {hub_id} with HF_HUB_OFFLINE=1" if kind == "models" else ""
+        raise ExportError(
+            f"checkpoint {path}: this is a folder of the Hugging Face hub's cache, above the checkpoints; give "
+            f"{_snapshot(cache)}{or_by_name}"
+        )
 
 
 def _snapshot(cache: Path) -> Path:

@@ -194,7 +194,7 @@ def open_checkpoint(
         for path in sentence.encoder.path.glob(pattern):
             sentence.encoder.check_whole(path.name)
     if sentence.tokenizer_options:
-        name = sorted(sentence.tokenizer_options)[0]
+        name = min(sentence.tokenizer_options)
         raise ExportError(
             f"checkpoint {sentence.encoder.path}: {name} among the tokenizer's arguments in the settings of Sentence "
             "Transformers cannot be exported; say it in tokenizer_config.json"
