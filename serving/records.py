@@ -217,11 +217,13 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
             are independent of one another or there is only one; `none` for a regression.
         top_k: None keeps all classes.
         windows: None cuts texts that are too long. Windows are scored each for itself.
+        ranked: The best first; otherwise in the order of the model's labels, of which two may have the same name.
     """
 
     function: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None
     windows: Windows | None = None
+    ranked: bool = True
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):

@@ -12,7 +12,7 @@ FAMILY = replace(
     model_type="ernie",
     stem="Ernie",
     prefix="ernie.",
-    # Later versions have four segments, of which texts use two.
+    unused=frozenset({"task_type_vocab_size"}),
     fixed={**BERT_FIXED, "use_task_id": False},
 )
 

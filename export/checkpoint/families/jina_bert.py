@@ -19,7 +19,6 @@ def _is_alibi(config: Mapping[str, Any]) -> bool:
 FAMILY = replace(
     bert.FAMILY,
     model_type="jina_bert",
-    own_stem="JinaBert",
     told=_is_alibi,
     # Its names are BERT's but for those of the gated layers.
     renamed={"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"},
