@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -231,6 +232,11 @@ class TextTokenizer:
     def name(self, token: int) -> str:
         """What the vocabulary calls a token."""
         return self._tokenizer.id_to_token(token) or ""
+
+    @cached_property
+    def marks_subwords(self) -> bool:
+        """Whether tokens inside of words have a prefix in their names, as `##` of WordPiece."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
     def first_id(self, word: str) -> int | None:
         """The id of a token of that name, else of the first token of a text; None where the text has none."""
