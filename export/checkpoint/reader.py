@@ -115,6 +115,11 @@ class Checkpoint:
         return self.family.segments and self.known_segments > 1
 
     @property
+    def positions(self) -> int:
+        """Tokens of the longest input that its positions allow."""
+        return _positions(self.config, self.family, self.vocabulary)
+
+    @property
     def activation(self) -> str:
         """The layers' activation, by Transformers' name."""
         named = str(self.config.get(self.family.activation, self.family.usual_activation))

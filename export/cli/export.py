@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 
 
 _MODULES = frozenset(
-    {"google_crc32c", "huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"}
+    {
+        "google_crc32c",
+        "huggingface_hub",
+        "onnx",
+        "onnxruntime",
+        "safetensors",
+        "sentence_transformers",
+        "sympy",
+        "torch",
+        "transformers",
+    }
 )
 """What the extra installs."""
 

@@ -73,6 +73,36 @@ class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cosine_min: float | None
 
 
+class AtText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers from the text on, beside those of `Manifest.users`.
+
+    Attributes:
+        texts: Whose answers were compared; the tokens of all of `Users.texts` were.
+        max_difference: Largest difference of any number that a client gets, by the number's size where that is above 1.
+        cosine_min: Of vectors.
+        agreement: Share of labels, tags, words and spans that are the same; None where nothing is decided.
+    """
+
+    texts: int
+    max_difference: float
+    cosine_min: float | None = None
+    agreement: float | None = None
+
+
+class Users(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The library that a checkpoint's users load its folder with, and that artifacts were compared with at the text.
+
+    Attributes:
+        library: Its name and version; empty where none loads the folder.
+        texts: Whose tokens were compared.
+        unproven: Why its answers were not compared; empty where they were.
+    """
+
+    library: str = ""
+    texts: int = 0
+    unproven: str = ""
+
+
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The task's own metric over a file of labelled text, times 100, for PyTorch and for the artifact."""
 
@@ -137,6 +167,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
         graph: Of an engine: how its graph compares; None where it was not compared.
+        at_text: None where it was not compared from the text on.
         split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
         parts: The others, in their order.
         ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
@@ -161,6 +192,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantisation: Quantisation | None = None
     data: FileEntry | None = None
     graph: GraphProof | None = None
+    at_text: AtText | None = None
     split_by: SplitBy | None = None
     parts: tuple[Part, ...] = ()
     ranks: int = 1
@@ -255,6 +287,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
         recipe: A digest of the export's options and version; empty in bundles of earlier versions.
+        users: What answered the same texts at the export; None in bundles of earlier versions.
     """
 
     schema_version: int
@@ -285,6 +318,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     recipe: str = ""
+    users: Users | None = None
 
     @property
     def vector_size(self) -> int:

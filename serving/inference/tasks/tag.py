@@ -80,7 +80,9 @@ def finish(
     tags = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
     if options.aggregation == "none":
         return [
-            TaggedToken(tag, score, index, ("" if token == unknown else tokens.name(token)) or text[start:end], start, end)
+            TaggedToken(
+                tag, score, index, ("" if token == unknown else tokens.name(token)) or text[start:end], start, end
+            )
             for tag, score, index, token, (start, end) in zip(
                 tags, scores.tolist(), positions.tolist(), ids, spans.tolist(), strict=True
             )
@@ -137,7 +139,9 @@ _OF_WORDS = {"first": _first, "average": _average, "max": _highest}
 """Probabilities [words, labels] of those [tokens, labels], given where words begin and how many tokens each has."""
 
 
-def _grouped(tags: Sequence[str], scores: Probabilities, spans: NDArray[np.int32]) -> Iterator[tuple[str, float, int, int]]:
+def _grouped(
+    tags: Sequence[str], scores: Probabilities, spans: NDArray[np.int32]
+) -> Iterator[tuple[str, float, int, int]]:
     """Neighbours of one entity together: (tag without prefix, mean score, start, end)."""
     begin = 0
     for index in range(1, len(tags) + 1):
