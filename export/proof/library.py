@@ -289,7 +289,8 @@ class _Classifier(_Transformers):
         return [Form(ClassifyOptions()), Form(ClassifyOptions(function="none"), "as raw scores", most=_FEW)]
 
     def asked(self, text: Text) -> Text | None:
-        return text
+        """Transformers takes a pair whose second text is empty for a single text."""
+        return text if isinstance(text, str) or text[1] else None
 
     def encode(self, text: Text) -> list[Tokens]:
         return [_tokens(self._pipe.preprocess(_keyed(text), truncation=True))]

@@ -75,7 +75,8 @@ def write_checkpoint(
     )
     write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
     write_json(folder / "tokenizer.json", _tokenizer())
-    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": {"content": "[CLS]"}})
+    cls = {"__type": "AddedToken", "content": "[CLS]"}
+    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": cls})
     if pooling is not None:
         _write_sentence_files(folder, hidden_size, pooling)
     return folder
