@@ -435,6 +435,7 @@ class _Export:
             prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
+            truncation_side=checkpoint.vocabulary.truncation_side,
         )
 
 

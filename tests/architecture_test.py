@@ -56,9 +56,9 @@ ARROWS = {
 OTHER_PACKAGES = {
     # Every report draws with them, so they know none.
     "charts": "",
-    # The exporter shares the bundle and the engines with the server.
+    # The exporter shares the bundle, the tokenizer and the engines with the server.
     "export": "charts serving.errors serving.records serving.host serving.models serving.engine"
-    " serving.scheduling.cost",
+    " serving.scheduling.cost serving.inference.tokenizer",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
     "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
     " serving.inference serving.rollout.engine_choice",
