@@ -461,6 +461,7 @@ class _Export:
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
             users=self._users,
+            truncation_side=checkpoint.vocabulary.truncation_side,
         )
 
 

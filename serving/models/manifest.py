@@ -7,12 +7,18 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, SplitBy, TensorSpec, stages
+from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, Side, SplitBy, TensorSpec, stages
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.html"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+UNPROVEN = {
+    2: "its export did not compare token ids with those of Transformers, so truncation_side, do_lower_case, "
+    "strip_accents, added_tokens_decoder and model_input_names of tokenizer_config.json may not count",
+}
+"""The schemas of earlier versions that are still served, and what their exports did not prove."""
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -282,6 +288,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         regression: Whether the labels stand for values that answers give as they are, for the task classify.
         activation: What makes a score of a logit where a request does not say, for the task rerank.
         candidates: How many tokens the graph offers for each mask, for the task fill_mask.
+        truncation_side: The end of a text that is cut off where a request names none.
         prompts: Texts that a request may ask to be put before its inputs.
         default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
         outputs: In the order in which the graph answers.
@@ -319,6 +326,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_prompt: str | None = None
     recipe: str = ""
     users: Users | None = None
+    truncation_side: Side = "right"
 
     @property
     def vector_size(self) -> int:
@@ -387,7 +395,10 @@ def problem(manifest: Manifest, model: str, version: str) -> str | None:
 
 def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str]]:
     return [
-        (manifest.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}: export again"),
+        (
+            manifest.schema_version not in {SCHEMA_VERSION, *UNPROVEN},
+            f"schema version must be {' or '.join(map(str, [*UNPROVEN, SCHEMA_VERSION]))}: export again",
+        ),
         (manifest.model != model, "the model's name differs from its directory's"),
         (str(manifest.version) != version, "the version differs from its directory's name"),
         (not manifest.artifacts, "no artifact is listed"),
