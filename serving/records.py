@@ -23,8 +23,11 @@ Array: TypeAlias = NDArray[np.float32] | NDArray[np.int32]
 Row: TypeAlias = tuple[Array, ...]
 """One text's part of every output; outputs of a token each are as long as the batch was padded."""
 
-Truncate = bool | Literal["left"]
-"""Whether inputs that are too long are cut: at their end, or at their beginning where `left` is said."""
+Side = Literal["left", "right"]
+"""The end of a text that is cut off."""
+
+Truncate = bool | Side
+"""Whether inputs that are too long are cut: at the end that is named, or at the model's own (true)."""
 
 InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
 """What a text is embedded for, in the words of Cohere's, Voyage's and NVIDIA's APIs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import layouts, other_kinds, pooling, vocabulary, weights
+from export.checkpoint import layouts, other_kinds, pooling, probes, vocabulary, weights
 from export.checkpoint.families import FAMILIES, family_of
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
 from export.checkpoint.folder import Folder
@@ -113,7 +113,13 @@ class Checkpoint:
     @property
     def segments(self) -> bool:
         """Whether the graph takes the segment of each token."""
-        return self.family.segments and self.known_segments > 1
+        takes_them = self.family.segments or (self.family.first_segment and self.vocabulary.has_segments)
+        return takes_them and self.known_segments > 1
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest input that its positions allow."""
+        return _positions(self.config, self.family, self.vocabulary)
 
     @property
     def first_segment(self) -> bool:
@@ -202,6 +208,7 @@ def open_checkpoint(
     words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
     _check_special(source, config, family, task, words)
     length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
+    probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
     if task == "rerank":
         activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))

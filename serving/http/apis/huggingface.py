@@ -159,14 +159,15 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
     inputs, given = message.inputs, message.parameters
     beside = {name: getattr(message, name) for name in given.__struct_fields__}
     given = msgspec.structs.replace(given, **{name: value for name, value in beside.items() if value is not None})
-    direction = given.truncation_direction or "Right"
     if isinstance(inputs, Compared):
-        parameters = SimilarityParameters(given.truncate, direction, given.prompt_name, given.input_type)
+        parameters = SimilarityParameters(
+            given.truncate, given.truncation_direction, given.prompt_name, given.input_type
+        )
         return await tei.compare(api, http, SimilarityRequest(inputs, parameters))
     texts = EmbedRequest(
         inputs,
         given.truncate,
-        direction,
+        given.truncation_direction,
         given.prompt_name,
         given.input_type,
         given.normalize,

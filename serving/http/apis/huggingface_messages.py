@@ -24,7 +24,7 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         normalize: Scale vectors to length 1; null means as the model's own folder says.
         truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the right one.
+        truncation_direction: Which end is cut; null means the model's own.
         prompt_name: One of the model's prompts, put before each text.
         input_type: What the texts are for, which chooses a prompt in place of its name.
         dimensions: Keep only the first so many components.
