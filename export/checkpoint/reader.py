@@ -136,6 +136,19 @@ class Checkpoint:
         return self.family.activations.get(named, ALIASES.get(named, named))
 
     @property
+    def convolves(self) -> bool:
+        """Whether DeBERTa's convolution stands beside the first layer."""
+        return "conv_kernel_size" in self.family.settings and (self.config.get("conv_kernel_size") or 0) > 0
+
+    @property
+    def other_activations(self) -> tuple[str, ...]:
+        """Those that are neither a layer's nor of the head over the vocabulary, as far as settings name them."""
+        pooler = "pooler_hidden_act" if self.task in {"classify", "rerank"} else ""
+        keys = {pooler: "gelu", "conv_act" if self.convolves else "": "tanh"}.items()
+        named = [self.config.get(key, usual) for key, usual in keys if key in self.family.settings]
+        return tuple(ALIASES.get(name, name) for name in named)
+
+    @property
     def candidates(self) -> int:
         """Words that the graph offers for each mask; 0 for other tasks."""
         return min(CANDIDATES, self.size("vocab_size")) if self.task == "fill_mask" else 0
