@@ -203,7 +203,7 @@ def export_graph(folder: Path, models: Path, name: str, task: Task | None) -> Pa
             invariance=Invariance(1, 0.0, 1.0),
             operators={},
         )
-        return writer.publish(made._manifest((artifact,))).path
+        return writer.publish(made._manifest((artifact,), made._files())).path
 
 
 class Served:
