@@ -73,7 +73,12 @@ FAMILIES: dict[str, Family] = {
         activation="activation",
     ),
     "mpnet": Family("MPNet", "MPNetTokenizer", variants={"16 buckets": {"relative_attention_num_buckets": 16}}),
-    "electra": Family("Electra", "ElectraTokenizer", variants={"narrow embeddings": {"embedding_size": 8}}),
+    "electra": Family(
+        "Electra",
+        "ElectraTokenizer",
+        {"embedding_size": 16},
+        {"narrow embeddings": {"embedding_size": 8}},
+    ),
     "camembert": Family("Camembert", "CamembertTokenizer", {"type_vocab_size": 1}),
     "albert": Family(
         "Albert",
@@ -248,6 +253,8 @@ _TOKENIZERS = [
             "TokenizersBackend": None,
             "absent": None,
         },
+        # Of older files no library makes a tokenizer without a class.
+        lambda draw: draw.get("tokenizer files") != "old",
     ),
     # How the author's tokenizer.json was saved, whatever tokenizer_config.json says.
     Axis("tokenizer.json do_lower_case", {"True": True, "False": False}, _wordpiece),
@@ -284,7 +291,7 @@ _TOKENIZERS = [
     _field(TOKENIZER, "model_max_length", 12, 17, 512, 10**30, ABSENT, usual=POSITIONS),
     _field(TOKENIZER, "model_input_names", _TYPED, _UNTYPED),
     _field(TOKENIZER, "clean_up_tokenization_spaces", True, False),
-    _field(TOKENIZER, "split_special_tokens", True, False),
+    _field(TOKENIZER, "split_special_tokens", True, False, refused={"True": "tokenizer.json has no place for it"}),
     _field(TOKENIZER, "extra_special_tokens", {"x_token": "<x>"}, ["<x>"]),
     _field(TOKENIZER, "additional_special_tokens", ["<x>"]),
     _field(TOKENIZER, "max_length", 8),

@@ -224,7 +224,7 @@ def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
     if "objects" in where:
         tokens = {role: {**_object(token), "__type": "AddedToken"} for role, token in tokens.items()}
     if flags := value(draw, "mask token"):
-        tokens["mask_token"] = {**_object(special_tokens(draw)["mask"]), **flags}
+        tokens["mask_token"] = {**_object(special_tokens(draw)["mask"]), **flags, "__type": "AddedToken"}
     if where in {"by name", "as objects"}:
         settings |= tokens
     elif where != "absent":
