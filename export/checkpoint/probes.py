@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 _UNCUT = 1 << 20
 _SHORT = (16, 17)
 """Limits of which a pair has an even and an odd number of tokens left, and which most of the texts are beyond."""
-_MOST_CUT = 200
-"""Of a pair, characters of one part times those of the other, in squares of the limit.
-
-`tokenizers` keeps what it cuts off: each piece of the one part beside each of the other. Of two parts of 3,600
-characters and a limit of 16 tokens that is 9 GB.
-"""
+_MOST_REST = 400
+"""The library tokenizers also makes every combination of what it cuts off the two parts of a pair: of so many at most."""
 _SHOWN = 12
 _BEFORE = 3
 
@@ -52,9 +48,9 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
     pairs = [text for text in texts if isinstance(text, tuple)]
     for length in dict.fromkeys((_UNCUT, max_length, *_SHORT)):
         ours.max_length = length
-        readable = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MOST_CUT * length**2]
-        for group in (alone, readable):
-            columns = [group] if group is alone else list(map(list, zip(*readable, strict=True)))
+        fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MOST_REST * length**2]
+        for group in (alone, fit):
+            columns = [group] if group is alone else list(map(list, zip(*fit, strict=True)))
             with quiet():
                 wanted = theirs(*columns, truncation="longest_first", max_length=length)
             found = ours.encode(group, truncate=True)
