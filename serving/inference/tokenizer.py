@@ -385,11 +385,24 @@ class TextTokenizer:
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
         surplus = max(0, sum(lengths) - room)
         if surplus:
-            kept = [room] if len(lengths) == 1 else shares(*lengths, room)
+            kept = [room] if len(lengths) == 1 else shares(*self._whole_lengths(parts, read, room), room)
             for part, length in zip(encodings, kept, strict=True):
                 part.truncate(length, direction=self._side(truncate))
         whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
         return whole, surplus + sum(unread for _, unread, _ in read), read[0][2]
+
+    def _whole_lengths(
+        self, parts: Sequence[str], read: Sequence[tuple[Encoding, int, int]], room: int
+    ) -> tuple[int, int]:
+        """How many tokens the parts of a pair have: counted where it matters, as far as texts are read at all."""
+        lengths = [len(encoding) + unread for encoding, unread, _ in read]
+        # An odd token is left to the longer part, which estimates do not tell for certain.
+        if room % 2 and all(2 * len(encoding) > room for encoding, _, _ in read):
+            most = max(self.max_characters, MOST_CHARACTERS)
+            for index, (part, (_, unread, _)) in enumerate(zip(parts, read, strict=True)):
+                if unread and len(part) <= most:
+                    lengths[index] = len(self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0])
+        return lengths[0], lengths[1]
 
     def _read(self, text: str, *, truncate: Truncate) -> tuple[Encoding, int, int]:
         """A text without special tokens, read so far that more would not change the tokens kept.
