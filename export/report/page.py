@@ -252,7 +252,7 @@ def _at_text(artifact: Artifact, limits: Limits) -> list[list[str]]:
     limit, title = limits.max_abs_difference, f"at {found.texts} texts"
     return [
         _most(f"{title}: largest difference", found.max_difference, limit, "max_abs_difference", waived),
-        _least(f"{title}: least cosine", found.cosine_min, limits.cosine_min, "cosine_min", waived),
+        _least(f"{title}: mean cosine", found.cosine_mean, limits.cosine_mean, "cosine_mean", waived),
         _least(f"{title}: same decisions", found.agreement, limits.agreement, "agreement", waived),
     ]
 

@@ -85,13 +85,13 @@ class AtText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         texts: Whose answers were compared; the tokens of all of `Users.texts` were.
         max_difference: Largest difference of any number that a client gets, by the number's size where that is above 1.
-        cosine_min: Of vectors.
+        cosine_mean: Of vectors.
         agreement: Share of labels, tags, words and spans that are the same; None where nothing is decided.
     """
 
     texts: int
     max_difference: float
-    cosine_min: float | None = None
+    cosine_mean: float | None = None
     agreement: float | None = None
 
 
