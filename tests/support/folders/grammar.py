@@ -525,6 +525,7 @@ _SENTENCES = [
             "processing_kwargs": {"processing_kwargs": {"text": {"truncation_side": "left"}}},
         },
         _has_modules,
+        refused={"processing_kwargs": "any argument of a tokenizer may stand there"},
     ),
     Axis(
         "prompts",
@@ -555,7 +556,7 @@ AXES = {
     )
 }
 _TASKS = ("embed", "embed", "embed", "rerank", "rerank", "classify", "classify", "tag", "fill_mask", "answer")
-_DENSITIES = (0.03, 0.06, 0.1, 0.2)
+_DENSITIES = (0.03, 0.06, 0.12, 0.25)
 """How often an axis is unusual: folders with few such choices tell most, those with many find what few would not."""
 _REFUSED_SHARE = 0.1
 """Of the draws of a choice that may be refused, those that are kept: a refusal hides all other choices."""

@@ -214,7 +214,7 @@ def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
     kind, named = grammar.tokenizer_class(draw), draw.get("tokenizer_class", "own")
     settings = grammar.fields(draw, grammar.TOKENIZER)
     if named in {"own", "own with Fast"}:
-        generic = draw["family"] == "modernbert" and draw.get("tokenizer", "of the family") == "of the family"
+        generic = draw["family"] == "modernbert" and not {"tokenizer", "tokenizer files"} & draw.keys()
         fast = named == "own with Fast"
         settings["tokenizer_class"] = "PreTrainedTokenizerFast" if generic else f"{kind}Fast" if fast else kind
     elif named != "absent":
