@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import warnings
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from serving.records import (
     RerankOptions,
     TagOptions,
 )
+from tests.support.clients import post_json
 from tests.support.pipelines import answers_of
 
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ def _silent() -> Iterator[None]:
         yield
 
 
-_FP32 = {"dtype": torch.float32}
+_FP32 = {"dtype": "float32"}
 
 
 def _embed(folder: str, _: str) -> Callable[[Any], Answer]:
@@ -255,6 +258,60 @@ class Served:
             "fill_mask": FillMaskOptions(FILLED),
             "answer": AnswerOptions(3),
         }[self._model.manifest.task]
+
+
+class Asked:
+    """A bundle of a running server, over HTTP."""
+
+    def __init__(self, address: str, name: str, task: str) -> None:
+        self._address, self._name, self._task = address, name, task
+
+    def answers(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+        """What the server answers, to all inputs in one request where it takes all, else to each alone."""
+        found = self._ask(inputs, aggregation)
+        if len(inputs) > 1 and any(isinstance(answer, Unanswered) for answer in found):
+            return [answer for each in inputs for answer in self.answers([each], aggregation)]
+        return found
+
+    def _ask(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+        if self._task == "rerank" and len({query for query, _ in inputs}) > 1:
+            return [Unanswered("one query a request")]
+        reply = post_json(self._address, f"/models/{self._name}", json.dumps(self._body(inputs, aggregation)).encode())
+        if reply.status != HTTPStatus.OK:
+            return [Unanswered(f"{reply.status}: {reply.body.decode()}")]
+        return _REPLIES[self._task](reply.json())
+
+    def _body(self, inputs: Sequence[Input], aggregation: str) -> dict[str, Any]:
+        if self._task == "rerank":
+            return {"query": inputs[0][0], "texts": [text for _, text in inputs], "truncate": True}
+        listed: list[Any] = list(inputs)
+        if self._task == "answer":
+            listed = [{"question": question, "context": context} for question, context in inputs]
+        if self._task == "classify":
+            listed = [each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]} for each in inputs]
+        further = {"tag": {"aggregation_strategy": aggregation}, "fill_mask": {"top_k": FILLED}, "answer": {"top_k": 3}}
+        return {"inputs": listed, "parameters": {"truncate": True, **further.get(self._task, {})}}
+
+
+_REPLIES: dict[str, Callable[[Any], list[Answer]]] = {
+    "embed": list,
+    "rerank": lambda ranks: [each["score"] for each in sorted(ranks, key=lambda each: each["index"])],
+    "classify": lambda rows: [sorted([each["label"], each["score"]] for each in row) for row in rows],
+    "tag": lambda rows: [
+        [[each.get("entity_group") or each["entity"], each["score"], each["start"], each["end"]] for each in row]
+        for row in rows
+    ],
+    "fill_mask": lambda rows: [
+        [
+            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask]
+            for mask in (row if isinstance(row[0], list) else [row])
+        ]
+        for row in rows
+    ],
+    "answer": lambda rows: [
+        [[each["answer"], each["score"], each["start"], each["end"]] for each in row] for row in rows
+    ],
+}
 
 
 _FORMS: dict[str, Callable[[Any], Answer]] = {

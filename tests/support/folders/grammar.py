@@ -243,7 +243,12 @@ _TOKENIZERS = [
         {"of the family": None, "BertTokenizer": None, "RobertaTokenizer": None, "XLMRobertaTokenizer": None},
         lambda draw: draw["family"] in {"bert", "distilbert", "nomic_bert", "gte", "modernbert", "electra"},
     ),
-    Axis("tokenizer files", {"tokenizer.json": None, "old": None, "both": None}),
+    # For ModernBERT no library reads older files.
+    Axis(
+        "tokenizer files",
+        {"tokenizer.json": None, "old": None, "both": None},
+        lambda draw: draw["family"] != "modernbert" or draw.get("tokenizer", "of the family") != "of the family",
+    ),
     Axis(
         "tokenizer_class",
         {
@@ -558,6 +563,8 @@ AXES = {
 _TASKS = ("embed", "embed", "embed", "rerank", "rerank", "classify", "classify", "tag", "fill_mask", "answer")
 _DENSITIES = (0.03, 0.06, 0.12, 0.25)
 """How often an axis is unusual: folders with few such choices tell most, those with many find what few would not."""
+_LEAST = {"settings": 0.4, "labels": 0.4, "pooling": 0.4, "modules after": 0.3}
+"""Axes of many choices are unusual more often."""
 _REFUSED_SHARE = 0.1
 """Of the draws of a choice that may be refused, those that are kept: a refusal hides all other choices."""
 
@@ -575,7 +582,7 @@ def drawn(seed: int) -> Draw:
         draw["task"] = "embed"  # Transformers has no such class
     density = rng.choice(_DENSITIES)
     for name, axis in AXES.items():
-        if name in draw or not axis.when(draw) or rng.random() >= density:
+        if name in draw or not axis.when(draw) or rng.random() >= max(density, _LEAST.get(name, 0)):
             continue
         choices = list(settings_of(draw) if name == "settings" else axis.choices)[1:]
         if not choices:

@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from export.errors import ExportError
 from serving.errors import BundleError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from serving.models.manifest import Task
-    from tests.support.folders.answering import Answer, Input
+    from tests.support.folders.answering import Answer, Asked, Input
     from tests.support.folders.grammar import Draw
 
 Outcome = Literal["same", "refused", "no library", "fault"]
@@ -116,31 +116,57 @@ def _probes() -> list[str]:
 def judged(draw: Draw, seed: int) -> Verdict:
     """Writes a folder, asks its library and the server, and compares."""
     with tempfile.TemporaryDirectory(prefix="folders-") as place:
-        folder = write(Path(place) / "folder", draw, seed)
-        return _judged(folder, Path(place) / "models", draw, seed)
+        case = prepared(draw, seed, Path(place), "folder")
+        return case if isinstance(case, Verdict) else answered(case, case.served)
 
 
-def _judged(folder: Path, models: Path, draw: Draw, seed: int) -> Verdict:
-    inputs, task = inputs_of(draw, seed), draw["task"]
+@dataclass(frozen=True)
+class Case:
+    """A folder that was exported, and what its library answers."""
+
+    name: str
+    task: Task
+    inputs: Sequence[Input]
+    aggregation: str
+    wanted: Sequence[Answer | Unanswered]
+    bundle: Path
+
+    @property
+    def served(self) -> Served:
+        return Served(self.bundle)
+
+
+def prepared(draw: Draw, seed: int, place: Path, name: str) -> Case | Verdict:
+    """Writes a folder, asks its library, and exports it below `place`; a verdict where it comes to no comparison."""
+    folder = write(place / "folders" / name, draw, seed)
+    inputs, task = inputs_of(draw, seed), cast("Task", draw["task"])
     aggregation = random.Random(seed).choice(("simple", "first", "average", "max", "none"))
     try:
         wanted = library_answers(folder, task, inputs, aggregation)
     except Exception as error:  # noqa: BLE001  whatever a library raises says that it does not take the folder
-        return Verdict("no library", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return Verdict("no library", _told(error))
     if all(isinstance(answer, Unanswered) for answer in wanted):
         return Verdict("no library", str(wanted[0]))
-    asked: Task | None = None if _says_its_task(draw) else task  # type: ignore[assignment]
     try:
-        served = Served(export_graph(folder, models, "folder", asked))
+        bundle = export_graph(folder, place / "models", name, None if _says_its_task(draw) else task)
     except (ExportError, BundleError) as refusal:
         return _refused(draw, str(refusal).replace(str(folder), "FOLDER"))
     except Exception as error:  # noqa: BLE001  a fault of ours
-        return Verdict("fault", f"the export ends in {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Verdict("fault", f"the export ends in {_told(error)}")
+    return Case(name, task, inputs, aggregation, wanted, bundle)
+
+
+def answered(case: Case, server: Served | Asked) -> Verdict:
+    """Compares what a server answers with what the library does."""
     try:
-        found = served.answers(inputs, aggregation)
-    except Exception as error:  # noqa: BLE001  likewise
-        return Verdict("fault", f"the server ends in {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return _compared(inputs, found, wanted)
+        found = server.answers(case.inputs, case.aggregation)
+    except Exception as error:  # noqa: BLE001  a fault of ours
+        return Verdict("fault", f"the server ends in {_told(error)}")
+    return _compared(case.inputs, found, case.wanted)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _says_its_task(draw: Draw) -> bool:
