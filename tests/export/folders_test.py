@@ -41,10 +41,10 @@ def _marks(seeds: range) -> list[pytest.MarkDecorator]:
 def test_a_folder_is_answered_as_by_its_libraries(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Every number within 1e-5, every text and label the same; a refusal names a field or a file, and has a reason."""
     if seeds.start < _LONG:
-        # The exporter reads the long ones of its own texts for half of the time.
+        # The exporter reads the long ones of its own texts for half of the time, and fuses for another half.
         short = [text for text in corpus.probes() if len(str(text)) < 200]
         monkeypatch.setattr(corpus, "probes", lambda: short)
-    findings, counts = search.search(seeds)
+    findings, counts = search.search(seeds, fused=seeds.start >= _LONG)
     assert not findings, "\n".join(map(str, findings))
     # A grammar of folders that nobody can load, or that are all refused, would show nothing.
     assert counts["same"] >= 0.7 * len(seeds), counts
@@ -53,7 +53,9 @@ def test_a_folder_is_answered_as_by_its_libraries(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long
 def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
     """Folders of every task and many families, all of one server."""
-    cases = [search.prepared(grammar.drawn(seed), seed, tmp_path, f"seed-{seed}") for seed in range(60, 100)]
+    cases = [
+        search.prepared(grammar.drawn(seed), seed, tmp_path, f"seed-{seed}", fused=True) for seed in range(60, 100)
+    ]
     compared = [case for case in cases if isinstance(case, search.Case)]
     assert {case.task for case in compared} == grammar.HEADS.keys()
     with Server(tmp_path / "models", "--precision", "fp32", start_limit_s=300) as server:
@@ -66,15 +68,15 @@ def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPat
     """An exporter that does not see one field is found out, and the folder is reduced to that field."""
     export = search.export_graph
 
-    def blind(folder: Path, models: Path, name: str, task: Task | None) -> Path:
+    def blind(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:
         edit_json(folder / "tokenizer_config.json", do_lower_case=None)
-        return export(folder, models, name, task)
+        return export(folder, models, name, task, fused=fused)
 
     monkeypatch.setattr(search, "export_graph", blind)
     field = {"tokenizer_config.json do_lower_case": "False"}
     draw = {"family": "electra", "task": "classify", **field, "dtype": "float16", "epsilon": "1e-5"}
     monkeypatch.setattr(grammar, "drawn", lambda _seed: draw)
-    (finding,), counts = search.search([7])
+    (finding,), counts = search.search([7], fused=False)
     assert counts == {"fault": 1}
     assert finding.least == {"family": "bert", "task": "classify", **field}
     assert str(finding).startswith("seed 7: bert, classify: tokenizer_config.json do_lower_case: False\n")

@@ -18,9 +18,9 @@ def main(words: list[str]) -> int:
     counts: Counter[str] = Counter()
     for seed in _seeds(words):
         draw = grammar.drawn(seed)
-        verdict = search.judged(draw, seed)
+        verdict = search.judged(draw, seed, fused=True)
         counts[verdict.outcome] += 1
-        found = search.finding(seed, draw, verdict) if verdict.outcome == "fault" else verdict.words
+        found = search.finding(seed, draw, verdict, fused=True) if verdict.outcome == "fault" else verdict.words
         print(f"{verdict.outcome:10} {seed:5} {grammar.shown(draw)}\n    {found}", flush=True)  # noqa: T201
     print(dict(counts))  # noqa: T201
     return bool(counts["fault"])

@@ -19,7 +19,7 @@ import transformers
 from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
-from export.graph import draft, task_model
+from export.graph import draft, optimize, task_model
 from export.progress import Progress, quiet
 from export.proof import reference
 from export.proof.engine import open_engine
@@ -176,8 +176,8 @@ _LIBRARIES = {
 }
 
 
-def export_graph(folder: Path, models: Path, name: str, task: Task | None) -> Path:
-    """Exports a folder as the command does, without the fusions and the proof; returns the bundle.
+def export_graph(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:
+    """Exports a folder as the command does, without the proof and perhaps without fusions; returns the bundle.
 
     Raises:
         ExportError: The folder is refused.
@@ -188,6 +188,9 @@ def export_graph(folder: Path, models: Path, name: str, task: Task | None) -> Pa
     with BundleWriter(models, name) as writer:
         (writer.path / "raw").mkdir()
         task_model.write(model, raw := writer.path / "raw" / "raw.onnx")
+        if fused:
+            optimize.fuse(raw, whole := raw.with_name("fused.onnx"), optimize.shape_of(checkpoint))
+            raw = whole
         draft.copy(raw, graph := writer.path / "model.fp32.onnx", draft.MAPPED)
         shutil.rmtree(raw.parent)
         (writer.path / TOKENIZER).write_bytes(checkpoint.vocabulary.content)

@@ -72,7 +72,7 @@ FAMILIES: dict[str, Family] = {
         epsilon="",
         activation="activation",
     ),
-    "mpnet": Family("MPNet", "MPNetTokenizer", variants={"16 buckets": {"relative_attention_num_buckets": 16}}),
+    "mpnet": Family("MPNet", "MPNetTokenizer"),
     "electra": Family(
         "Electra",
         "ElectraTokenizer",
