@@ -142,7 +142,6 @@ def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  o
     if own is None:
         return
     config = {**json.loads((folder / "config.json").read_text()), **own}
-    config["architectures"] = [name.replace(family.stem, family.own_stem, 1) for name in config["architectures"]]
     (folder / "config.json").write_text(json.dumps(config))
     prefix = family.own_prefix or family.prefix
     tensors = load_file(folder / "model.safetensors")

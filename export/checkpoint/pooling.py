@@ -20,6 +20,7 @@ _ASSUMED_MEAN = (
     "request asks"
 )
 _SETTINGS = "config_sentence_transformers.json"
+SETTINGS_READ = ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn")
 _OWN = "sentence_transformers."
 _BEFORE = ("Transformer", "Pooling")
 _KINDS = (*_BEFORE, *READERS)
@@ -72,14 +73,14 @@ _MODEL_UNUSED = _LOADING | frozenset(
 )
 """Arguments of `AutoModel.from_pretrained` that change no answer but by how it is rounded."""
 
-_ARGUMENTS_UNUSED = {("model_args", "model_kwargs"): _MODEL_UNUSED, ("config_args", "config_kwargs"): _LOADING}
+ARGUMENTS_UNUSED = {("model_args", "model_kwargs"): _MODEL_UNUSED, ("config_args", "config_kwargs"): _LOADING}
+"""Arguments that the model and its settings are loaded with, by their old and new names: no others are exported."""
 
-_ARGUMENTS = frozenset(name for names in _ARGUMENTS_UNUSED for name in names)
-"""Arguments that the model or its settings are loaded with."""
+_ARGUMENTS = frozenset(name for names in ARGUMENTS_UNUSED for name in names)
 
 POOLING_READ = ("pooling_mode", "word_embedding_dimension", "embedding_dimension", "include_prompt")
-# In the order in which Sentence Transformers joins them.
-_OLD_FLAGS = {
+
+OLD_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -87,6 +88,7 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+"""A pooling's modes before `pooling_mode`, in the order in which Sentence Transformers joins them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -268,12 +270,12 @@ def _modes(pooler: Folder, config: dict[str, Any], prompts: dict[str, str]) -> t
         raise ExportError(
             f"checkpoint {pooler.path}: pooling that leaves the prompt out (include_prompt) cannot be exported"
         )
-    if unknown := sorted(config.keys() - {*POOLING_READ, *_OLD_FLAGS}):
+    if unknown := sorted(config.keys() - {*POOLING_READ, *OLD_FLAGS}):
         raise ExportError(
             f"checkpoint {pooler.path}: {unknown[0]} in config.json is no setting of a Pooling; supported: "
-            f"{', '.join((*POOLING_READ, *_OLD_FLAGS))}"
+            f"{', '.join((*POOLING_READ, *OLD_FLAGS))}"
         )
-    named = config.get("pooling_mode", [mode for flag, mode in _OLD_FLAGS.items() if config.get(flag)] or "mean")
+    named = config.get("pooling_mode", [mode for flag, mode in OLD_FLAGS.items() if config.get(flag)] or "mean")
     modes = named if isinstance(named, list) else [named]
     if unknown := [mode for mode in modes if mode not in POOLING_MODES]:
         raise ExportError(
@@ -321,7 +323,7 @@ def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _T
                 f"{', '.join((*TRANSFORMER_READ, *fixed))}"
             )
     options = _arguments(encoder, file, settings, ("tokenizer_args", "processor_kwargs"))
-    for names, unused in _ARGUMENTS_UNUSED.items():
+    for names, unused in ARGUMENTS_UNUSED.items():
         if changing := sorted(_arguments(encoder, file, settings, names).keys() - unused):
             raise ExportError(f"{where}: {changing[0]} in {names[1]} of {file} cannot be exported; take it out")
     lengths = {"max_seq_length": options.get("model_max_length", settings.get("max_seq_length"))}

@@ -42,7 +42,7 @@ PLAIN_ATTENTION_LAYER = {"SkipLayerNormalization": 2}
 BERT_SETTINGS = ("type_vocab_size", "layer_norm_eps", "pad_token_id", "tie_word_embeddings")
 """What BERT and its relatives are told beside their sizes."""
 
-FIXED = {
+FIXED: dict[str, Any] = {
     "is_decoder": False,
     "is_encoder_decoder": False,
     "quantization_config": None,

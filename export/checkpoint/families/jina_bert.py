@@ -38,6 +38,7 @@ QUERIES_NORMALISED = replace(
     FAMILY,
     # Told by the name of its code alone.
     told=lambda config: _is_alibi(config) and "qk-post-norm" in str(config.get("auto_map")),
+    derives=("auto_map",),
     renamed={
         "self.layer_norm_q": "self.query.norm",
         "self.layer_norm_k": "self.key.norm",
