@@ -22,10 +22,11 @@ from export.engines import native, tensorrt
 from export.errors import BrokenLimitError, ExportError, NoRoomError
 from export.graph import draft, optimize, task_model
 from export.precision import emulation, half, int8, openvino
-from export.proof import accuracy, library, parity, reference
+from export.proof import accuracy, parity, reference
 from export.proof.at_text import TextProof
 from export.proof.decisions import Judge
 from export.proof.engine import open_engine
+from export.proof.users.load import NotLoadedError, load
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
@@ -200,8 +201,8 @@ class _Export:
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
         with self._progress.stage("loading the folder with its users' library"):
             try:
-                users = library.load(self._checkpoint, cut=self._recipe.max_length is not None)
-            except library.NotLoadedError as error:
+                users = load(self._checkpoint, cut=self._recipe.max_length is not None)
+            except NotLoadedError as error:
                 self._leave_unproven("", 0, str(error))
                 return None
         probes = corpus.probes()

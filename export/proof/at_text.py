@@ -16,9 +16,9 @@ import torch
 
 from export.errors import ExportError
 from export.progress import quiet
-from export.proof import library
 from export.proof.decisions import cosine
 from export.proof.parity import run_batch
+from export.proof.users import answers
 from export.texts.corpus import shown
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from export.proof.library import Answer, Form, Library, Tokens
+    from export.proof.users.answers import Answer, Form
+    from export.proof.users.library import Library, Tokens
     from export.recipe import Limits
     from export.texts.corpus import Text
     from serving.engine.base import Engine
@@ -294,27 +295,27 @@ class _Found:
 
 def _read_label(answer: Any, manifest: Manifest) -> Answer:  # noqa: ANN401  of each task its own
     chosen = not (manifest.regression or manifest.multi_label)
-    return library.labels(((one.label, one.score) for one in answer), chosen=chosen)
+    return answers.labels(((one.label, one.score) for one in answer), chosen=chosen)
 
 
 def _read_tags(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
     if any(isinstance(one, Entity) for one in answer):
-        return library.entities((one.entity_group, one.score, one.start, one.end) for one in answer)
-    return library.tagged((one.entity, one.score, one.index, one.word, one.start, one.end) for one in answer)
+        return answers.entities((one.entity_group, one.score, one.start, one.end) for one in answer)
+    return answers.tagged((one.entity, one.score, one.index, one.word, one.start, one.end) for one in answer)
 
 
 def _read_masks(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
-    return library.fillings([(one.score, one.token, one.token_str, one.sequence) for one in best] for best in answer)
+    return answers.fillings([(one.score, one.token, one.token_str, one.sequence) for one in best] for best in answer)
 
 
 def _read_span(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
-    return library.span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end)
+    return answers.span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end)
 
 
 _READ: Mapping[Task, Callable[[Any, Manifest], Answer]] = {
-    "embed": lambda answer, _: library.vector(answer),
-    "embed_tokens": lambda answer, _: library.vector(answer),
-    "rerank": lambda answer, _: library.score(answer),
+    "embed": lambda answer, _: answers.vector(answer),
+    "embed_tokens": lambda answer, _: answers.vector(answer),
+    "rerank": lambda answer, _: answers.score(answer),
     "classify": _read_label,
     "fill_mask": _read_masks,
     "answer": _read_span,
