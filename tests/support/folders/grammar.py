@@ -481,9 +481,12 @@ def _mode(**flags: bool) -> dict[str, Any]:
 
 _SENTENCES = [
     Axis(
-        "layout", {"modules.json": None, "0_Transformer": None, "1_Pooling alone": None, "no file": None}, _of("embed")
+        "layout",
+        {"modules.json": None, "0_Transformer": None, "1_Pooling alone": None, "no file": None},
+        _of("embed"),
+        refused={"1_Pooling alone": "Sentence Transformers does not read it, and its author meant it"},
     ),
-    Axis("module types", {"old": _ANY, "new": _NEW, "short": "sentence_transformers."}, _has_modules),
+    Axis("module types", {"old": _ANY, "new": _NEW}, _has_modules),
     Axis(
         "pooling",
         {
