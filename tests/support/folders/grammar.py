@@ -350,7 +350,8 @@ _CONFIGS = [
             "ForMaskedLM": "ForMaskedLM",
         },
     ),
-    Axis("settings", {"as usual": {}}),
+    # Each family has its own.
+    Axis("settings", {"as usual": {}}, refused=dict.fromkeys(("talking_head", "sparse_prediction"), _ANOTHER_MODEL)),
     Axis("settings written", {"what differs": None, "all": None}),
     Axis(
         "epsilon", {"absent": ABSENT, "1e-5": 1e-5, "1e-2": 1e-2}, lambda draw: bool(FAMILIES[draw["family"]].epsilon)
@@ -373,7 +374,7 @@ _CONFIGS = [
                 "gelu_python",
             )
         },
-        refused=dict.fromkeys(("gelu_fast", "tanh", "quick_gelu", "swish", "gelu_python"), _CODE),
+        refused=dict.fromkeys(("tanh", "quick_gelu"), _CODE),
     ),
     _field(
         CONFIG,
