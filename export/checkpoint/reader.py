@@ -308,7 +308,7 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
                 f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
             )
     activation = config.get(family.activation, family.usual_activation)
-    activations = family.activations or {**ACTIVATIONS, **ALIASES}
+    activations = [*(family.activations or (*ACTIVATIONS, *ALIASES))]
     if activation not in activations:
         raise ExportError(
             f"checkpoint {folder.path}: {family.activation} {activation!r} in config.json cannot be exported; "
