@@ -370,7 +370,7 @@ class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
         aggregation: How tokens become entities.
         ignore_labels: Tags that are no entities.
         windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
-        by_window: Find entities in each window instead, and of those that overlap keep the longest, as Transformers does.
+        by_window: Find entities in each window instead; of those that overlap the longest is kept, as in Transformers.
     """
 
     aggregation: Aggregation = "first"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -244,7 +242,7 @@ def test_windows_whose_entities_overlap_keep_what_transformers_keeps() -> None:
 
 
 def test_windows_are_those_of_a_stride(tokenizer: TextTokenizer) -> None:
-    """A long text is tagged to its end; each window is a text of its own. Tokens that are not grouped do not merge."""
+    """A long text is tagged to its end; each window is a text of its own."""
     text = " ".join(["server"] * 40)
     options = TagOptions("simple", windows=Windows(overlap_tokens=4), by_window=True)
     parts = tag.encode(tokenizer, [text], options, truncate=True)
@@ -253,5 +251,3 @@ def test_windows_are_those_of_a_stride(tokenizer: TextTokenizer) -> None:
     )
     windows = fast(text, truncation=True, max_length=24, stride=4, return_overflowing_tokens=True)
     assert [list(part.ids) for part in parts] == windows["input_ids"]
-    with pytest.raises(InvalidRequest, match="other than `none`"):
-        tag.check(msgspec.structs.replace(options, aggregation="none"), SimpleNamespace(max_length=24))
