@@ -133,7 +133,8 @@ def _first(probabilities: Probabilities, begins: Indices, _: Indices) -> Probabi
 
 
 def _average(probabilities: Probabilities, begins: Indices, sizes: Indices) -> Probabilities:
-    means: Probabilities = np.add.reduceat(probabilities, begins, axis=0) / sizes[:, None].astype(np.float32)
+    sums = np.add.reduceat(probabilities, begins, axis=0)
+    means: Probabilities = (sums / sizes[:, None]).astype(np.float32)
     return means
 
 
