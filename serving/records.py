@@ -372,11 +372,13 @@ class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
         aggregation: How tokens become entities.
         ignore_labels: Tags that are no entities.
         windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
+        by_window: Find entities in each window instead; of those that overlap the longest is kept, as in Transformers.
     """
 
     aggregation: Aggregation = "first"
     ignore_labels: tuple[str, ...] = ("O",)
     windows: Windows | None = None
+    by_window: bool = False
 
 
 class FilledMask(msgspec.Struct, frozen=True):

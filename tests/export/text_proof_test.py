@@ -91,10 +91,10 @@ def keep_case(document: dict[str, Any]) -> None:
     document["normalizer"]["lowercase"] = False
 
 
-def one_segment(document: dict[str, Any]) -> None:
-    """The second text of a pair is of the first one's segment."""
-    for part in document["post_processor"]["pair"]:
-        next(iter(part.values()))["type_id"] = 0
+def two_segments(document: dict[str, Any]) -> None:
+    """The second text of a pair is of a segment of its own, which this folder's tokenizer does not say."""
+    for part in document["post_processor"]["pair"][-2:]:
+        next(iter(part.values()))["type_id"] = 1
 
 
 def other_prefix(document: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         lambda checkpoint: replace(checkpoint, score_activation="identity"),
         r"largest difference .* at the text '.* / .*: .* tokens: \[CLS\] ",
     ),
-    "segments": ("rerank", with_tokenizer(one_segment), r"segments .* here, .* there .* differ in post_processor"),
+    "segments": ("rerank", with_tokenizer(two_segments), r"segments .* here, .* there .* differ in post_processor"),
     "label's place": ("classify", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
     "label's name": ("classify", renamed, r"the text '.*' is answered with \(.*'other'.*\), Transformers .*tokens: "),
     "tag's place": ("tag", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),

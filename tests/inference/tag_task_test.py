@@ -18,7 +18,7 @@ from transformers.pipelines.token_classification import AggregationStrategy
 from serving.errors import InvalidRequest
 from serving.inference.tasks import tag
 from serving.inference.tokenizer import TextTokenizer
-from serving.records import TagOptions
+from serving.records import Entity, TagOptions, Windows
 from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
@@ -223,3 +223,31 @@ def test_entities_are_those_of_transformers(name: str, text: str, seed: int, sur
             (one["entity_group"], one["start"], one["end"]) for one in expected
         ]
     assert [one.score for one in found] == pytest.approx([float(one["score"]) for one in expected], rel=1e-6)
+
+
+def test_windows_whose_entities_overlap_keep_what_transformers_keeps() -> None:
+    """Of each group the longest entity, or the surest of equally long ones."""
+    _, pipe = beside("WordPiece")
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        starts, lengths = random.integers(0, 30, 8).tolist(), random.integers(1, 6, 8).tolist()
+        scores = random.choice([0.5, 0.7, 0.9], 8).tolist()
+        found = [
+            Entity("place", score, "", start, start + length)
+            for start, length, score in zip(starts, lengths, scores, strict=True)
+        ]
+        named = [{"start": one.start, "end": one.end, "score": one.score} for one in found]
+        expected = [(one["start"], one["end"], one["score"]) for one in pipe.aggregate_overlapping_entities(named)]
+        assert [(one.start, one.end, one.score) for one in tag.longest(found)] == expected
+
+
+def test_windows_are_those_of_a_stride(tokenizer: TextTokenizer) -> None:
+    """A long text is tagged to its end; each window is a text of its own."""
+    text = " ".join(["server"] * 40)
+    options = TagOptions("simple", windows=Windows(overlap_tokens=4), by_window=True)
+    parts = tag.encode(tokenizer, [text], options, truncate=True)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(stripped_tokenizer()), model_max_length=24
+    )
+    windows = fast(text, truncation=True, max_length=24, stride=4, return_overflowing_tokens=True)
+    assert [list(part.ids) for part in parts] == windows["input_ids"]

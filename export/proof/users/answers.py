@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 FEW = 4
 """Texts that are asked in a way that is not the usual one."""
 
+MANY = 48
+"""Likewise, where it is another reading of the same numbers."""
+
 
 @dataclass(slots=True, frozen=True)
 class Form:

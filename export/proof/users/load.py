@@ -69,9 +69,8 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
                 f"{'Sentence Transformers' if issubclass(kind, SentenceTransformers) else 'Transformers'} "
                 f"cannot load the folder by itself: {reason}"
             ) from error
-    # What no model could read; Sentence Transformers does not count the positions that RoBERTa leaves out.
-    if cut or library.longest > checkpoint.positions:
-        library.longest = checkpoint.max_length
+    # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.
+    library.longest = checkpoint.max_length if cut else min(library.longest, checkpoint.positions)
     return library
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from export.proof.users.answers import FEW, Form, entities, fillings, labels, tagged
+from export.proof.users.answers import FEW, MANY, Form, entities, fillings, labels, tagged
 from export.proof.users.library import Library, tokens
 from serving.records import ClassifyOptions, FillMaskOptions, TagOptions
 
@@ -80,7 +80,7 @@ class Tagger(Transformers):
 
     def forms(self) -> list[Form]:
         grouped = [
-            Form(TagOptions(name, ignore_labels=()), f"aggregated by {name!r}", exact=True)
+            Form(TagOptions(name, ignore_labels=()), f"aggregated by {name!r}", most=MANY, exact=True)
             for name in ("simple", "first", "average", "max")
         ]
         return [Form(TagOptions("none", ignore_labels=())), *grouped, Form(TagOptions(), most=FEW, exact=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from export.proof.users.answers import Form, span
+from export.proof.users.answers import MANY, Form, span
 from export.proof.users.library import BESIDE, tokens
 from export.proof.users.pipelines import Transformers
 from serving.records import AnswerOptions
@@ -33,8 +33,8 @@ class Reader(Transformers):
     def forms(self) -> list[Form]:
         return [
             Form(AnswerOptions()),
-            Form(AnswerOptions(no_answer=True), "where there may be no answer"),
-            Form(AnswerOptions(whole_words=False), "in tokens", exact=True),
+            Form(AnswerOptions(no_answer=True), "where there may be no answer", most=MANY),
+            Form(AnswerOptions(whole_words=False), "in tokens", most=MANY, exact=True),
         ]
 
     @property

@@ -42,6 +42,7 @@ from serving.records import (
     FillMaskOptions,
     LabelScore,
     TagOptions,
+    Windows,
     ZeroShotOptions,
 )
 
@@ -134,7 +135,15 @@ async def tag(api: Api, http: HttpRequest) -> HttpReply:
 async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
     message = await http.json(_TAG, api.turn)
     parameters = message.parameters
-    options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels, parameters.windows)
+    by_window = parameters.stride is not None
+    if by_window and parameters.windows is not None:
+        raise InvalidRequest("`stride` and `long` both choose windows: send one of them")
+    options = TagOptions(
+        parameters.aggregation_strategy or usual,
+        parameters.ignore_labels,
+        Windows(overlap_tokens=parameters.stride) if by_window else parameters.windows,
+        by_window,
+    )
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
 

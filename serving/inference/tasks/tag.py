@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from serving.errors import InvalidRequest
 from serving.inference.tasks import windows
 from serving.inference.tasks.base import Task, texts_of
 from serving.records import Entity, TaggedToken
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Manifest
     from serving.records import AlignedText, EncodedText, Row, TagOptions, TextInput, Truncate
 
     Probabilities = NDArray[np.float32]
@@ -34,6 +36,12 @@ class Tokens(Protocol):
     def marks_subwords(self) -> bool: ...
 
     def name(self, token: int) -> str: ...
+
+
+def check(options: TagOptions, manifest: Manifest) -> None:
+    windows.check(options, manifest)
+    if options.by_window and options.aggregation == "none":
+        raise InvalidRequest("`stride` merges entities: send an `aggregation_strategy` other than `none`")
 
 
 def encode(
@@ -125,7 +133,8 @@ def _first(probabilities: Probabilities, begins: Indices, _: Indices) -> Probabi
 
 
 def _average(probabilities: Probabilities, begins: Indices, sizes: Indices) -> Probabilities:
-    means: Probabilities = np.add.reduceat(probabilities, begins, axis=0) / sizes[:, None].astype(np.float32)
+    sums = np.add.reduceat(probabilities, begins, axis=0)
+    means: Probabilities = (sums / sizes[:, None]).astype(np.float32)
     return means
 
 
@@ -162,17 +171,35 @@ def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
     texts = texts_of(work.inputs)
     answers = []
     for source, own, rows in windows.by_input(work.texts, work.rows):
-        whole, logits = windows.merged(own, [row[0] for row in rows])
-        answers.append(
-            finish(texts[source], whole, (logits,), work.options, work.manifest.labels, work.tokenizer, unknown)
-        )
+
+        def found(part: AlignedText, row: Row, text: str = texts[source]) -> list[Entity | TaggedToken]:
+            return finish(text, part, row, work.options, work.manifest.labels, work.tokenizer, unknown)
+
+        if work.options.by_window and len(own) > 1:
+            parts = [one for part, row in zip(own, rows, strict=True) for one in found(part, row)]
+            answers.append(longest(parts))
+        else:
+            whole, logits = windows.merged(own, [row[0] for row in rows])
+            answers.append(found(whole, (logits,)))
     return answers
+
+
+def longest(found: Sequence[Entity | TaggedToken]) -> list[Entity | TaggedToken]:
+    """Of entities that overlap the longest one, or the surest of equally long ones; by the pipeline's rule."""
+    kept: list[Entity | TaggedToken] = []
+    for entity in sorted(found, key=lambda one: one.start):
+        last = kept[-1] if kept else None
+        if last is None or not last.start <= entity.start < last.end:
+            kept.append(entity)
+        elif (entity.end - entity.start, entity.score) > (last.end - last.start, last.score):
+            kept[-1] = entity
+    return kept
 
 
 TASK = Task(
     "tag",
     _finish,
-    windows.check,
+    check,
     windows.sizes_bytes,
     encode=encode,
     token_outputs=True,
