@@ -235,7 +235,6 @@ _UNTYPED = ["input_ids", "attention_mask"]
 _CODE = "no such operator is fused"
 _ANOTHER_MODEL = "it is another model"
 _NO_CODE = "the server computes no such function"
-_SPLADE = "the folder says that vectors are not made of it so"
 
 _TOKENIZERS = [
     Axis(

@@ -277,7 +277,15 @@ def _write_model(folder: Path, draw: Draw, size: int, pad: int) -> None:
 def _config(stem: str, settings: Mapping[str, Any]) -> Any:
     kind = getattr(transformers, f"{stem}Config")
     # Weights are made by what the settings mean to Transformers, in fp32 and on a head that is no decoder's.
-    left_out = {"torch_dtype", "is_decoder", "sentence_transformers", "tokenizer_class", "max_length", "_name_or_path"}
+    left_out = {
+        "problem_type",
+        "torch_dtype",
+        "is_decoder",
+        "sentence_transformers",
+        "tokenizer_class",
+        "max_length",
+        "_name_or_path",
+    }
     named = {key: content for key, content in settings.items() if key not in left_out}
     if (labels := named.get("id2label")) is not None:
         named["id2label"] = {int(at): str(label) for at, label in labels.items()}
