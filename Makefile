@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile test-fuzz test-millions triton perf-analyzer prometheus haproxy chromium kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy chromium kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -162,6 +162,10 @@ test-hostile: $(call STAMP,dev) $(PROGRAMS) ## attacks beside a polite client an
 
 test-fuzz: $(call STAMP,dev) ## generated bodies, messages and schedules, by the ten thousand; half an hour
 	@$(PYTEST) $(ENDURANCE) tests/fuzz tests/http tests/inference/dispatcher_test.py tests/scheduling
+
+# Parts of one file, spread over the processes.
+test-folders: $(call STAMP,dev) ## 3,000 generated checkpoint folders beside their own libraries; an hour
+	@$(PYTEST) --dist load $(ENDURANCE) tests/export/folders_test.py
 
 test-millions: $(call STAMP,dev) $(PROGRAMS) ## a million texts and refusals, 200,000 requests beside restarts; half an hour
 	@$(PYTEST) $(ENDURANCE) tests/fault tests/inference/answer_cache_test.py

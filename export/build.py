@@ -23,8 +23,10 @@ from export.errors import BrokenLimitError, ExportError, NoRoomError
 from export.graph import draft, optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
+from export.proof.at_text import TextProof
 from export.proof.decisions import Judge
 from export.proof.engine import open_engine
+from export.proof.users.load import NotLoadedError, load
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
@@ -42,6 +44,7 @@ from serving.models.manifest import (
     Manifest,
     Quantisation,
     Source,
+    Users,
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from export.recipe import Recipe
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Precision, Target
+    from serving.models.manifest import FileEntry, Precision, Target
     from serving.records import EncodedText
 
 _WORK = "work"
@@ -122,6 +125,7 @@ class _Export:
         self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
         self._refused: list[str] = []
+        self._users = Users()
 
     def run(self) -> Built:
         cache = self._recipe.cache_dir
@@ -144,9 +148,8 @@ class _Export:
         shipped, own = self._engines(node, yardstick)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
-            (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
             reference.write(self._folder / reference.REFERENCE, self._judge, yardstick.reference)
-            manifest = self._manifest((*artifacts, *shipped))
+            manifest = self._manifest((*artifacts, *shipped), self._files())
             bundle = self._writer.publish(self._reported(manifest, yardstick.reference))
             if node is not None:
                 node.publish(bundle, engines=own, files=[native.TIMINGS])
@@ -189,7 +192,28 @@ class _Export:
             labelled.append(Labelled(each, each.score(rows[start:end])))
             start = end
         answers = parity.Reference(texts, encoded, rows[: len(encoded)])
-        return Yardstick(self._judge, answers, labelled, checkpoint.max_length)
+        del model  # before another library loads the same
+        gc.collect()
+        return Yardstick(self._judge, answers, labelled, checkpoint.max_length, self._text_proof())
+
+    def _text_proof(self) -> TextProof | None:
+        """The answers of the library that users load the folder with; None where it does not load it."""
+        (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
+        with self._progress.stage("loading the folder with its users' library"):
+            try:
+                users = load(self._checkpoint, cut=self._recipe.max_length is not None)
+            except NotLoadedError as error:
+                self._leave_unproven("", 0, str(error))
+                return None
+        probes = corpus.probes()
+        with self._progress.stage(f"answers of {users.name}"):
+            proof = TextProof(users, self._folder, self._manifest((), ()), probes)
+        self._users = Users(proof.name, proof.texts)
+        return proof
+
+    def _leave_unproven(self, name: str, texts: int, reason: str) -> None:
+        self._users = Users(name, texts, reason)
+        self._progress.notice(f"answers were not compared from the text on, only from token ids on: {reason}")
 
     def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
         """An artifact; None where it cannot be had, which costs no other one: fp32 alone every model must have."""
@@ -342,6 +366,7 @@ class _Export:
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
             quantisation=quantisation,
+            at_text=result.at_text,
             split_by=self._recipe.split_by if others else None,
             parts=tuple(map(part_entry, others)),
             ranks=self._recipe.ranks,
@@ -379,7 +404,10 @@ class _Export:
                 self._checkpoint, *runnable, split=self._recipe.split, split_by=self._recipe.split_by
             )
             engine = open_engine(spec, target, available_cpus())
-            result = yardstick.compare(engine, limits, self._progress.count)
+            result = yardstick.compare(engine, limits, self._progress.count, exact=name == "fp32")
+        proof = yardstick.text_proof
+        if proof is not None and proof.obstacle and not self._users.unproven:
+            self._leave_unproven(proof.name, proof.texts, proof.obstacle)
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
                 calibrated = name in int8.FORMS or name == INT8_ENGINE
@@ -395,7 +423,12 @@ class _Export:
         emulation.emulate(path, twin)
         return twin
 
-    def _manifest(self, artifacts: tuple[Artifact, ...]) -> Manifest:
+    def _files(self) -> tuple[FileEntry, ...]:
+        folder = self._folder
+        graphs = sorted(path for file in ENGINE_GRAPHS.values() for path in folder.glob(f"{file}*"))
+        return tuple(map(file_entry, (folder / TOKENIZER, folder / reference.REFERENCE, *graphs)))
+
+    def _manifest(self, artifacts: tuple[Artifact, ...], files: tuple[FileEntry, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer
         source, sentence = checkpoint.source, checkpoint.sentence
         embeds = checkpoint.task == "embed"
@@ -421,20 +454,15 @@ class _Export:
             inputs=task_model.inputs(checkpoint),
             outputs=task_model.outputs(checkpoint),
             artifacts=artifacts,
-            files=tuple(
-                file_entry(path)
-                for path in (
-                    writer.path / TOKENIZER,
-                    writer.path / reference.REFERENCE,
-                    *sorted(path for file in ENGINE_GRAPHS.values() for path in writer.path.glob(f"{file}*")),
-                )
-            ),
+            files=files,
             source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
+            users=self._users,
+            truncation_side=checkpoint.vocabulary.truncation_side,
         )
 
 

@@ -23,8 +23,11 @@ Array: TypeAlias = NDArray[np.float32] | NDArray[np.int32]
 Row: TypeAlias = tuple[Array, ...]
 """One text's part of every output; outputs of a token each are as long as the batch was padded."""
 
-Truncate = bool | Literal["left"]
-"""Whether inputs that are too long are cut: at their end, or at their beginning where `left` is said."""
+Side = Literal["left", "right"]
+"""The end of a text that is cut off."""
+
+Truncate = bool | Side
+"""Whether inputs that are too long are cut: at the end that is named, or at the model's own (true)."""
 
 InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
 """What a text is embedded for, in the words of Cohere's, Voyage's and NVIDIA's APIs."""
@@ -217,11 +220,13 @@ class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
             are independent of one another or there is only one; `none` for a regression.
         top_k: None keeps all classes.
         windows: None cuts texts that are too long. Windows are scored each for itself.
+        ranked: The best first; otherwise in the order of the model's labels, of which two may have the same name.
     """
 
     function: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None
     windows: Windows | None = None
+    ranked: bool = True
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
@@ -367,11 +372,13 @@ class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
         aggregation: How tokens become entities.
         ignore_labels: Tags that are no entities.
         windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
+        by_window: Find entities in each window instead; of those that overlap the longest is kept, as in Transformers.
     """
 
     aggregation: Aggregation = "first"
     ignore_labels: tuple[str, ...] = ("O",)
     windows: Windows | None = None
+    by_window: bool = False
 
 
 class FilledMask(msgspec.Struct, frozen=True):

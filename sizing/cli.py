@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from export.checkpoint.old_tokenizer import BareExceptions
+from export.checkpoint.tokenizer import BareExceptions
 from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.slo import parse_slo

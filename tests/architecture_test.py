@@ -57,7 +57,8 @@ OTHER_PACKAGES = {
     # Every report draws with them, so they know none.
     "charts": "",
     # The exporter shares the bundle and the engines with the server.
-    "export": "charts serving.errors serving.records serving.host serving.models serving.engine"
+    # Its proof answers texts by the server's own way, up to the wires.
+    "export": "charts serving.errors serving.records serving.host serving.models serving.engine serving.inference"
     " serving.scheduling.cost",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
     "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
@@ -305,6 +306,7 @@ BROAD_HANDLERS = {
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
+    "export.proof.users.load": "whatever other people's libraries raise for a folder that they do not load",
     "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from export.benchmarks.random_checkpoints import name_tokenizer
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import DEMO, Source, find
 from export.errors import ExportError
@@ -85,6 +86,7 @@ def _write(folder: Path, model: Model) -> None:
     (folder / "config.json").write_text(json.dumps(model.config | _TOKENIZER))
     (folder / "model.safetensors").touch()
     shutil.copy(find(DEMO).path / "tokenizer.json", folder)
+    name_tokenizer(folder)
     if model.pooling:
         names = ["Transformer", "Pooling", *(["Normalize"] if model.normalize else [])]
         modules = [

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.benchmarks import asked_for, random_checkpoints
-from export.checkpoint.families import FAMILIES
+from export.checkpoint import modules, pooling
+from export.checkpoint.families import FAMILIES, TOLD
+from export.checkpoint.families.family import FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.recipe import FORMS, TASKS
 from serving.host import available_cpus, installed, processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROUNDS = 15
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
@@ -105,7 +107,14 @@ def page(text: str, store: Store) -> str:
     Raises:
         ExportError: A table has no place there.
     """
-    made = {"heads": _heads(), "speed": _speed(store), "agreement": _agreement(store), "models": _models(store)}
+    made = {
+        "heads": _heads(),
+        "settings": _settings(),
+        "files": _files(),
+        "speed": _speed(store),
+        "agreement": _agreement(store),
+        "models": _models(store),
+    }
     places = [match["name"] for match in _BLOCK.finditer(text)]
     if sorted(places) != sorted(made):
         raise ExportError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
@@ -118,6 +127,51 @@ def _heads() -> str:
         for name, family in FAMILIES.items()
     ]
     return _table(("family", "classes", *(f"`{task}`" for task in TASKS)), rows, text=len(TASKS) + 2)
+
+
+def _settings() -> str:
+    """What each family reads of config.json, and the values that are built."""
+    rows = {(_names(READ), _values(FIXED), _names(sorted(UNUSED))): ["every family"]}
+    others = [(f"`{family.model_type}` in another form", family) for family in TOLD if family not in FAMILIES.values()]
+    for name, family in [*((f"`{name}`", family) for name, family in FAMILIES.items()), *others]:
+        only = {key: value for key, value in family.fixed.items() if key not in FIXED}
+        row = _names(family.read()), _values(only), _names(sorted(family.unused))
+        rows.setdefault(row, []).append(name)
+    head = ("family", "read", "only this value", "changes no answer")
+    return _table(head, [(", ".join(names), *row) for row, names in rows.items()], text=4)
+
+
+def _files() -> str:
+    """What is read of each file of Sentence Transformers."""
+    only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
+    rows = [
+        (
+            _names(pooling.TRANSFORMER_FILES),
+            _names(pooling.TRANSFORMER_READ),
+            _values(only),
+            _names(sorted(pooling.TRANSFORMER_UNUSED)),
+        ),
+        *(
+            (f"{_names(names)} in it", "", "", _names(sorted(unused)))
+            for names, unused in pooling.ARGUMENTS_UNUSED.items()
+        ),
+        ("`modules.json`", _names(("type", "path")), "", _names(("idx", "name", "kwargs"))),
+        ("config.json of Pooling", _names((*pooling.POOLING_READ, *pooling.OLD_FLAGS)), "", ""),
+        *(
+            (f"config.json of {kind}", _names(read), _values(modules.FIXED if kind != "Dropout" else {}), "")
+            for kind, read in modules.READ.items()
+        ),
+        ("`config_sentence_transformers.json`", _names(pooling.SETTINGS_READ), "", ""),
+    ]
+    return _table(("file", "read", "only this value", "changes no answer"), rows, text=4)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}` {json.dumps(value)}" for name, value in values.items())
 
 
 def _speed(store: Store) -> str:

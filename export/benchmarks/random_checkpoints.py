@@ -122,6 +122,13 @@ def write(folder: Path, model_type: str, task: Task, sizes: Sizes) -> Path:
     return folder
 
 
+def name_tokenizer(folder: Path) -> None:
+    """Writes of which class the demo model's tokenizer is: a family's own makes a tokenizer of its own kind."""
+    tokens = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+    settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
+    (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
+
+
 def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  of Transformers
     from safetensors.torch import load_file, save_file  # noqa: PLC0415  needs PyTorch
 
@@ -130,11 +137,11 @@ def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  o
     words = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = {word: at for word, at in words.items() if at < model.config.vocab_size}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    name_tokenizer(folder)
     own, family = _OWN_FORMS.get(model_type), FAMILIES[model_type]
     if own is None:
         return
     config = {**json.loads((folder / "config.json").read_text()), **own}
-    config["architectures"] = [name.replace(family.stem, family.own_stem, 1) for name in config["architectures"]]
     (folder / "config.json").write_text(json.dumps(config))
     prefix = family.own_prefix or family.prefix
     tensors = load_file(folder / "model.safetensors")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from export.checkpoint.safetensors_file import Tensor
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What git-lfs's pointers begin with."""
+
 
 @dataclass(slots=True, frozen=True)
 class Imported:
@@ -75,6 +78,7 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, RecursionError) as error:
+            self.check_whole(name)
             raise ExportError(f"checkpoint {self.path}: {name} is not JSON: {error}") from error
 
     def object(self, name: str) -> dict[str, Any]:
@@ -89,6 +93,19 @@ class Folder:
         if not isinstance(value, dict):
             raise ExportError(f"checkpoint {self.path}: {name} must hold a JSON object")
         return value
+
+    def check_whole(self, name: str) -> None:
+        """Refuses what a clone without git-lfs holds in the place of a large file.
+
+        Raises:
+            ExportError: The file is such a pointer.
+        """
+        with (self.path / name).open("rb") as stream:
+            if stream.read(len(_POINTER)) == _POINTER:
+                raise ExportError(
+                    f"checkpoint {self.path}: {name} is a pointer of git-lfs, not the file itself; run `git lfs pull` "
+                    "in that folder"
+                )
 
     @contextmanager
     def saved(self) -> Iterator[Path]:

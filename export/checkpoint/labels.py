@@ -32,7 +32,7 @@ class Labels:
     """What a head's numbers stand for.
 
     Attributes:
-        names: By index.
+        names: By index; two may have the same.
         multi_label: Whether each label is decided for itself.
         regression: Whether they are values, of which none is chosen.
     """
@@ -102,15 +102,19 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
         task: classify, regression or tag.
 
     Raises:
-        ExportError: They are not numbered 0, 1, 2 ..., two have the same name, or the head answers no labels.
+        ExportError: They are not numbered 0, 1, 2 ..., one has no name, or the head answers no labels.
     """
     named = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
     indices = [str(index) for index in range(len(named) if isinstance(named, dict) else 0)]
     if not indices or set(named) != set(indices):
         raise ExportError(f"checkpoint {folder.path}: id2label in config.json must number its labels 0, 1, 2 ...")
-    names = tuple(named[index] for index in indices)
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
-        raise ExportError(f"checkpoint {folder.path}: id2label in config.json must give each label a name of its own")
+    if nameless := [index for index in indices if not isinstance(named[index], str | int | float)]:
+        raise ExportError(
+            f"checkpoint {folder.path}: id2label in config.json must give each label a name, and label {nameless[0]} "
+            f"has {named[nameless[0]]!r}"
+        )
+    # Numbers stand for their digits, since an answer's labels are texts.
+    names = tuple(str(named[index]) for index in indices)
     if task == "tag":
         return Labels(names, multi_label=False)
     problem = config.get("problem_type") or "single_label_classification"

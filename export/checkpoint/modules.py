@@ -18,6 +18,17 @@ ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU
 
 _VECTOR = "sentence_embedding"
 
+READ: dict[str, tuple[str, ...]] = {
+    "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    "LayerNorm": ("dimension",),
+    "Normalize": (),
+    "Dropout": (),
+}
+"""What is read of each module's config.json, beside `FIXED`; nothing of a Dropout's changes an answer."""
+
+FIXED = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
+"""What a module works on, and the only value that is exported."""
+
 
 @dataclass(slots=True, frozen=True)
 class Dense:
@@ -145,12 +156,12 @@ READERS: dict[str, Callable[[Folder], Module | None]] = {
 
 def _config(folder: Folder, kind: str) -> dict[str, Any]:
     config = folder.object("config.json")
-    for key in ("module_input_name", "module_output_name"):
-        if (name := config.get(key) or _VECTOR) != _VECTOR:
+    for key, only in FIXED.items():
+        if (name := config.get(key) or only) != only:
             raise ExportError(
-                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {_VECTOR!r}"
+                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {only!r}"
             )
-    return config
+    return {key: config[key] for key in READ[kind] if key in config}
 
 
 def _required(folder: Folder, config: dict[str, Any], key: str) -> int:

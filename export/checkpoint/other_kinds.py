@@ -1,12 +1,16 @@
-"""Checkpoints of other kinds of retrieval, recognised so that none is taken for an encoder or a language model."""
+"""Folders that hold no encoder of ours, recognised so that each is told by its name: other models, parts, formats."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from export.checkpoint.folder import Folder
     from export.checkpoint.labels import Asked
 
@@ -24,9 +28,33 @@ _MODULES = {
 
 _ARCHITECTURES = frozenset({"HF_ColBERT", "HFColBERT", "ColBERT", "ColBERTModel"})
 
+_ADAPTER = "adapter_config.json"
+_ADAPTED = {
+    "SEQ_CLS": "SequenceClassification",
+    "TOKEN_CLS": "TokenClassification",
+    "QUESTION_ANS": "QuestionAnswering",
+}
+"""What PEFT calls tasks, and the class of PEFT that loads an adapter for one; else that for features."""
+
+_CACHED = "models--*/snapshots"
+
+_OTHER_FORMATS = {
+    **dict.fromkeys(("*.onnx", "onnx/*.onnx"), "an ONNX graph"),
+    **dict.fromkeys(("openvino_model.xml", "openvino/*.xml"), "a graph of OpenVINO"),
+    "*.gguf": "a file of llama.cpp",
+    **dict.fromkeys(("*.h5", "saved_model.pb"), "a file of TensorFlow"),
+    "*.msgpack": "a file of Flax",
+    "*.ot": "a file of rust-bert",
+    **dict.fromkeys(("*.pt", "*.pth", "*.ckpt"), "a state of a training"),
+    **dict.fromkeys(("quantize_config.json", "gptq_model*", "*4bit*.safetensors"), "quantized elsewhere"),
+}
+"""What weights may lie in instead, and what it is. The first that is there is named."""
+
+_OTHER_NAMES = dict.fromkeys(("*model*.safetensors", "*model*.bin"), "rename it if these are the weights")
+
 
 def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
-    """Refuses what looks like a model of another kind.
+    """Refuses what looks like a model of another kind, or like no whole model.
 
     Args:
         folder: The checkpoint.
@@ -37,6 +65,8 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
     Raises:
         ExportError: It is such a model.
     """
+    _refuse_cache(folder)
+    refuse_adapter(folder)
     if (kind := _kind(folder)) is not None:
         raise ExportError(f"checkpoint {folder.path}: this is {kind}, which cannot be served yet")
     config = folder.object("config.json")
@@ -46,6 +76,114 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
             f"checkpoint {folder.path}: by its name this is {_SPLADE}, which cannot be served yet; give --task "
             "fill_mask if it is a model for masked words"
         )
+
+
+def _refuse_cache(folder: Folder) -> None:
+    """Names the folder that is meant where one above it in the cache of the hub's client is given."""
+    if folder.has("config.json") or folder.has("modules.json"):
+        return
+    path = folder.path
+    caches = sorted(each.parent for below in (path, path / "hub") for each in below.glob(_CACHED))
+    if (path / "snapshots").is_dir() and (path / "refs").is_dir():
+        caches = [path]
+    for cache in caches[:1]:
+        kind, _, hub_id = cache.resolve().name.replace("--", "/").partition("/")
+        or_by_name = f", or {hub_id} with HF_HUB_OFFLINE=1" if kind == "models" else ""
+        raise ExportError(
+            f"checkpoint {path}: this is a folder of the Hugging Face hub's cache, above the checkpoints; give "
+            f"{_snapshot(cache)}{or_by_name}"
+        )
+
+
+def _snapshot(cache: Path) -> Path:
+    main = cache / "refs" / "main"
+    commit = main.read_text(encoding="utf-8", errors="replace").strip() if main.is_file() else ""
+    if re.fullmatch(r"[0-9a-f]{40}", commit) and (named := cache / "snapshots" / commit).is_dir():
+        return named
+    return max((cache / "snapshots").iterdir(), key=lambda each: each.stat().st_mtime, default=cache / "snapshots")
+
+
+def refuse_adapter(folder: Folder) -> None:
+    """Refuses an adapter of PEFT, which Transformers would load on top of its base, whatever lies beside it.
+
+    Raises:
+        ExportError: It is one.
+    """
+    if not folder.has(_ADAPTER):
+        return
+    adapter = folder.object(_ADAPTER)
+    kind = f"AutoPeftModelFor{_ADAPTED.get(str(adapter.get('task_type')), 'FeatureExtraction')}"
+    raise ExportError(
+        f"checkpoint {folder.path}: {_ADAPTER} says that this is an adapter ({adapter.get('peft_type', 'PEFT')}) of "
+        f"{adapter.get('base_model_name_or_path') or 'another model'}, not a whole model; merge the two first, and "
+        f"export MERGED, with the tokenizer's files: python -c \"from peft import {kind} as M; "
+        f"M.from_pretrained('{folder.path}').merge_and_unload().save_pretrained('MERGED')\""
+    )
+
+
+def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
+    """Refuses what no family of encoders has, whatever its name.
+
+    Raises:
+        ExportError: The settings say that the weights are quantized, or that there is a decoder.
+    """
+    quantized = config.get("quantization_config")
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise ExportError(
+            f"checkpoint {folder.path}: its weights are quantized ({method!r} in quantization_config of config.json); "
+            "give the checkpoint that they were made of, in floating point: INT8 is made here"
+        )
+    for key, kind in (("is_decoder", "a decoder"), ("is_encoder_decoder", "an encoder with a decoder")):
+        if config.get(key):
+            raise ExportError(
+                f"checkpoint {folder.path}: {key} in config.json says that this is {kind}; only encoders are exported"
+            )
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """What a model of an unknown family is by Transformers' lists, as a clause; empty for an encoder of text."""
+    # Imported here: it takes seconds, and only what is refused asks for it.
+    from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415
+
+    name = config.get("model_type")
+    kinds = {
+        "it has an encoder and a decoder": (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,),
+        "it reads images": (
+            auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+            auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+            auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        ),
+        "it reads sound": (
+            auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+            auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        ),
+        "it is a decoder, which writes text": (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,),
+    }
+    if name in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_encoder_decoder"):
+        return ""
+    return next((f": {kind}" for kind, lists in kinds.items() if any(name in each for each in lists)), "")
+
+
+def instead_of_config(folder: Folder) -> str:
+    """What a folder without config.json holds in its place, as a clause."""
+    below = sorted(path.parent.name for path in folder.path.glob("*/config.json"))
+    encoders = [name for name in below if folder.has(f"{name}/tokenizer.json") or folder.has(f"{name}/vocab.txt")]
+    if encoders:
+        return f"; {encoders[0]} below has one: give that folder"
+    return _held(folder, _OTHER_FORMATS) or "; give the folder that Transformers' save_pretrained wrote"
+
+
+def instead_of_weights(folder: Folder) -> str:
+    """What a folder holds in the place of weights that are read, as a clause; empty where there is nothing."""
+    return _held(folder, _OTHER_FORMATS | _OTHER_NAMES)
+
+
+def _held(folder: Folder, patterns: Mapping[str, str]) -> str:
+    for pattern, kind in patterns.items():
+        if found := sorted(path.relative_to(folder.path) for path in folder.path.glob(pattern)):
+            return f", and {found[0]} is not read ({kind})"
+    return ""
 
 
 def _kind(folder: Folder) -> str | None:

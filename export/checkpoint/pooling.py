@@ -10,7 +10,7 @@ from export.errors import ExportError
 from serving.models.manifest import POOLING_MODES, Similarity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from export.checkpoint.folder import Folder
     from export.checkpoint.weights import Weights
@@ -20,13 +20,67 @@ _ASSUMED_MEAN = (
     "request asks"
 )
 _SETTINGS = "config_sentence_transformers.json"
+SETTINGS_READ = ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn")
 _OWN = "sentence_transformers."
 _BEFORE = ("Transformer", "Pooling")
 _KINDS = (*_BEFORE, *READERS)
 _EMPTY = frozenset({"Normalize", "Dropout"})
 """Modules whose folders may hold no file."""
-# In the order in which Sentence Transformers joins them.
-_OLD_FLAGS = {
+
+TRANSFORMER_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""What Sentence Transformers called the settings of its Transformer over the years; the first that says something."""
+
+TRANSFORMER_READ = ("max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args")
+
+TRANSFORMER_FIXED: dict[str, tuple[object, ...]] = {
+    "transformer_task": ("feature-extraction",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({},),
+    **dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"), (None,)),
+}
+"""Further settings of an encoder's Transformer, and their only values that are exported."""
+
+_SCORING = {
+    **TRANSFORMER_FIXED,
+    "transformer_task": ("sequence-classification",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}},),
+    "module_output_name": ("scores",),
+}
+"""The same of a cross-encoder."""
+
+TRANSFORMER_UNUSED = frozenset({"unpad_inputs", "cache_dir", "backend"})
+"""Settings that change no answer."""
+
+_LOADING = frozenset(
+    {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code", "use_fast"}
+)
+"""What Sentence Transformers says itself when it loads a tokenizer or a model, whatever the file says."""
+
+_MODEL_UNUSED = _LOADING | frozenset(
+    {
+        *("attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage", "use_safetensors"),
+        *("provider", "file_name", "export", "add_pooling_layer"),
+    }
+)
+"""Arguments of `AutoModel.from_pretrained` that change no answer but by how it is rounded."""
+
+ARGUMENTS_UNUSED = {("model_args", "model_kwargs"): _MODEL_UNUSED, ("config_args", "config_kwargs"): _LOADING}
+"""Arguments that the model and its settings are loaded with, by their old and new names: no others are exported."""
+
+_ARGUMENTS = frozenset(name for names in ARGUMENTS_UNUSED for name in names)
+
+POOLING_READ = ("pooling_mode", "word_embedding_dimension", "embedding_dimension", "include_prompt")
+
+OLD_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -34,6 +88,7 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+"""A pooling's modes before `pooling_mode`, in the order in which Sentence Transformers joins them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +107,7 @@ class SentenceConfig:
         width: Components of the vectors that are pooled; None when the configuration names none.
         max_length: The checkpoint's own limit in tokens; None when it names none.
         lowercase: Whether texts are lower-cased before the tokenizer.
+        tokenizer_options: Arguments that its tokenizer is loaded with, beside its length.
         prompts: Texts to put before inputs, by name.
         default_prompt: The name of the one that stands before a text where nobody names another; None for none.
         notices: What was assumed, for the person to know.
@@ -68,6 +124,7 @@ class SentenceConfig:
     width: int | None = None
     max_length: int | None = None
     lowercase: bool = False
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     notices: tuple[str, ...] = ()
@@ -110,17 +167,18 @@ def read(folder: Folder) -> SentenceConfig:
         ExportError: The checkpoint computes something else than an encoder, pooling and modules that change the vector.
     """
     listed = _modules(folder)
-    if listed is None and not folder.has("1_Pooling/config.json"):
-        return SentenceConfig(folder, pools=False, notices=(_ASSUMED_MEAN,))
-    if listed is not None and len(listed) == 1:
-        return _cross_encoder(folder, folder.sub(listed[0][1]))
-    encoder = folder.sub(listed[0][1]) if listed else folder
-    pooler = folder.sub(listed[1][1] if listed else "1_Pooling")
-    sentence, pooling = encoder.object("sentence_bert_config.json"), pooler.object("config.json")
+    if listed is None:
+        return _unlisted(folder)
+    encoder = folder.sub(listed[0][1])
+    if len(listed) == 1:
+        return _cross_encoder(folder, encoder)
+    pooler = folder.sub(listed[1][1])
+    pooling = pooler.object("config.json")
+    transformer = _transformer(encoder, TRANSFORMER_FIXED)
     prompts, default = _prompts(folder)
     settings = folder.object(_SETTINGS)
     truncate_dim = integer(folder, settings, "truncate_dim", file=_SETTINGS)
-    following = _following(folder, listed[2:] if listed else [])
+    following = _following(folder, listed[2:])
     # The last scaling is left to the server, since a request may switch it off, unless components are cut after it.
     normalize = bool(following) and isinstance(following[-1], Normalize) and truncate_dim is None
     return SentenceConfig(
@@ -131,16 +189,28 @@ def read(folder: Folder) -> SentenceConfig:
         truncate_dim=truncate_dim,
         similarity=_similarity(folder, settings),
         width=integer(pooler, pooling, "word_embedding_dimension") or integer(pooler, pooling, "embedding_dimension"),
-        max_length=_max_length(encoder, sentence),
-        lowercase=bool(sentence.get("do_lower_case", False)),
+        max_length=transformer.max_length,
+        lowercase=transformer.lowercase,
+        tokenizer_options=transformer.tokenizer_options,
         prompts=prompts,
         default_prompt=default,
     )
 
 
+def _unlisted(folder: Folder) -> SentenceConfig:
+    """A folder without modules.json, of which Sentence Transformers reads nothing more, and takes the mean."""
+    pooler = folder.sub("1_Pooling", may_be_missing=True)
+    if pooler.has("config.json") and (modes := _modes(pooler, pooler.object("config.json"), {})) != ("mean",):
+        raise ExportError(
+            f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, and modules.json is missing, "
+            "without which Sentence Transformers takes the mean; add modules.json, or take 1_Pooling away"
+        )
+    return SentenceConfig(folder, pools=pooler.has("config.json"), notices=(_ASSUMED_MEAN,))
+
+
 def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     """A model whose head is its own: only the settings of its texts are told beside it."""
-    sentence = encoder.object("sentence_bert_config.json")
+    transformer = _transformer(encoder, _SCORING)
     prompts, default = _prompts(folder)
     if default is not None and prompts[default]:
         raise ExportError(
@@ -151,8 +221,9 @@ def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
         encoder=encoder,
         pools=False,
         is_cross_encoder=True,
-        max_length=_max_length(encoder, sentence),
-        lowercase=bool(sentence.get("do_lower_case", False)),
+        max_length=transformer.max_length,
+        lowercase=transformer.lowercase,
+        tokenizer_options=transformer.tokenizer_options,
         prompts=prompts,
         notices=(_ASSUMED_MEAN,),
     )
@@ -199,9 +270,12 @@ def _modes(pooler: Folder, config: dict[str, Any], prompts: dict[str, str]) -> t
         raise ExportError(
             f"checkpoint {pooler.path}: pooling that leaves the prompt out (include_prompt) cannot be exported"
         )
-    named = config.get("pooling_mode")
-    if named is None:
-        named = [mode for flag, mode in _OLD_FLAGS.items() if config.get(flag)]
+    if unknown := sorted(config.keys() - {*POOLING_READ, *OLD_FLAGS}):
+        raise ExportError(
+            f"checkpoint {pooler.path}: {unknown[0]} in config.json is no setting of a Pooling; supported: "
+            f"{', '.join((*POOLING_READ, *OLD_FLAGS))}"
+        )
+    named = config.get("pooling_mode", [mode for flag, mode in OLD_FLAGS.items() if config.get(flag)] or "mean")
     modes = named if isinstance(named, list) else [named]
     if unknown := [mode for mode in modes if mode not in POOLING_MODES]:
         raise ExportError(
@@ -226,8 +300,47 @@ def _similarity(folder: Folder, settings: dict[str, Any]) -> Similarity | None:
     return named
 
 
-def _max_length(encoder: Folder, sentence: dict[str, Any]) -> int | None:
-    return integer(encoder, sentence, "max_seq_length", file="sentence_bert_config.json")
+@dataclass(slots=True, frozen=True)
+class _Transformer:
+    """What the settings of a Transformer say of texts."""
+
+    max_length: int | None
+    lowercase: bool
+    tokenizer_options: Mapping[str, Any]
+
+
+def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _Transformer:
+    """Reads the first of its files that says something, as Sentence Transformers does."""
+    file = next((name for name in TRANSFORMER_FILES if encoder.object(name)), TRANSFORMER_FILES[0])
+    settings = encoder.object(file)
+    where = f"checkpoint {encoder.path}"
+    for key, value in settings.items():
+        if key in fixed and value not in (None, *fixed[key]):
+            raise ExportError(f"{where}: {key} {value!r} in {file} cannot be exported; supported: {fixed[key][0]!r}")
+        if key not in {*TRANSFORMER_READ, *fixed, *TRANSFORMER_UNUSED, *_ARGUMENTS}:
+            raise ExportError(
+                f"{where}: {key} in {file} is no setting of a Transformer; supported: "
+                f"{', '.join((*TRANSFORMER_READ, *fixed))}"
+            )
+    options = _arguments(encoder, file, settings, ("tokenizer_args", "processor_kwargs"))
+    for names, unused in ARGUMENTS_UNUSED.items():
+        if changing := sorted(_arguments(encoder, file, settings, names).keys() - unused):
+            raise ExportError(f"{where}: {changing[0]} in {names[1]} of {file} cannot be exported; take it out")
+    lengths = {"max_seq_length": options.get("model_max_length", settings.get("max_seq_length"))}
+    return _Transformer(
+        integer(encoder, lengths, "max_seq_length", file=file),
+        bool(settings.get("do_lower_case")),
+        {key: value for key, value in options.items() if key not in _LOADING and key != "model_max_length"},
+    )
+
+
+def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tuple[str, str]) -> dict[str, Any]:
+    """Arguments under their old or their new name; the old one goes first, as in Sentence Transformers."""
+    name = next((name for name in names if settings.get(name) is not None), names[1])
+    arguments = settings.get(name) or {}
+    if not isinstance(arguments, dict):
+        raise ExportError(f"checkpoint {encoder.path}: {name} in {file} must be arguments by name, not {arguments!r}")
+    return arguments
 
 
 def _prompts(folder: Folder) -> tuple[dict[str, str], str | None]:

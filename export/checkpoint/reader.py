@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import layouts, other_kinds, pooling, vocabulary, weights
+from export.checkpoint import layouts, other_kinds, pooling, probes, vocabulary, weights
 from export.checkpoint.families import FAMILIES, family_of
-from export.checkpoint.families.family import ACTIVATIONS
+from export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
 from export.checkpoint.folder import Folder
 from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
 from export.errors import ExportError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 CANDIDATES = 100
 """Words that the graph of fill_mask offers for each mask, unless the vocabulary is smaller."""
+
+_WORDS = ("vocab.txt", "merges.txt", "*.model")
+"""Files of a tokenizer that are no JSON."""
 
 _LEAST_LENGTH = 3
 _NO_LABELS = Labels((), multi_label=False)
@@ -61,7 +64,7 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The class in Transformers that it names."""
+        """The class that it names, which need not be one of Transformers."""
         return _named_architecture(self.config, self.family)
 
     def size(self, name: str) -> int:
@@ -99,9 +102,7 @@ class Checkpoint:
     @property
     def embedding_size(self) -> int:
         """Components of a word's vector before the layers."""
-        return (
-            self.hidden_size if self.family.projection == "no" else self.config.get("embedding_size", self.hidden_size)
-        )
+        return self.hidden_size if self.family.projection == "no" else self.size("embedding_size")
 
     @property
     def known_segments(self) -> int:
@@ -112,13 +113,40 @@ class Checkpoint:
     @property
     def segments(self) -> bool:
         """Whether the graph takes the segment of each token."""
-        return self.family.segments and self.known_segments > 1
+        takes_them = self.family.segments or (self.family.first_segment and self.vocabulary.has_segments)
+        return takes_them and self.known_segments > 1
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest input that its positions allow."""
+        return _positions(self.config, self.family, self.vocabulary)
+
+    @property
+    def first_segment(self) -> bool:
+        """Whether the model has to be told that every token is of its first segment.
+
+        Without being told, Transformers' models look segments up by position, which a trace would keep.
+        """
+        return not self.segments and self.known_segments > 0 and (self.family.segments or self.family.first_segment)
 
     @property
     def activation(self) -> str:
         """The layers' activation, by Transformers' name."""
         named = str(self.config.get(self.family.activation, self.family.usual_activation))
-        return self.family.activations.get(named, named)
+        return self.family.activations.get(named, ALIASES.get(named, named))
+
+    @property
+    def convolves(self) -> bool:
+        """Whether DeBERTa's convolution stands beside the first layer."""
+        return "conv_kernel_size" in self.family.settings and (self.config.get("conv_kernel_size") or 0) > 0
+
+    @property
+    def other_activations(self) -> tuple[str, ...]:
+        """Those that are neither a layer's nor of the head over the vocabulary, as far as settings name them."""
+        pooler = "pooler_hidden_act" if self.task in {"classify", "rerank"} else ""
+        keys = {pooler: "gelu", "conv_act" if self.convolves else "": "tanh"}.items()
+        named = [self.config.get(key, usual) for key, usual in keys if key in self.family.settings]
+        return tuple(ALIASES.get(name, name) for name in named)
 
     @property
     def candidates(self) -> int:
@@ -163,6 +191,7 @@ def open_checkpoint(
     other_kinds.refuse(folder, source.name, asked)
     sentence = pooling.read(folder)
     sentence = replace(sentence, encoder=layouts.opened(sentence.encoder, case))
+    other_kinds.refuse_adapter(sentence.encoder)
     config, family = _config(sentence.encoder)
     asked = asked or _task(config, family, sentence)
     task: Task = "classify" if asked == REGRESSION else asked
@@ -180,9 +209,19 @@ def open_checkpoint(
     if task in {"classify", "tag"}:
         labels = read_labels(sentence.encoder, config, asked)
     files = weights.find(sentence.encoder)
+    for pattern in _WORDS:
+        for path in sentence.encoder.path.glob(pattern):
+            sentence.encoder.check_whole(path.name)
+    if sentence.tokenizer_options:
+        name = min(sentence.tokenizer_options)
+        raise ExportError(
+            f"checkpoint {sentence.encoder.path}: {name} among the tokenizer's arguments in the settings of Sentence "
+            "Transformers cannot be exported; say it in tokenizer_config.json"
+        )
     words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
     _check_special(source, config, family, task, words)
     length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
+    probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
     if task == "rerank":
         activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))
@@ -192,7 +231,13 @@ def open_checkpoint(
 def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Asked:
     if sentence.pools:
         return "embed"
-    task = family.tasks()[_named_architecture(config, family)]
+    architecture = _named_architecture(config, family)
+    task = family.task_of(architecture)
+    if task is None:
+        raise ExportError(
+            f"checkpoint {sentence.encoder.path}: config.json names the class {architecture}, whose head is not known; "
+            "give --task embed for the vectors of its encoder, or the task that its head is for"
+        )
     if task != "classify":
         return task
     return task_of_head(sentence.encoder, config, is_cross_encoder=sentence.is_cross_encoder)
@@ -238,46 +283,32 @@ def _length(source: Source, requested: int | None, own: int | None, positions: i
 
 
 def _named_architecture(config: dict[str, Any], family: Family) -> str:
-    named = config.get("architectures") or f"{family.own_stem or family.stem}Model"
+    named = config.get("architectures") or f"{family.stem}Model"
     return str(named[0]) if isinstance(named, list) else str(named)
-
-
-def _family(folder: Folder, config: dict[str, Any]) -> Family:
-    family = family_of(config)
-    if family is None:
-        raise ExportError(
-            f"checkpoint {folder.path}: model_type {config.get('model_type')!r} cannot be exported; "
-            f"supported: {', '.join(FAMILIES)}"
-        )
-    architecture = _named_architecture(config, family)
-    if architecture not in family.tasks():
-        raise ExportError(
-            f"checkpoint {folder.path}: architecture {architecture} cannot be exported; "
-            f"supported: {', '.join(family.tasks())}"
-        )
-    return family
 
 
 def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
     config = folder.object("config.json")
     if not config:
-        raise ExportError(f"checkpoint {folder.path}: config.json is missing")
-    family = _family(folder, config)
-    optional = [key for key in ("embedding_size", "num_labels", "type_vocab_size") if config.get(key)]
+        raise ExportError(f"checkpoint {folder.path}: config.json is missing{other_kinds.instead_of_config(folder)}")
+    other_kinds.refuse_config(folder, config)
+    family = family_of(config)
+    if family is None:
+        raise ExportError(
+            f"checkpoint {folder.path}: model_type {config.get('model_type')!r} cannot be exported"
+            f"{other_kinds.kind_of(config)}; supported: {', '.join(FAMILIES)}"
+        )
+    optional = [key for key in ("num_labels", "type_vocab_size") if config.get(key) is not None]
+    if family.segmentless and config.get("type_vocab_size") == 0:
+        optional.remove("type_vocab_size")
     for key in [*family.sizes.values(), *optional]:
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ExportError(
                 f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
             )
-    for key, only in family.fixed.items():
-        if config.get(key) not in (None, only):
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} {config[key]!r} in config.json cannot be exported; "
-                f"supported: {only!r}"
-            )
     activation = config.get(family.activation, family.usual_activation)
-    activations = family.activations or ACTIVATIONS
+    activations = [*(family.activations or (*ACTIVATIONS, *ALIASES))]
     if activation not in activations:
         raise ExportError(
             f"checkpoint {folder.path}: {family.activation} {activation!r} in config.json cannot be exported; "
@@ -289,6 +320,8 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
             f"{family.sizes['heads']}"
         )
     try:
+        for key, only in family.fixed.items():
+            require(config, key, only)
         family.derived(config)
     except ValueError as error:
         raise ExportError(f"checkpoint {folder.path}: {error}") from error

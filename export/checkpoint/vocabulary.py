@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from export.checkpoint import old_tokenizer
-from export.checkpoint.old_tokenizer import BareExceptions
+from export.checkpoint import tokenizer as checkpoint_tokenizer
+from export.checkpoint.tokenizer import TOKENIZER, BareExceptions
 from export.errors import ExportError
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from export.checkpoint.folder import Folder
+    from serving.records import Side
 
-TOKENIZER = "tokenizer.json"
 _ROLES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -27,8 +27,9 @@ _ROLES = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-"""The special tokens, as BERT and as RoBERTa write them where a checkpoint does not say."""
+"""The special tokens, as BERT and as RoBERTa write them where Transformers knows none."""
 _REQUIRED_ROLES = ("pad", "cls", "sep")
+_TYPES = "token_type_ids"
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,68 +40,109 @@ class Vocabulary:
         content: The bytes of tokenizer.json, with neither truncation nor padding in it.
         special_ids: Ids of the special tokens by role: pad, unk, cls, sep, mask.
         length_limit: The tokenizer's own limit in tokens; None when it names none.
+        truncation_side: The end of a text that is cut off.
+        has_segments: Whether any token of a text or a pair is of another segment than the first.
+        reference: The tokenizer that Transformers loads from the checkpoint; None where the bundle is all there is.
     """
 
     content: bytes
     special_ids: dict[str, int]
     length_limit: int | None
+    truncation_side: Side = "right"
+    has_segments: bool = True
+    reference: Any = field(default=None, repr=False, compare=False)
 
     def encode(self, texts: Sequence[str | tuple[str, str]], max_length: int) -> list[EncodedText]:
         """Encodes texts and pairs, cutting them to `max_length` tokens, the special ones included."""
         tokenizer = Tokenizer.from_str(self.content.decode())
-        tokenizer.enable_truncation(max_length)
+        tokenizer.enable_truncation(max_length, direction=self.truncation_side)
         encodings = tokenizer.encode_batch(texts)
         return [EncodedText(array("i", e.ids), array("i", e.type_ids) if any(e.type_ids) else None) for e in encodings]
 
 
-def read(folder: Folder, vocab_size: int, *, lowercase: bool) -> Vocabulary:
-    """Reads a checkpoint's tokenizer.json, or makes it from older files, and checks that the model can take its ids.
+def read(
+    folder: Folder, vocab_size: int, options: Mapping[str, Any] | None = None, *, lowercase: bool = False
+) -> Vocabulary:
+    """Reads a checkpoint's tokenizer, as Transformers makes it of all its files, and checks that it fits the model.
 
     Args:
         folder: The folder with the tokenizer's files.
         vocab_size: Rows of the model's word embedding.
-        lowercase: Whether texts are lower-cased before they reach the tokenizer.
+        options: Arguments that Sentence Transformers hands to Transformers (`processor_kwargs`, once `tokenizer_args`).
+        lowercase: Whether Sentence Transformers lower-cases texts before the tokenizer.
 
     Raises:
         ExportError: The tokenizer is missing, damaged, or not this model's.
     """
-    document, settings = folder.object(TOKENIZER), folder.object("tokenizer_config.json")
-    if not document:
-        document, own_tokens = old_tokenizer.convert(folder)
-        settings |= own_tokens
+    made = checkpoint_tokenizer.load(folder, options or {}, lowercase=lowercase)
+    document = json.loads(made.backend_tokenizer.to_str())
     # A checkpoint may carry the lengths of its training data; lengths belong to the manifest.
     document["truncation"] = document["padding"] = None
-    content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-    with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
+    # A class adds the special tokens of its own that a vocabulary lacks; the model has no rows for them.
+    named = set(map(str, made.special_tokens_map.values()))
+    document["added_tokens"] = [
+        token for token in document["added_tokens"] if token["id"] < vocab_size or token["content"] not in named
+    ]
+    if _TYPES not in made.model_input_names:
+        document["post_processor"] = _of_one_segment(document["post_processor"])
+    content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    with BareExceptions(f"checkpoint {folder.path}: the tokenizer of {type(made).__name__} cannot be read again"):
         tokenizer = Tokenizer.from_str(content.decode())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= largest < vocab_size:
         raise ExportError(
-            f"checkpoint {folder.path}: {TOKENIZER} has ids up to {largest}, the model takes ids below {vocab_size}"
+            f"checkpoint {folder.path}: {TOKENIZER} has ids up to {largest}, the model takes ids below {vocab_size}; "
+            f"the last is {tokenizer.id_to_token(largest)!r}"
         )
-    if lowercase and (tokenizer.normalizer is None or tokenizer.normalizer.normalize_str("A") != "a"):
-        raise ExportError(
-            f"checkpoint {folder.path}: lower-cases texts before a tokenizer that keeps case: not supported"
-        )
-    special_ids = _special_ids(folder, tokenizer, settings)
+    special_ids = _special_ids(folder, tokenizer, made)
     _check_frame(folder, tokenizer, special_ids)
-    limit = settings.get("model_max_length")
+    limit = made.model_max_length
     # "No limit" is written as 10^30.
-    return Vocabulary(content, special_ids, limit if isinstance(limit, int) and limit < 1 << 31 else None)
+    length_limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 1 << 31 else None
+    has_segments = any([*tokenizer.encode("a").type_ids, *tokenizer.encode("a", "a").type_ids])
+    return Vocabulary(content, special_ids, length_limit, made.truncation_side, has_segments, made)
 
 
-def _special_ids(folder: Folder, tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, int]:
-    named_tokens = {**folder.object("special_tokens_map.json"), **settings}
+def _of_one_segment(processor: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A post-processor that says of every token that it is of the first segment, as a model says that is not told."""
+    if processor is None:
+        return None
+    kind = processor["type"]
+    if kind == "Sequence":
+        return {**processor, "processors": [_of_one_segment(part) for part in processor["processors"]]}
+    if kind == "BertProcessing":
+        (sep, sep_id), (cls, cls_id) = processor["sep"], processor["cls"]
+        around = {cls: cls_id, sep: sep_id}
+        ids = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in around.items()}
+        start, end = [{"SpecialToken": {"id": token, "type_id": 0}} for token in (cls, sep)]
+        first, second = [{"Sequence": {"id": part, "type_id": 0}} for part in "AB"]
+        single = [start, first, end]
+        return {"type": "TemplateProcessing", "single": single, "pair": [*single, second, end], "special_tokens": ids}
+    if kind != "TemplateProcessing":
+        return processor
+    pieces = {
+        form: [{name: {**piece, "type_id": 0}} for part in processor[form] for name, piece in part.items()]
+        for form in ("single", "pair")
+    }
+    return {**processor, **pieces}
+
+
+def _special_ids(folder: Folder, tokenizer: Tokenizer, made: Any) -> dict[str, int]:  # noqa: ANN401  of Transformers
+    frame = tokenizer.encode("").ids
+    around = {"cls": frame[:1], "sep": frame[-1:]}
     ids = {}
     for role, usual in _ROLES.items():
-        token = named_tokens.get(f"{role}_token")
-        named = token.get("content") if isinstance(token, dict) else token
-        candidates = (str(named),) if named else usual
-        known_ids = [identity for word in candidates if (identity := tokenizer.token_to_id(word)) is not None]
-        if known_ids:
-            ids[role] = known_ids[0]
+        own = getattr(made, f"{role}_token", None)
+        names = usual if own is None else (str(own),)
+        known = [*map(tokenizer.token_to_id, names), *around.get(role, ())]
+        found = [token for token in known if token is not None]
+        if found:
+            ids[role] = found[0]
         elif role in _REQUIRED_ROLES:
-            raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} has no {role} token {candidates[0]!r}")
+            raise ExportError(
+                f"checkpoint {folder.path}: the tokenizer has no {role} token; name one in tokenizer_config.json "
+                f"({role}_token)"
+            )
     return ids
 
 

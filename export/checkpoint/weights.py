@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from export.checkpoint.other_kinds import instead_of_weights
 from export.errors import ExportError, NoRoomError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _SAFE, _PICKLED = ".safetensors", ".bin"
 _SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
 """By their kinds; the first that is there is taken."""
-_OTHERS = ("*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,14 +82,13 @@ def find(folder: Folder) -> Weights:
         return Weights(folder, folder.imported.files)
     for kind, single in _SINGLE.items():
         if folder.has(single):
+            folder.check_whole(single)
             return Weights(folder, [folder.path / single])
         if folder.has(f"{single}.index.json"):
             return _sharded(folder, kind, f"{single}.index.json")
-    others = sorted(path.name for pattern in _OTHERS for path in folder.path.glob(pattern))
-    instead = f", and {others[0]} is not read" if others else ""
     raise ExportError(
-        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing{instead}; save the model "
-        "with Transformers' save_pretrained"
+        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing"
+        f"{instead_of_weights(folder)}; save the model with Transformers' save_pretrained"
     )
 
 
@@ -100,6 +99,8 @@ def _sharded(folder: Folder, kind: str, file: str) -> Weights:
     files = [folder.path / name for name in sorted(set(index.values()))]
     if absent := [path.name for path in files if not path.is_file()]:
         raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, which {file} names")
+    for path in files:
+        folder.check_whole(path.name)
     return Weights(folder, files, index)
 
 

@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 
 
 _MODULES = frozenset(
-    {"google_crc32c", "huggingface_hub", "onnx", "onnxruntime", "safetensors", "sympy", "torch", "transformers"}
+    {
+        "google_crc32c",
+        "huggingface_hub",
+        "onnx",
+        "onnxruntime",
+        "safetensors",
+        "sentence_transformers",
+        "sympy",
+        "torch",
+        "transformers",
+    }
 )
 """What the extra installs."""
 
@@ -113,7 +123,7 @@ def _tell(bundle: Bundle, ending: str) -> None:
     manifest = bundle.manifest
     print(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
-        f"{terminal.table(manifest.artifacts)}\n\n{ending}"
+        f"{terminal.table(manifest.artifacts)}\n  at the text: {terminal.at_text(manifest)}\n\n{ending}"
     )
 
 

@@ -22,7 +22,7 @@ from export.progress import quiet
 from serving.records import IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
@@ -42,6 +42,9 @@ class Shape:
         layer: Fused operators of a layer beside its activation's.
         products: A layer's products with a matrix.
         activation: The operator that a layer's activation becomes; None for one that stays as it is.
+        word_activation: That of the head over the vocabulary.
+        other_activations: The same of activations that follow no bias: only `FastGelu` takes one without.
+        convolves: Whether a convolution is added to what the first layer makes.
         embedding: Fused operators of the embedding.
         projected: Whether the embeddings are projected to the layers' width.
         head_products: Products of a head with a matrix, beside its last one.
@@ -56,6 +59,9 @@ class Shape:
     layer: Mapping[str, int] = field(default_factory=lambda: BERT_LAYER)
     products: int = 6
     activation: str | None = "BiasGelu"
+    word_activation: str | None = "BiasGelu"
+    other_activations: Sequence[str | None] = ()
+    convolves: bool = False
     embedding: Mapping[str, int] = field(default_factory=lambda: BERT_EMBEDDING)
     projected: bool = False
     head_products: int = 0
@@ -77,9 +83,10 @@ class Shape:
         """How many of each operator the fusions must leave."""
         counts = Counter(self.embedding)
         counts.update({operator: count * self.layers for operator, count in self.layer.items()})
-        if self.activation is not None:
-            # The head over the vocabulary has an activation of its own.
-            counts[self.activation] = self.layers + self.predicts_words
+        counts.update({self.activation: self.layers} if self.activation else {})
+        counts.update([self.word_activation] if self.predicts_words and self.word_activation else [])
+        counts.update([operator for operator in self.other_activations if operator == "FastGelu"])
+        counts.update(["SkipLayerNormalization"] if self.convolves else [])
         return counts
 
 
@@ -93,7 +100,10 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         layer=family.layer,
         products=family.products,
         activation=None if family.gated else ACTIVATIONS[checkpoint.activation],
+        word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.activation],
         # Without positions and segments nothing is added that its normalisation could take in.
+        other_activations=tuple(ACTIVATIONS.get(name) for name in checkpoint.other_activations),
+        convolves=checkpoint.convolves,
         embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
         projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
         head_products=0 if checkpoint.task in {"embed", "embed_tokens", "fill_mask"} else family.head_products,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
+from export.errors import ExportError
 from export.graph import architectures, tensors
 from export.graph.draft import Draft
 from export.graph.fold import fold
@@ -46,6 +48,7 @@ class TaskModel(torch.nn.Module):
         self.shared_layers = checkpoint.family.shared_layers
         self._task = checkpoint.task
         self._family = checkpoint.family
+        self._first_segment = checkpoint.first_segment
         self.sentence = SentenceHead(checkpoint) if checkpoint.task == "embed" else None
         self._candidates = checkpoint.candidates
         self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
@@ -54,7 +57,7 @@ class TaskModel(torch.nn.Module):
         """The raw answer to a batch."""
         named = {spec.name: tensor for spec, tensor in zip(self.inputs, tensors, strict=True)}
         types = named.get(TYPES)
-        if types is None and self._family.first_segment:
+        if types is None and self._first_segment:
             types = torch.zeros_like(named[IDS])
         common = {"input_ids": named[IDS], "attention_mask": named[MASK]}
         if types is not None:
@@ -154,6 +157,7 @@ def load(checkpoint: Checkpoint) -> TaskModel:
         checkpoint.family,
         name,
         tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
+        body_only=checkpoint.task in {"embed", "embed_tokens"},
     )
     # Assigned, not copied: a large model would be in memory twice.
     model.load_state_dict(weights, assign=True)
@@ -174,19 +178,23 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
 
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
     family, config = checkpoint.family, checkpoint.config
-    known = ["tie_word_embeddings", "type_vocab_size", "embedding_size", "pad_token_id", *family.settings]
-    if family.epsilon:
-        known.append("layer_norm_eps")
-    named = {family.names.get(key, key): config.get(key) for key in (*family.sizes.values(), *known, *family.names)}
+    handed = (*family.sizes.values(), *family.settings, *family.names)
+    named = {family.names.get(key, key): config.get(key) for key in handed}
     settings = {key: value for key, value in named.items() if value is not None}
     settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
     settings |= family.derived(config)
     if checkpoint.task in {"classify", "rerank", "tag"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
-    # The exporter and the fusions know this form of attention, and no other.
-    built = kind.config_class(**settings, attn_implementation="eager")
     has_pooler = checkpoint.task in {"embed", "embed_tokens"} and family.pooling_layer
-    model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
+    try:
+        # The exporter and the fusions know this form of attention, and no other.
+        built = kind.config_class(**settings, attn_implementation="eager")
+        model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
+    except (ValueError, TypeError, AttributeError, LookupError, StrictDataclassError) as error:
+        raise ExportError(
+            f"checkpoint {checkpoint.source.path}: Transformers makes no {kind.__name__} of config.json: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     architectures.adapt(model, checkpoint)
     return model
 

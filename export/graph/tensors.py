@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from export.checkpoint.weights import readable
 from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from export.checkpoint.families.family import Family
@@ -30,11 +31,27 @@ _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _BY_NAME = {name: kind for kind, name in TYPES.items()}
 
+_LARGEST_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file, as its format has it."""
+
+_WRAPPERS = {
+    "module.": "DataParallel or DeepSpeed",
+    "_orig_mod.": "torch.compile",
+    "0.auto_model.": "the module list of Sentence Transformers",
+    "model.": "a training framework such as Lightning",
+}
+
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def read(
-    weights: Weights, expected: Mapping[str, torch.Tensor], family: Family, model: str, *, tied: bool
+    weights: Weights,
+    expected: Mapping[str, torch.Tensor],
+    family: Family,
+    model: str,
+    *,
+    tied: bool,
+    body_only: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Reads the tensors of a model, as float32.
 
@@ -44,12 +61,14 @@ def read(
         family: Knows the names of the stored tensors.
         model: What the model's class is called.
         tied: Whether the word embedding also is the matrix that words are predicted with.
+        body_only: Whether the model is an encoder without a head: what stands beside the encoder is left out, whatever
+            it is called, as Transformers does.
 
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
     names = {_canonical(name, family.prefix): name for name in expected}
-    tensors = dict(_stored(weights, family, names.keys()))
+    tensors = dict(_stored(weights, family, names.keys(), body_only=body_only))
     where = f"checkpoint {weights.folder.path}"
     _add(where, tensors, family.added)
     for name in family.zero & names.keys() - tensors.keys():
@@ -81,6 +100,11 @@ def _check(
 ) -> None:
     where = f"checkpoint {weights.folder.path}"
     if missing := sorted(expected.keys() - tensors.keys()):
+        if before := _before(weights, missing):
+            raise ExportError(
+                f"{where}: the names of the weights begin with {before!r}, as {_wrapper(before)} leaves them, and "
+                "Transformers would find none; save the model inside it with save_pretrained"
+            )
         untrained = " (a head that was never trained)" if missing[0].startswith(HEADS) else ""
         raise ExportError(
             f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
@@ -119,13 +143,39 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
         tensors[name] = tensors[source]
 
 
-def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _wrapper(before: str) -> str:
+    return next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a model around it")
+
+
+def _before(weights: Weights, missing: Collection[str]) -> str:
+    """What stands before most of the names that are missing, in the files; empty where they are not there."""
+    before, wanted = Counter[str](), frozenset(missing)
+    for file in _opened_files(weights):
+        with _opened(weights, file) as tensors:
+            for stored in tensors:
+                parts = _canonical(stored, "").split(".")
+                ends = [at for at in range(1, len(parts)) if ".".join(parts[at:]) in wanted]
+                before.update(".".join(parts[:at]) + "." for at in ends[:1])
+    name, count = next(iter(before.most_common(1)), ("", 0))
+    return name if 2 * count > len(missing) else ""
+
+
+def _stored(
+    weights: Weights, family: Family, needed: Iterable[str], *, body_only: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under the names that Transformers has now, but for those of heads that are not used."""
     names = frozenset(needed)
+    prefix, parts_of_body = family.own_prefix or family.prefix, {name.partition(".")[0] for name in names}
 
-    def is_unused(stored: str) -> bool:
+    def is_unused(stored: str, beside: Collection[str]) -> bool:
         found = _names(stored, family)
-        return names.isdisjoint(found) and found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored))
+        if not names.isdisjoint(found):
+            return False
+        if found[0].startswith((*HEADS, *_CONSTANTS, *family.ignored)):
+            return True
+        has_prefix = any(name.startswith(prefix) for name in beside)
+        in_body = stored.startswith(prefix) if has_prefix else found[0].partition(".")[0] in parts_of_body
+        return body_only and not in_body
 
     for stored, whole in _whole(weights, is_unused):
         found = _names(stored, family)
@@ -134,20 +184,39 @@ def _stored(weights: Weights, family: Family, needed: Iterable[str]) -> Iterator
         yield from zip(found, parts, strict=True)
 
 
-def _whole(weights: Weights, is_unused: Callable[[str], bool] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+def _whole(
+    weights: Weights, is_unused: Callable[[str, Collection[str]], bool] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under their own names, but for those that are not used."""
     held: dict[str, list[str]] = {}
-    # Of another layout, they are opened together.
-    for file in weights.files if weights.folder.imported is None else weights.files[:1]:
+    for file in _opened_files(weights):
         try:
             with _opened(weights, file) as tensors:
                 held[file.name] = list(tensors)
                 for stored, read_one in tensors.items():
-                    if is_unused is None or not is_unused(stored):
+                    if is_unused is None or not is_unused(stored, tensors):
                         yield stored, _float32(weights, stored, read_one())
         except SafetensorError as error:
-            raise ExportError(f"checkpoint {weights.folder.path}: {file.name} is damaged: {error}") from error
+            raise ExportError(
+                f"checkpoint {weights.folder.path}: {file.name} is damaged ({_damage(file)}): {error}"
+            ) from error
     weights.check(held)
+
+
+def _opened_files(weights: Weights) -> Sequence[Path]:
+    """The files that are opened one by one; of another layout, all are opened together."""
+    return weights.files if weights.folder.imported is None else weights.files[:1]
+
+
+def _damage(file: Path) -> str:
+    """What is wrong with a file of safetensors, as far as its first bytes tell."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+        begins = stream.read(1)
+    if begins != b"{" or header > _LARGEST_HEADER:
+        return f"its {size} bytes are no safetensors; load it again"
+    return f"it has {size} bytes, and its header does not fit them, as where a download broke off; load it again"
 
 
 @contextmanager

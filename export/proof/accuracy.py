@@ -206,7 +206,7 @@ class Reader:
     def _offsets(self, texts: Sequence[corpus.Text]) -> list[Encoding]:
         tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
         strategy = "only_second" if self.task == "answer" else "longest_first"
-        tokenizer.enable_truncation(self.max_length, strategy=strategy)
+        tokenizer.enable_truncation(self.max_length, strategy=strategy, direction=self.vocabulary.truncation_side)
         encodings: list[Encoding] = tokenizer.encode_batch(texts)
         return encodings
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.checkpoint.old_tokenizer import BareExceptions
+from export.checkpoint.tokenizer import BareExceptions
 from export.checkpoint.vocabulary import Vocabulary
 from export.errors import ExportError
 from export.proof import accuracy, parity, reference
@@ -120,7 +120,7 @@ class _Verification:
             regression=manifest.regression,
         )
         content = (bundle.path / TOKENIZER).read_bytes()
-        self._vocabulary = Vocabulary(content, manifest.special_ids, None)
+        self._vocabulary = Vocabulary(content, manifest.special_ids, None, manifest.truncation_side)
         with progress.stage("reading PyTorch's answers"):
             answers = self._answers()
             labelled = [self._labelled(path) for path in references]

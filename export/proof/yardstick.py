@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.proof import parity
-from serving.models.manifest import Accuracy
+from serving.models.manifest import Accuracy, AtText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from export.proof.accuracy import Examples
+    from export.proof.at_text import TextProof
     from export.proof.decisions import Judge
     from export.recipe import Limits
     from serving.engine.base import Engine
@@ -33,11 +34,13 @@ class Result:
         verdict: Its raw answers.
         accuracy: The task's own metric on each labelled text.
         broken: The limits that were broken, by name, each with a sentence.
+        at_text: Its answers from the text on; None where those were not compared.
     """
 
     verdict: parity.Verdict
     accuracy: tuple[Accuracy, ...]
     broken: Mapping[str, str]
+    at_text: AtText | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,22 +52,28 @@ class Yardstick:
         reference: Texts and answers.
         labelled: Labelled texts and scores.
         max_length: The model's longest input in tokens.
+        text_proof: What its users' library answers to texts; None where that is not asked.
     """
 
     judge: Judge
     reference: parity.Reference
     labelled: Sequence[Labelled]
     max_length: int
+    text_proof: TextProof | None = None
 
-    def compare(self, engine: Engine, limits: Limits, count: parity.Count) -> Result:
-        """Runs an artifact over all texts; the arguments are those of `parity.verify`.
+    def compare(self, engine: Engine, limits: Limits, count: parity.Count, *, exact: bool = False) -> Result:
+        """Runs an artifact over all texts; the arguments are those of `parity.verify`, and of `TextProof.compare`.
 
         Raises:
             ExportError: The engine failed on a batch.
         """
         verdict = parity.verify(engine, self.judge, self.reference, limits, max_length=self.max_length, count=count)
         accuracy = tuple(figure for each in self.labelled for figure in self._score(engine, each, count))
-        return Result(verdict, accuracy, verdict.broken | parity.broken_accuracy(accuracy, limits))
+        broken = verdict.broken | parity.broken_accuracy(accuracy, limits)
+        if self.text_proof is None:
+            return Result(verdict, accuracy, broken)
+        at_text, apart = self.text_proof.compare(engine, limits, exact=exact, batched=verdict.batch_invariant)
+        return Result(verdict, accuracy, apart | broken, at_text)
 
     def _score(self, engine: Engine, labelled: Labelled, count: parity.Count) -> list[Accuracy]:
         examples, pytorch = labelled.examples, labelled.pytorch

@@ -37,6 +37,21 @@ def answer(manifest: Manifest) -> str:
     return ", ".join(word for word in (manifest.task, details.get(manifest.task)) if word)
 
 
+def at_text(manifest: Manifest) -> str:
+    """Who answered the same texts as the artifacts, and how near they are."""
+    users = manifest.users
+    if users is None:
+        return "not compared"
+    if users.unproven:
+        return f"not compared: {users.unproven}"
+    differences = ", ".join(
+        f"{artifact.file} within {found.max_difference:.1e} over {found.texts}"
+        for artifact in manifest.artifacts
+        if (found := artifact.at_text) is not None
+    )
+    return f"beside {users.library}, with the tokens of {users.texts} texts; answers of {differences or 'none'}"
+
+
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
     """What to type next; where nothing is for a CPU, with what `--engine auto` does not try by itself."""
     targets = {artifact.target for artifact in artifacts}
@@ -83,6 +98,7 @@ def whole(bundle: Bundle) -> str:
         "source": f"{source.name} ({source.architecture}), SHA-256 {source.sha256}",
         "made": f"{manifest.created}, with " + ", ".join(f"{name} {word}" for name, word in manifest.tools.items()),
         "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
+        "at text": at_text(manifest),
         "vectors": "; ".join(_vectors(manifest)),
         "labels": ", ".join(manifest.labels),
         "prompts": ", ".join(

@@ -29,20 +29,21 @@ _SHOWN_CHARACTERS = 120
 
 
 def read() -> list[Text]:
-    """The texts and pairs of texts/parity.jsonl: one JSON object a line, with `text` and maybe `pair`.
+    """The texts and pairs of texts/parity.jsonl, on which numbers are compared.
 
     Raises:
         ExportError: The file is not in the installation, or is damaged.
     """
-    file = importlib.resources.files("export.texts") / "parity.jsonl"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        texts = [_text(json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"export/texts/parity.jsonl cannot be read; install bertserve again: {error!r}") from error
-    if len(texts) < LEAST_TEXTS:
-        raise ExportError(f"export/texts/parity.jsonl holds {len(texts)} texts; {LEAST_TEXTS} are needed")
-    return texts
+    return _read("parity.jsonl", LEAST_TEXTS)
+
+
+def probes() -> list[Text]:
+    """The texts and pairs of texts/probes.jsonl, which tell tokenizers' settings apart; nothing is calibrated on them.
+
+    Raises:
+        ExportError: The file is not in the installation, or is damaged.
+    """
+    return _read("probes.jsonl", 1)
 
 
 def for_task(texts: Sequence[Text], task: Task) -> list[Text]:
@@ -74,6 +75,18 @@ def table(content: str, suffix: str) -> list[list[str]]:
     if suffix == ".csv":
         return [row for row in csv.reader(lines) if row]
     return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+
+
+def _read(name: str, least: int) -> list[Text]:
+    """One JSON object a line, with `text` and maybe `pair`."""
+    try:
+        lines = (importlib.resources.files("export.texts") / name).read_text(encoding="utf-8").splitlines()
+        texts = [_text(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"export/texts/{name} cannot be read; install bertserve again: {error!r}") from error
+    if len(texts) < least:
+        raise ExportError(f"export/texts/{name} holds {len(texts)} texts; {least} are needed")
+    return texts
 
 
 def _text(entry: dict[str, Any]) -> Text:

@@ -280,6 +280,7 @@ def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifa
         "inputs": [spec.name for spec in manifest.inputs],
         "outputs": [spec.name for spec in manifest.outputs],
         "max_length": manifest.max_length,
+        "truncation_side": manifest.truncation_side,
         "normalize": manifest.normalize,
         "pad_id": manifest.special_ids.get("pad", 0),
         "prompt": "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],

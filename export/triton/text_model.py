@@ -135,6 +135,9 @@ class TritonPythonModel:
 
     def _texts(self, values: NDArray[np.object_], *, cut: bool) -> list[str]:
         most = _CHARACTERS_PER_TOKEN * self._model["max_length"]
+        read = max(most, _MOST_CHARACTERS)
+        # As the server cuts where a request names no end.
+        part = slice(-read, None) if self._model["truncation_side"] == "left" else slice(read)
         texts = []
         for index, value in enumerate(values.ravel()):
             try:
@@ -145,7 +148,7 @@ class TritonPythonModel:
                 raise _Refused(
                     f"input {index} has {len(text)} characters; at most {most} are read: shorten it or allow truncation"
                 )
-            texts.append(text[: max(most, _MOST_CHARACTERS)])
+            texts.append(text[part])
         return texts
 
     def _fitted(self, index: int, text: str, encoding: Encoding, *, cut: bool) -> Encoding:
@@ -158,7 +161,7 @@ class TritonPythonModel:
                 f"input {index} has {len(encoding)} tokens; the model takes {longest}: shorten it or allow truncation"
             )
         inner = self._tokenizer.encode(text, add_special_tokens=False)
-        inner.truncate(len(inner) - surplus)
+        inner.truncate(len(inner) - surplus, direction=self._model["truncation_side"])
         return self._tokenizer.post_process(inner)
 
     async def _rows(self, encodings: list[Encoding]) -> list[Tensors | _Refused]:

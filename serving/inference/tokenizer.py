@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from serving.models.manifest import Manifest
-    from serving.records import TextInput, Truncate
+    from serving.records import Side, TextInput, Truncate
 
 CHARACTERS_PER_TOKEN = 32
 """A text of more characters for each token that the model takes is read in part, or refused where it may not be cut."""
@@ -49,21 +50,35 @@ class TextTokenizer:
 
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
-        max_characters: Characters of the longest text that is read whole before it is cut.
         mask_id: None where the model has no mask token.
         mask_token: The mask token as it stands in a text.
         frame: The special tokens of an empty text: those around any single one.
+        truncation_side: The end that is cut off where a request names none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, vocab_size: int, mask_id: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        vocab_size: int,
+        mask_id: int | None = None,
+        truncation_side: Side = "right",
+    ) -> None:
         self._tokenizer = tokenizer
-        self._wordpieces = wordpiece_cache_for(tokenizer)
+        # Nearly all tokenizers say that a single text is of the first segment, which needs no list of zeros.
+        self._is_typed = any(tokenizer.encode("a").type_ids)
+        self._wordpieces = None if self._is_typed else wordpiece_cache_for(tokenizer)
         self._vocab_size = vocab_size
+        self.truncation_side: Side = truncation_side
         self.frame: list[int] = tokenizer.encode("").ids
         self.max_length = max_length
-        self.max_characters = CHARACTERS_PER_TOKEN * max_length
         self.mask_id = mask_id
         self.mask_token = ("" if mask_id is None else tokenizer.id_to_token(mask_id)) or ""
+
+    @property
+    def max_characters(self) -> int:
+        """Characters of the longest text that is read whole before it is cut."""
+        return CHARACTERS_PER_TOKEN * self.max_length
 
     @classmethod
     def open(cls, bundle: Path, manifest: Manifest) -> TextTokenizer:
@@ -75,7 +90,8 @@ class TextTokenizer:
         file = f"bundle {bundle}: {TOKENIZER}"
         try:
             tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
-            opened = cls(tokenizer, manifest.max_length, manifest.vocab_size, manifest.special_ids.get("mask"))
+            mask_id, side = manifest.special_ids.get("mask"), manifest.truncation_side
+            opened = cls(tokenizer, manifest.max_length, manifest.vocab_size, mask_id, side)
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
         if tokenizer.truncation is not None or tokenizer.padding is not None:
@@ -124,9 +140,8 @@ class TextTokenizer:
             whole, surplus, skipped = self._fitted(source, text, truncate=truncate)
             spans, words = _alignment(whole)
             spans[words >= 0] += skipped
-            aligned.append(
-                AlignedText(ids=array("i", whole.ids), truncated=surplus, source=source, spans=spans, words=words)
-            )
+            types = array("i", whole.type_ids) if self._is_typed else None
+            aligned.append(AlignedText(array("i", whole.ids), types, surplus, source=source, spans=spans, words=words))
         return aligned
 
     def windows_sizes_bytes(self, inputs: Sequence[str | tuple[str, str]], *, truncate: Truncate = False) -> list[int]:
@@ -201,7 +216,7 @@ class TextTokenizer:
             def encoded(begin: int, end: int) -> EncodedChunk:
                 at, stop = (int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0)  # noqa: B023  called here
                 alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  likewise
-                return EncodedChunk(alone.ids, None, alone.truncated, source=source, start=at, end=stop)  # noqa: B023
+                return EncodedChunk(alone.ids, alone.type_ids, alone.truncated, source=source, start=at, end=stop)  # noqa: B023
 
             def surplus(begin: int, end: int) -> int:
                 chunk = encoded(begin, end)
@@ -214,14 +229,15 @@ class TextTokenizer:
                     raise too_many_chunks(most)
         return chunks
 
-    def shortened(self, text: str, tokens: int, *, left: bool = False) -> tuple[str, int]:
-        """The first so many tokens of a text (the last, with `left`) as a text, and how many were cut off."""
-        encoding, unread, skipped = self._read(text, truncate="left" if left else True)
+    def shortened(self, text: str, tokens: int, *, truncate: Truncate = True) -> tuple[str, int]:
+        """So many tokens of a text as a text, and how many were cut off its end or, cut on the left, its beginning."""
+        encoding, unread, skipped = self._read(text, truncate=truncate or True)
         surplus = len(encoding) - tokens
         if surplus <= 0:
             return text, 0
-        kept = text[skipped + encoding.offsets[surplus][0] :] if left else text[: encoding.offsets[tokens - 1][1]]
-        return kept, surplus + unread
+        if self._side(truncate) == "left":
+            return text[skipped + encoding.offsets[surplus][0] :], surplus + unread
+        return text[: encoding.offsets[tokens - 1][1]], surplus + unread
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
         """The text of token ids; `bare` leaves out special tokens."""
@@ -231,6 +247,11 @@ class TextTokenizer:
     def name(self, token: int) -> str:
         """What the vocabulary calls a token."""
         return self._tokenizer.id_to_token(token) or ""
+
+    @cached_property
+    def marks_subwords(self) -> bool:
+        """Whether tokens inside of words have a prefix in their names, as `##` of WordPiece."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
     def first_id(self, word: str) -> int | None:
         """The id of a token of that name, else of the first token of a text; None where the text has none."""
@@ -297,7 +318,7 @@ class TextTokenizer:
             types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
             yield AlignedText(
                 ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
-                type_ids=None if first is None else array("i", types),
+                type_ids=array("i", types) if first is not None or self._is_typed else None,
                 truncated=cut + unread if start == 0 else 0,
                 source=source,
                 spans=np.pad(spans[own], ((head, tail), (0, 0))),
@@ -324,7 +345,7 @@ class TextTokenizer:
                 " shorten it or allow truncation"
             )
         if surplus:
-            first.truncate(most)
+            first.truncate(most, direction=self._side(truncate))
         return first, surplus + unread
 
     def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
@@ -335,7 +356,7 @@ class TextTokenizer:
             if ids is not None and len(ids) <= self.max_length:
                 return EncodedText(ids)
         whole, surplus, _ = self._fitted(index, value, truncate=truncate, aligned=False)
-        types = None if isinstance(value, str) else array("i", whole.type_ids)
+        types = array("i", whole.type_ids) if self._is_typed or not isinstance(value, str) else None
         return EncodedText(array("i", whole.ids), types, surplus)
 
     def _fitted(
@@ -343,8 +364,8 @@ class TextTokenizer:
     ) -> tuple[Encoding, int, int]:
         """The encoding of an input that fits, how many tokens were cut off, and how many characters before it.
 
-        Cuts the longer part first, as BERT was trained on pairs, and keeps every special token. What was not read is
-        counted at the rate of what was. Without `aligned` the encoding may lack the characters' positions.
+        Cuts the longer part first, as Transformers does (`longest_first`), and keeps every special token. What was not
+        read is counted at the rate of what was. Without `aligned` the encoding may lack the characters' positions.
         """
         parts = (value,) if isinstance(value, str) else value
         if sum(map(len, parts)) <= self.max_characters or not truncate:
@@ -363,12 +384,25 @@ class TextTokenizer:
         lengths = list(map(len, encodings))
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
         surplus = max(0, sum(lengths) - room)
-        for _ in range(surplus):
-            lengths[lengths.index(max(lengths))] -= 1
-        for part, length in zip(encodings, lengths, strict=True):
-            part.truncate(length, direction="left" if truncate == "left" else "right")
+        if surplus:
+            kept = [room] if len(lengths) == 1 else shares(*self._whole_lengths(parts, read, room), room)
+            for part, length in zip(encodings, kept, strict=True):
+                part.truncate(length, direction=self._side(truncate))
         whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
         return whole, surplus + sum(unread for _, unread, _ in read), read[0][2]
+
+    def _whole_lengths(
+        self, parts: Sequence[str], read: Sequence[tuple[Encoding, int, int]], room: int
+    ) -> tuple[int, int]:
+        """How many tokens the parts of a pair have: counted where it matters, as far as texts are read at all."""
+        lengths = [len(encoding) + unread for encoding, unread, _ in read]
+        # An odd token is left to the longer part, which estimates do not tell for certain.
+        if room % 2 and all(2 * len(encoding) > room for encoding, _, _ in read):
+            most = max(self.max_characters, MOST_CHARACTERS)
+            for index, (part, (_, unread, _)) in enumerate(zip(parts, read, strict=True)):
+                if unread and len(part) <= most:
+                    lengths[index] = len(self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0])
+        return lengths[0], lengths[1]
 
     def _read(self, text: str, *, truncate: Truncate) -> tuple[Encoding, int, int]:
         """A text without special tokens, read so far that more would not change the tokens kept.
@@ -380,7 +414,7 @@ class TextTokenizer:
         Returns:
             The encoding; about how many tokens the rest has; how many characters were left out before what was read.
         """
-        left = truncate == "left"
+        left = self._side(truncate) == "left"
         size = self.max_characters
         most = max(size, MOST_CHARACTERS)
         while truncate and size < len(text):
@@ -391,6 +425,10 @@ class TextTokenizer:
                 return encoding, max(1, round(len(encoding) * unread / max(1, end - begin))), begin
             size = min(_GROWTH * size, most)
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0], 0, 0
+
+    def _side(self, truncate: Truncate) -> Side:
+        """The end that is cut off: the one that a request names, else the model's own."""
+        return self.truncation_side if isinstance(truncate, bool) else truncate
 
     @staticmethod
     def _sure(encoding: Encoding, *, left: bool) -> int:
@@ -409,6 +447,17 @@ class TextTokenizer:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens are kept of each part of a pair that is longer than `room`.
+
+    The shorter part is kept whole where the longer one is cut enough. Else both get half, and the odd token goes to the
+    longer one, or to the second of equal parts (`longest_first` of the library tokenizers).
+    """
+    short = min(first, second, room // 2)
+    long = room - short
+    return (long, short) if first > second else (short, long)
 
 
 def chunk_ranges(

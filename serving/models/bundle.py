@@ -8,13 +8,14 @@ bundle visible in one step.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, FileEntry, Manifest, Part, problem
+from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, Part, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
 from serving.records import DATA_SUFFIX, PARTIAL
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from serving.models.artifact_scan import Interface, Tensor
     from serving.models.manifest import Artifact, Precision
     from serving.records import EngineBuild, TensorSpec
+
+log = logging.getLogger("bertserve")
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,6 +94,16 @@ def read_bundle(path: Path) -> Bundle:
         BundleError: The manifest is none, or not of this model and version.
     """
     return _read(path, path.parent.name, path.name)
+
+
+def warn_of_schema(bundle: Bundle) -> None:
+    """Says in the log what was not proven of a bundle that an earlier version exported."""
+    manifest = bundle.manifest
+    if unproven := UNPROVEN.get(manifest.schema_version):
+        log.warning(
+            "%s: version %d has a manifest of schema %d: %s; export it again",
+            *(manifest.model, manifest.version, manifest.schema_version, unproven),
+        )
 
 
 def _read(path: Path, model: str, version: str) -> Bundle:

@@ -7,12 +7,18 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, SplitBy, TensorSpec, stages
+from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, Side, SplitBy, TensorSpec, stages
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.html"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+UNPROVEN = {
+    2: "its export did not compare token ids with those of Transformers, so truncation_side, do_lower_case, "
+    "strip_accents, added_tokens_decoder and model_input_names of tokenizer_config.json may not count",
+}
+"""The schemas of earlier versions that are still served, and what their exports did not prove."""
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -71,6 +77,36 @@ class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: int
     max_abs_difference: float
     cosine_min: float | None
+
+
+class AtText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers from the text on, beside those of `Manifest.users`.
+
+    Attributes:
+        texts: Whose answers were compared; the tokens of all of `Users.texts` were.
+        max_difference: Largest difference of any number that a client gets, by the number's size where that is above 1.
+        cosine_mean: Of vectors.
+        agreement: Share of labels, tags, words and spans that are the same; None where nothing is decided.
+    """
+
+    texts: int
+    max_difference: float
+    cosine_mean: float | None = None
+    agreement: float | None = None
+
+
+class Users(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The library that a checkpoint's users load its folder with, and that artifacts were compared with at the text.
+
+    Attributes:
+        library: Its name and version; empty where none loads the folder.
+        texts: Whose tokens were compared.
+        unproven: Why its answers were not compared; empty where they were.
+    """
+
+    library: str = ""
+    texts: int = 0
+    unproven: str = ""
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +173,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
         graph: Of an engine: how its graph compares; None where it was not compared.
+        at_text: None where it was not compared from the text on.
         split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
         parts: The others, in their order.
         ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
@@ -161,6 +198,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantisation: Quantisation | None = None
     data: FileEntry | None = None
     graph: GraphProof | None = None
+    at_text: AtText | None = None
     split_by: SplitBy | None = None
     parts: tuple[Part, ...] = ()
     ranks: int = 1
@@ -250,11 +288,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         regression: Whether the labels stand for values that answers give as they are, for the task classify.
         activation: What makes a score of a logit where a request does not say, for the task rerank.
         candidates: How many tokens the graph offers for each mask, for the task fill_mask.
+        truncation_side: The end of a text that is cut off where a request names none.
         prompts: Texts that a request may ask to be put before its inputs.
         default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
         recipe: A digest of the export's options and version; empty in bundles of earlier versions.
+        users: What answered the same texts at the export; None in bundles of earlier versions.
     """
 
     schema_version: int
@@ -285,6 +325,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     recipe: str = ""
+    users: Users | None = None
+    truncation_side: Side = "right"
 
     @property
     def vector_size(self) -> int:
@@ -353,7 +395,10 @@ def problem(manifest: Manifest, model: str, version: str) -> str | None:
 
 def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str]]:
     return [
-        (manifest.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}: export again"),
+        (
+            manifest.schema_version not in {SCHEMA_VERSION, *UNPROVEN},
+            f"schema version must be {' or '.join(map(str, [*UNPROVEN, SCHEMA_VERSION]))}: export again",
+        ),
         (manifest.model != model, "the model's name differs from its directory's"),
         (str(manifest.version) != version, "the version differs from its directory's name"),
         (not manifest.artifacts, "no artifact is listed"),

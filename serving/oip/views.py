@@ -247,7 +247,11 @@ def _forms(manifest: Manifest) -> dict[Task, Form]:
             [("embeddings", FP32, -1, manifest.hidden_size), ("tokens", INT64)],
             lambda answer, *_: (_padded(answer, 0), np.array([len(row) for row in answer], np.int64)),
         ),
-        "classify": (ClassifyOptions(), [("scores", FP32, len(manifest.labels)), ("label", BYTES)], _classes),
+        "classify": (
+            ClassifyOptions(ranked=False),
+            [("scores", FP32, len(manifest.labels)), ("label", BYTES)],
+            _classes,
+        ),
         "rerank": (RerankOptions(), [("score", FP32)], lambda answer, *_: (_floats(answer),)),
         "answer": (AnswerOptions(), [("answer", BYTES), ("score", FP32), ("start", INT64), ("end", INT64)], _spans),
         "tag": (TagOptions(), [("entities", BYTES)], lambda answer, *_: ([_json(entities) for entities in answer],)),
@@ -272,9 +276,8 @@ def _json(message: Any) -> str:  # noqa: ANN401  whatever msgspec writes
 
 
 def _classes(answer: Any, manifest: Manifest, _: int) -> Values:  # noqa: ANN401
-    by_label = [{entry.label: entry.score for entry in classes} for classes in answer]
-    scores = [[scores[label] for label in manifest.labels] for scores in by_label]
-    return np.array(scores, np.float32), [classes[0].label for classes in answer]
+    scores = _floats([[entry.score for entry in classes] for classes in answer])
+    return scores, [manifest.labels[best] for best in scores.argmax(1).tolist()]
 
 
 def _spans(answer: Any, *_: object) -> Values:  # noqa: ANN401

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
-from serving.models.bundle import read_bundle
+from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
@@ -102,6 +102,8 @@ class Chooser:
         """
         engine = self._settings.engine
         bundles = verified(self._settings.models, self._settings.cache_dir)
+        for bundle in bundles:
+            warn_of_schema(bundle)
         return self._best(AUTO if engine == "auto" else (engine,), bundles)
 
     def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:

@@ -19,6 +19,7 @@ from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound,
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.models import verified_dir
+from serving.models.bundle import warn_of_schema
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
 from serving.rollout.engine_choice import BUILT
@@ -212,6 +213,7 @@ class Versions:
         path = self._root / before.name / str(version)
         form = await asyncio.to_thread(self._form_of, path, choice)
         bundle = form.bundle
+        warn_of_schema(bundle)
         if slot.choice.engine != choice.engine:
             raise EngineLost("the engine that the version is for has ended; try again", retry_after_s=_AGAIN_S)
         if bundle.manifest.task != before.manifest.task:

@@ -283,6 +283,12 @@ WRONG = {
         {"inputs": {"question": "x", "context": "y"}, "parameters": {"doc_stride": -1}},
         422,
     ),
+    "a stride of tokens": (
+        "/tag",
+        {"inputs": "x", "parameters": {"stride": 4, "aggregation_strategy": "none"}},
+        422,
+    ),
+    "a stride and windows": ("/tag", {"inputs": "x", "parameters": {"stride": 4, "long": "window"}}, 422),
     "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, 422),
     "texts and lists": ("/predict", {"inputs": ["a", ["b"]]}, 422),
     "an empty pair": ("/predict", {"inputs": [[]]}, 422),

@@ -23,7 +23,7 @@ from tests.support.wheel import SOURCES, requirements
 FILES = sorted((ROOT / "deploy" / "containers").glob("*.Containerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVED = ("baked", "mounted")
-FORBIDDEN = {"torch", "transformers", "onnx"}
+FORBIDDEN = {"torch", "transformers", "sentence-transformers", "onnx"}
 """What only `bertserve export` needs."""
 
 every = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

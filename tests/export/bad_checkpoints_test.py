@@ -14,6 +14,7 @@ from safetensors import torch as safetensors_torch
 
 from export.cli.export import main
 from tests.support.checkpoints import (
+    ROLES,
     edit_json,
     vocabulary,
     write_checkpoint,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 CONFIG, SETTINGS, POOLING = "config.json", "config_sentence_transformers.json", "1_Pooling/config.json"
 WEIGHTS, BIN, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
+ADAPTER, POINTER = "adapter_config.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WIDTH = 32
 
@@ -128,6 +131,40 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
     return spoil
 
 
+def plain(folder: Path) -> None:
+    """Takes the files of Sentence Transformers away."""
+    (folder / "modules.json").unlink()
+    shutil.rmtree(folder / "1_Pooling")
+
+
+def moved_to(path: str) -> Spoil:
+    """Puts the encoder into a folder of its own, which modules.json names where there is one."""
+
+    def spoil(folder: Path) -> None:
+        (folder / path).mkdir()
+        for file in (CONFIG, WEIGHTS, "tokenizer.json", "tokenizer_config.json"):
+            (folder / file).rename(folder / path / file)
+        if (folder / "modules.json").exists():
+            listed = json.loads((folder / "modules.json").read_text())
+            listed[0]["path"] = path
+            write_json(folder / "modules.json", listed)
+
+    return spoil
+
+
+def cached(name: str = ".") -> Spoil:
+    """Puts the checkpoint where the hub's client keeps it, below the folder that is given."""
+
+    def spoil(folder: Path) -> None:
+        held = folder.rename(folder.with_name("held"))
+        (folder / name / "snapshots").mkdir(parents=True)
+        held.rename(folder / name / "snapshots" / COMMIT)
+        (folder / name / "refs").mkdir()
+        (folder / name / "refs" / "main").write_text(COMMIT)
+
+    return spoil
+
+
 class Runs:
     """What runs a command when it is unpickled by whoever allows it."""
 
@@ -199,8 +236,12 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-config-that-is-a-list": (write(CONFIG, []), r"config\.json must hold a JSON object"),
     "an-unknown-family": (put(CONFIG, model_type="funnel"), "'funnel' cannot be exported; supported: bert, distilbert"),
     "an-unknown-head": (
-        put(CONFIG, architectures=["BertForMultipleChoice"]),
-        "BertForMultipleChoice cannot be exported; supported: BertModel",
+        all_of(put(CONFIG, architectures=["BertForCL"]), plain),
+        "names the class BertForCL, whose head is not known; give --task embed",
+    ),
+    "a-language-model-without-a-task": (
+        family("bert", "fill_mask", architectures=["BertLMHeadModel"]),
+        "names the class BertLMHeadModel, whose head is not known; give --task embed",
     ),
     "an-unknown-activation": (put(CONFIG, hidden_act="mish"), r"hidden_act 'mish' in config\.json.*supported: gelu, "),
     "relative-positions": (
@@ -211,7 +252,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "heads-that-do-not-divide": (put(CONFIG, num_attention_heads=5), r"hidden_size in config\.json must be a multiple"),
     "labels-not-numbered": (family("bert", "classify", id2label={"0": "a", "2": "b"}), "number its labels 0, 1, 2"),
     "labels-in-a-list": (family("bert", "classify", id2label=["a"]), "number its labels"),
-    "labels-alike": (family("bert", "tag", id2label={"0": "a", "1": "a"}), "a name of its own"),
+    "a-label-without-a-name": (family("bert", "tag", id2label={"0": "a", "1": None}), "and label 1 has None"),
     "an-unknown-problem": (family("bert", "classify", problem_type="ranking"), "problem_type 'ranking' with 3 outputs"),
     "one-number-without-words": (
         family("bert", "rerank", sentence_transformers=None, architectures=["BertForSequenceClassification"]),
@@ -221,7 +262,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "another-padding": (family("roberta", "embed", pad_token_id=0), "pads with id 1, config.json with pad_token_id 0"),
     "another-familys-head": (
         family("electra", "embed", architectures=["ElectraForCausalLM"]),
-        "ElectraForCausalLM cannot be exported",
+        "ElectraForCausalLM, whose head is not known",
     ),
     "another-gelu": (family("megatron-bert", "embed", hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
     "task-embeddings-of-another-width": (
@@ -245,7 +286,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "alibi-in-berts-name": (
         put(CONFIG, position_embedding_type="alibi"),
-        "architecture BertModel cannot be exported; supported: JinaBertModel",
+        "feed_forward_type 'original' in config.json cannot be exported; supported: geglu",
     ),
     "another-jina-bert": (
         family("jina_bert", "embed", auto_map={"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.X"}),
@@ -308,10 +349,134 @@ CASES: dict[str, tuple[Spoil, str]] = {
         family("mpnet", "embed", relative_attention_num_buckets=16),
         "relative_attention_num_buckets 16",
     ),
-    "another-deberta": (
-        family("deberta-v2", "embed", legacy=False),
-        r"legacy False in config\.json cannot be exported",
+    "a-convolution-that-shortens-a-text": (
+        family("deberta-v2", "embed", conv_kernel_size=4),
+        "conv_kernel_size 4 in config.json cannot be exported; supported: odd ones",
     ),
+    "a-convolution-with-another-activation": (
+        family("deberta-v2", "embed", conv_kernel_size=3, conv_act="mish"),
+        "conv_act 'mish' in config.json cannot be exported; supported: 'gelu'",
+    ),
+    "heads-of-another-width": (family("deberta-v2", "embed", attention_head_size=16), "attention_head_size 16 .*: 8"),
+    "narrower-words": (family("deberta", "embed", embedding_size=16), "embedding_size 16 .* supported: 32"),
+    "heads-that-talk": (family("deberta", "embed", talking_head=True), "talking_head True .* supported: False"),
+    "no-segments": (put(CONFIG, type_vocab_size=0), "type_vocab_size in config.json must be a positive integer, not 0"),
+    "settings-of-a-layer": (put(CONFIG, per_layer_config={"0": {}}), "per_layer_config .* supported: None"),
+    "heads-that-were-taken-out": (put(CONFIG, pruned_heads={"0": [1]}), "pruned_heads .* supported: {}"),
+    "a-setting-of-another-type": (
+        put(CONFIG, layer_norm_eps="small"),
+        r"Transformers makes no BertModel of config\.json: .*layer_norm_eps",
+    ),
+    "angles-in-a-part": (
+        family("nomic_bert", "embed", partial_rotary_factor=0.5),
+        "partial_rotary_factor 0.5 in config.json cannot be exported; supported: 1",
+    ),
+    "angles-by-an-unknown-setting": (
+        family("gte", "embed", rope_parameters={"rope_type": "linear", "factor": 2, "beta_fast": 3}),
+        "rope_parameters with beta_fast in config.json cannot be exported",
+    ),
+    "angles-scaled-in-all-layers": (
+        family("modernbert", "embed", rope_scaling={"rope_type": "yarn", "factor": 2}),
+        "rope_scaling of the type 'yarn' in config.json cannot be exported",
+    ),
+    "another-pooling-in-a-head": (
+        family("modernbert", "classify", classifier_pooling="max"),
+        "classifier_pooling 'max' in config.json cannot be exported; supported: 'cls', 'mean'",
+    ),
+    # Folders that are no whole encoder
+    "an-adapter": (
+        all_of(drop(CONFIG), drop(WEIGHTS), write(ADAPTER, {"peft_type": "LORA", "base_model_name_or_path": "org/b"})),
+        r"an adapter \(LORA\) of org/b, not a whole model; merge .*ModelForFeatureExtraction .*merge_and_unload",
+    ),
+    "an-adapter-beside-a-model": (
+        write(ADAPTER, {"peft_type": "LORA", "task_type": "SEQ_CLS"}),
+        "of another model, not a whole model; merge .* AutoPeftModelForSequenceClassification",
+    ),
+    "an-adapter-below": (
+        all_of(moved_to("0_Transformer"), write(f"0_Transformer/{ADAPTER}", {"peft_type": "LORA"})),
+        r"0_Transformer: adapter_config\.json says that this is an adapter",
+    ),
+    "weights-that-are-pointers": (
+        write(WEIGHTS, POINTER),
+        r"model\.safetensors is a pointer of git-lfs.* `git lfs pull`",
+    ),
+    "pickled-weights-that-are-pointers": (
+        all_of(drop(WEIGHTS), write(BIN, POINTER)),
+        r"pytorch_model\.bin is a pointer of git-lfs",
+    ),
+    "a-shard-that-is-a-pointer": (
+        all_of(shards(), write("b.safetensors", POINTER)),
+        r"b\.safetensors is a pointer of git-lfs",
+    ),
+    "a-tokenizer-that-is-a-pointer": (write("tokenizer.json", POINTER), r"tokenizer\.json is a pointer of git-lfs"),
+    "pieces-that-are-a-pointer": (instead(write("spiece.model", POINTER)), r"spiece\.model is a pointer of git-lfs"),
+    "a-config-that-is-a-pointer": (write(CONFIG, POINTER), r"config\.json is a pointer of git-lfs"),
+    "the-cache-of-the-hub": (cached(), rf"the Hugging Face hub's cache, above .*; give \S+small/snapshots/{COMMIT}"),
+    "a-cache-above-models": (
+        cached("models--org--name"),
+        rf"; give \S+models--org--name/snapshots/{COMMIT}, or org/name with HF_HUB_OFFLINE=1",
+    ),
+    "a-home-of-the-hub": (
+        cached("hub/models--org--name"),
+        rf"; give \S+hub/models--org--name/snapshots/{COMMIT}, or org/name with HF_HUB_OFFLINE=1",
+    ),
+    "onnx-alone": (
+        all_of(drop(WEIGHTS), lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", b"")),
+        r"pytorch_model\.bin are missing, and onnx/model\.onnx is not read \(an ONNX graph\)",
+    ),
+    "gguf": (
+        all_of(drop(WEIGHTS), drop(CONFIG), write("model-q4.gguf", b"GGUF")),
+        r"config\.json is missing, and model-q4\.gguf is not read \(a file of llama\.cpp\)",
+    ),
+    "flax": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "flax_model.msgpack"),
+        r"flax_model\.msgpack is not read \(a file of Flax\)",
+    ),
+    "weights-under-another-name": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "model.fp16.safetensors"),
+        r"model\.fp16\.safetensors is not read \(rename it",
+    ),
+    "a-folder-of-folders": (
+        all_of(plain, moved_to("checkpoint-500")),
+        "config.json is missing; checkpoint-500 below has one: give that folder",
+    ),
+    **{
+        f"quantized-by-{method}": (
+            put(CONFIG, quantization_config={"quant_method": method}),
+            rf"its weights are quantized \('{method}' in quantization_config of config\.json\); give the checkpoint",
+        )
+        for method in ("gptq", "awq", "bitsandbytes")
+    },
+    "a-bert-that-writes": (put(CONFIG, is_decoder=True), "is_decoder in config.json says that this is a decoder"),
+    "a-decoder": (
+        put(CONFIG, model_type="gpt2"),
+        "'gpt2' cannot be exported: it is a decoder, which writes text; supp",
+    ),
+    "a-larger-decoder": (put(CONFIG, model_type="llama"), "'llama' cannot be exported: it is a decoder"),
+    "an-encoder-with-a-decoder": (
+        put(CONFIG, model_type="t5"),
+        "'t5' cannot be exported: it has an encoder and a decoder; supported: bert",
+    ),
+    "another-encoder-with-a-decoder": (
+        put(CONFIG, model_type="bart", is_encoder_decoder=True),
+        "is_encoder_decoder in config.json says that this is an encoder with a decoder",
+    ),
+    "images": (put(CONFIG, model_type="vit"), "'vit' cannot be exported: it reads images"),
+    "images-and-texts": (put(CONFIG, model_type="clip"), "'clip' cannot be exported: it reads images"),
+    "sound": (put(CONFIG, model_type="wav2vec2"), "'wav2vec2' cannot be exported: it reads sound"),
+    **{
+        f"weights-from-{name}": (
+            tensors(lambda held, before=before: [held.update({before + key: held.pop(key)}) for key in [*held]]),
+            rf"the names of the weights begin with '{re.escape(before)}bert\.', as {name} leaves them",
+        )
+        for before, name in {
+            "module.": "DataParallel or DeepSpeed",
+            "_orig_mod.": "torch.compile",
+            "model.": "a training framework such as Lightning",
+            "0.auto_model.": "the module list of Sentence Transformers",
+            "encoder.": "a model around it",
+        }.items()
+    },
     # Models of other kinds
     "splade-by-modules": (kinds("MLMTransformer", "SpladePooling"), "this is SPLADE .* cannot be served yet"),
     "colbert-by-modules": (kinds("Transformer", "Dense", "MultiVectorMask"), "this is ColBERT .* cannot be served yet"),
@@ -356,6 +521,54 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-module-missing": (lambda folder: shutil.rmtree(folder / "1_Pooling"), "the folder '1_Pooling' is missing"),
     "an-unknown-pooling": (put(POOLING, pooling_mode="largest"), r"pooling_mode 'largest' .*supported: cls, max, mean"),
     "pooling-by-a-number": (put(POOLING, pooling_mode=[3]), r"pooling_mode 3 in config\.json cannot be exported"),
+    "a-pooling-of-null": (
+        write(POOLING, {"pooling_mode": None}),
+        r"pooling_mode None in config\.json cannot be exported",
+    ),
+    "a-pooling-with-an-unknown-setting": (
+        put(POOLING, pooling_mode_median_tokens=True),
+        r"pooling_mode_median_tokens in config\.json is no setting of a Pooling; supported: pooling_mode, ",
+    ),
+    "another-pooling-without-modules": (
+        all_of(drop("modules.json"), write(POOLING, {"pooling_mode": "cls"})),
+        r"1_Pooling/config\.json says cls, and modules\.json is missing, without which .* takes the mean",
+    ),
+    **{
+        f"{key}-of-a-transformer": (
+            write("sentence_roberta_config.json", {key: value}),
+            rf"{key} .* in sentence_roberta_config\.json cannot be exported; supported: ",
+        )
+        for key, value in {
+            "transformer_task": "fill-mask",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}},
+            "module_output_name": "sentence_embedding",
+            "processing_kwargs": {"text": {"max_length": 8}},
+            "query_length": 8,
+            "document_length": 8,
+            "query_expansion": {"length": 32},
+            "tokenizer_name_or_path": "org/other",
+        }.items()
+    },
+    "an-unknown-setting-of-a-transformer": (
+        write("sentence_bert_config.json", {"max_length": 8}),
+        r"max_length in sentence_bert_config\.json is no setting of a Transformer; supported: max_seq_length",
+    ),
+    "another-config": (
+        write("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}),
+        r"num_hidden_layers in config_kwargs of sentence_bert_config\.json cannot be exported",
+    ),
+    "another-model": (
+        write("sentence_bert_config.json", {"model_kwargs": {"variant": "fp16"}}),
+        r"variant in model_kwargs of sentence_bert_config\.json cannot be exported",
+    ),
+    "arguments-in-a-list": (
+        write("sentence_bert_config.json", {"tokenizer_args": ["x"]}),
+        r"tokenizer_args in sentence_bert_config\.json must be arguments by name, not \['x'\]",
+    ),
+    "another-tokenizer": (
+        write("sentence_bert_config.json", {"tokenizer_args": {"padding_side": "left"}}),
+        "padding_side among the tokenizer's arguments",
+    ),
     "no-pooling-named": (write(POOLING, {"pooling_mode": []}), r"config\.json names no pooling_mode"),
     "pooling-of-another-width": (
         put(POOLING, word_embedding_dimension=64),
@@ -442,7 +655,15 @@ CASES: dict[str, tuple[Spoil, str]] = {
         lambda folder: (folder / WEIGHTS).rename(folder / "tf_model.h5"),
         r"pytorch_model\.bin are missing, and tf_model\.h5 is not read",
     ),
-    "weights-cut": (cut(WEIGHTS), r"model\.safetensors is damaged"),
+    "weights-cut": (
+        cut(WEIGHTS),
+        r"model\.safetensors is damaged \(it has \d+ bytes, and its header does not fit them, .* load it again\)",
+    ),
+    "weights-that-are-a-page": (
+        write(WEIGHTS, "<!doctype html><title>404</title>"),
+        r"model\.safetensors is damaged \(its 33 bytes are no safetensors; load it again\)",
+    ),
+    "weights-of-nothing": (write(WEIGHTS, b""), r"model\.safetensors is damaged \(its 0 bytes are no safetensors"),
     "a-pickle-that-runs": (pickled, r"pytorch_model\.bin asks for posix\.system when it is loaded, .* nothing of it"),
     "a-tensor-missing": (tensors(lambda held: held.pop(QUERY)), "lack 1 of .*layer.1.attention.self.query.weight"),
     "a-tensor-too-many": (
@@ -484,7 +705,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer\.json has ids up to \d+, the model takes ids below",
     ),
     "no-frame": (
-        tokenizer(lambda document: document.update(post_processor=None)),
+        all_of(
+            tokenizer(lambda document: document.update(post_processor=None)),
+            write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES}),
+        ),
         "does not put its cls and sep tokens around a text",
     ),
     "no-merges": (instead(write("vocab.json", {"a": 0})), r"merges\.txt is missing, without which BPE cannot be done"),
@@ -507,7 +731,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer\.json has ids up to 5004, the model takes ids below",
     ),
     "a-sentencepiece-file-that-is-none": (
-        instead(write("spiece.model", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")),
+        instead(write("spiece.model", b"pieces of nothing\n")),
         r"spiece\.model is not a SentencePiece model",
     ),
     "a-sentencepiece-file-of-nothing": (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES = ("heads", "speed", "agreement", "models")
+TABLES = ("heads", "settings", "files", "speed", "agreement", "models")
 PAGE = "".join(f"by hand\n<!-- made: {name} -->\nold\n<!-- made until here -->\n" for name in TABLES)
 
 
@@ -126,7 +126,7 @@ def test_what_stands_against_an_artifact_stands_in_its_place(folder: Path, step:
 def test_a_page_without_a_place_for_a_table_is_refused(folder: Path) -> None:
     """No table is lost without a word."""
     with pytest.raises(
-        ExportError, match="must have a place for each of heads, speed, agreement, models, and has heads"
+        ExportError, match="must have a place for each of heads, settings, files, speed, agreement, models, and has"
     ):
         page(PAGE.replace("made: speed", "speed"), Store.read(folder / "figures.json"))
 

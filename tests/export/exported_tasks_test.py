@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.cli.export import main
-from tests.support.checkpoints import LABELS, edit_json, write_checkpoint, write_json, write_task_checkpoint
+from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.server import Server
 
@@ -21,19 +21,29 @@ if TYPE_CHECKING:
 
 
 def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> None:
-    """RoBERTa: a byte-level tokenizer, no segments, positions counted from the padding id, softmax over logits."""
+    """RoBERTa: a byte-level tokenizer, no segments, positions counted from the padding id, softmax over logits.
+
+    Two of its labels have one name, which is a number: each keeps its score, over v2 in the order of the labels.
+    """
     folder = write_task_checkpoint(tmp_path / "small", "roberta", "classify")
+    edit_json(folder / "config.json", id2label={"0": 1, "1": "fair", "2": 1}, label2id=None)
     assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
     text = "The server's answer, été."
     with Server(tmp_path / "models") as server:
         reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())
-    assert reply.status == 200, reply.body
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+        v2 = post_json(server.http, "/v2/models/small/infer", json.dumps({"inputs": [tensor]}).encode())
+    assert reply.status == v2.status == 200, (reply.body, v2.body)
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     model = transformers.RobertaForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         wanted = model(torch.tensor([ids])).logits[0].softmax(-1).tolist()
-    found = {answer["label"]: answer["score"] for answer in reply.json()}
-    assert found == pytest.approx(dict(zip(LABELS["classify"], wanted, strict=True)), abs=1e-4)
+    ranked = sorted(zip(wanted, ("1", "fair", "1"), strict=True), key=lambda pair: -pair[0])
+    assert [answer["label"] for answer in reply.json()] == [label for _, label in ranked]
+    assert [answer["score"] for answer in reply.json()] == pytest.approx([score for score, _ in ranked], abs=1e-4)
+    outputs = {output["name"]: output["data"] for output in v2.json()["outputs"]}
+    assert outputs["scores"] == pytest.approx(wanted, abs=1e-4)
+    assert outputs["label"] == [ranked[0][1]]
 
 
 def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path) -> None:

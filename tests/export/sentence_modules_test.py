@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ import torch
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
+from export.checkpoint import modules as read_modules
+from export.checkpoint import pooling
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
 from export.engines import tensorrt
@@ -199,6 +202,82 @@ def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, t
     checkpoint = opened(folder)
     assert checkpoint.sentence.pooling == ("cls", "mean")
     np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", pooling.TRANSFORMER_FILES)
+def test_every_name_of_a_transformers_settings_is_read(encoder: Path, tmp_path: Path, name: str) -> None:
+    """With the lengths that Sentence Transformers makes of them, whoever wrote them."""
+    folder = tmp_path / "model"
+    saved(encoder, folder, [modules.Pooling(WIDTH)])
+    (folder / "sentence_bert_config.json").unlink()
+    write_json(folder / name, {"max_seq_length": 8, "do_lower_case": False, "tokenizer_args": {"use_fast": True}})
+    assert opened(folder).max_length == sentence_transformers.SentenceTransformer(str(folder)).max_seq_length == 8
+
+
+LENGTHS: dict[str, tuple[dict[str, object], int]] = {
+    # A file that says nothing is none.
+    "the-first": ({"roberta": {"max_seq_length": 9}, "bert": {}, "albert": {"max_seq_length": 7}}, 9),
+    "of-the-tokenizer": ({"bert": {"max_seq_length": 9, "processor_kwargs": {"model_max_length": 7}}}, 7),
+    "by-its-old-name": (
+        {"bert": {"processor_kwargs": {"model_max_length": 9}, "tokenizer_args": {"model_max_length": 7}}},
+        7,
+    ),
+    "beside-what-changes-nothing": (
+        {
+            "bert": {
+                "max_seq_length": 7,
+                "unpad_inputs": False,
+                "transformer_task": "feature-extraction",
+                "model_args": {"attn_implementation": "eager"},
+                "config_args": {"trust_remote_code": True},
+            }
+        },
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_length_is_that_of_sentence_transformers(encoder: Path, tmp_path: Path, name: str) -> None:
+    """Of several files, of arguments and settings, and of names old and new."""
+    folder, (files, length) = tmp_path / "model", LENGTHS[name]
+    saved(encoder, folder, [modules.Pooling(WIDTH)])
+    for kind, content in files.items():
+        write_json(folder / f"sentence_{kind}_config.json", content)
+    assert opened(folder).max_length == sentence_transformers.SentenceTransformer(str(folder)).max_seq_length == length
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken"), False)],
+)
+def test_a_pooling_without_a_mode_is_the_mean(encoder: Path, tmp_path: Path, flags: dict[str, bool]) -> None:
+    """As in Sentence Transformers, whose own answer is compared with."""
+    folder = tmp_path / "model"
+    saved(encoder, folder, [modules.Pooling(WIDTH)])
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": WIDTH, **flags})
+    wanted = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    checkpoint = opened(folder)
+    assert checkpoint.sentence.pooling == ("mean",)
+    np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=1e-5)
+
+
+def test_every_setting_of_sentence_transformers_is_sorted(encoder: Path, tmp_path: Path) -> None:
+    """What its modules take and what it writes is read, exported with one value or without effect."""
+    arguments = {name for names in pooling.ARGUMENTS_UNUSED for name in names}
+    transformer = {*pooling.TRANSFORMER_READ, *pooling.TRANSFORMER_FIXED, *pooling.TRANSFORMER_UNUSED, *arguments}
+    of_modules = {kind: {*read, *read_modules.FIXED} for kind, read in read_modules.READ.items()}
+    sorted_ones = {"Transformer": transformer, "Pooling": {*pooling.POOLING_READ, *pooling.OLD_FLAGS}, **of_modules}
+    sorted_ones["Dropout"].add("dropout")
+    # Weights that the constructor may be given, which files never say.
+    sorted_ones["Dense"] |= {"init_weight", "init_bias"}
+    for kind, known in sorted_ones.items():
+        made = getattr(modules, kind)
+        taken = {*inspect.signature(made.__init__).parameters, *made.config_keys, *made.config_key_renames}
+        assert taken - known == {"self"} | taken & {"model_name_or_path"}, kind
+    saved(encoder, tmp_path / "model", [modules.Pooling(WIDTH)])
+    written = json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text())
+    assert written.keys() - {*pooling.SETTINGS_READ} == {"__version__"}
 
 
 def test_truncate_dim_cuts_as_encode_does(encoder: Path, tmp_path: Path) -> None:

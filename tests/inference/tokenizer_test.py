@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, SentencePieceUnigramTokenizer, Tokenizer
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from tokenizers.implementations import BaseTokenizer
 
-    from serving.records import Truncate
+    from serving.records import Side, Truncate
 
 CLS, SEP = 101, 102
 
@@ -93,27 +95,77 @@ def test_truncation_of_pairs(
     assert [encoded.ids[0], list(encoded.ids).count(SEP), encoded.ids[-1]] == [CLS, 2, SEP]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pairs_are_cut_as_transformers_cuts_them(models: Path, side: Side) -> None:
+    """Whatever the lengths of both parts and the room: the same tokens are left, and the odd one to the longer part."""
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library(models), truncation_side=side)
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    pairs = [(" ".join(names[:one]), " ".join(names[:two])) for one in range(10) for two in range(10)]
+    for length in range(3, 22):
+        ours = TextTokenizer(library(models), length, 30_522, truncation_side=side)
+        wanted = theirs(*map(list, zip(*pairs, strict=True)), truncation="longest_first", max_length=length)
+        for truncate in (True, side):
+            found = ours.encode(pairs, truncate=truncate)
+            assert [list(text.ids) for text in found] == wanted["input_ids"], length
+            assert [list(text.type_ids or ()) for text in found] == wanted["token_type_ids"], length
+
+
+def test_a_model_has_an_end_of_its_own_that_is_cut(models: Path) -> None:
+    """It counts wherever no other is named: for texts, aligned texts, first parts before windows, fewer tokens."""
+    text = "one two three four five six seven eight nine"
+    own = TextTokenizer(library(models), 6, 30_522, truncation_side="left")
+    other = TextTokenizer(library(models), 6, 30_522)
+    assert own.encode([text], truncate=True) == other.encode([text], truncate="left")
+    assert own.encode([text], truncate="right") == other.encode([text], truncate=True)
+    ((aligned,), (plain,)) = (made.encode_aligned([text], truncate=True) for made in (own, other))
+    assert [text[slice(*made.spans[1])] for made in (aligned, plain)] == ["six", "one"]
+    assert own.shortened(text, 2) == ("eight nine", 7)
+    assert own.shortened(text, 2, truncate="right") == ("one two", 7)
+    windows = [
+        made.encode_windows([(text, "zero " * 40)], length=16, overlap=0, truncate=True)[0] for made in (own, other)
+    ]
+    assert [made.decode(window.ids[1:6]) for made, window in zip((own, other), windows, strict=True)] == [
+        "five six seven eight nine",
+        "one two three four five",
+    ]
+
+
+def test_types_of_a_lone_text_are_the_tokenizers(models: Path) -> None:
+    """A tokenizer may say of a lone text that it is of the second segment."""
+    document = json.loads(library(models).to_str())
+    for piece in document["post_processor"]["single"]:
+        for part in piece.values():
+            part["type_id"] = 1
+    made = TextTokenizer(Tokenizer.from_str(json.dumps(document)), 8, 30_522)
+    long = "one two three four five six seven eight"
+    for encoded in [*made.encode(["one", long], truncate=True), *made.encode_aligned([long], truncate=True)]:
+        assert list(encoded.type_ids or ()) == [1] * len(encoded.ids)
+    for window in made.encode_windows([long], length=6, overlap=0, truncate=True):
+        assert list(window.type_ids or ()) == [1] * len(window.ids)
+
+
 def test_truncation_refused(tokenizer: TextTokenizer, models: Path) -> None:
     """With truncation off, the first input that is too long is named with its length."""
     with pytest.raises(InvalidRequest, match=r"input 1 has 257 tokens.* 256"):
         tokenizer.encode(["short", words(models, MAX_LENGTH + 1)], truncate=False)
 
 
-@pytest.mark.parametrize(("left", "kept"), [(False, "What is a T"), (True, "a T4?")])
-def test_a_text_of_fewer_tokens(tokenizer: TextTokenizer, left: bool, kept: str) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("truncate", "kept"), [(True, "What is a T"), ("right", "What is a T"), ("left", "a T4?")])
+def test_a_text_of_fewer_tokens(tokenizer: TextTokenizer, truncate: Truncate, kept: str) -> None:
     """It ends, or begins, with the characters of the tokens that are kept; one that is short enough is not touched."""
     text = "  What is a T4?"  # what is a t ##4 ?
     tokens = 4
-    assert tokenizer.shortened(text, 6, left=left) == (text, 0)
-    short, surplus = tokenizer.shortened(text, tokens, left=left)
+    assert tokenizer.shortened(text, 6, truncate=truncate) == (text, 0)
+    short, surplus = tokenizer.shortened(text, tokens, truncate=truncate)
     assert (short.strip(), surplus) == (kept, 2)
 
 
 def test_a_text_of_fewer_tokens_than_are_read(tokenizer: TextTokenizer) -> None:
     """Of a long text the count is an estimate, and its end is its own."""
     text = "the server " * 20_000 + "and a text"
-    for left, kept in ((False, "the server the"), (True, "and a text")):
-        short, surplus = tokenizer.shortened(text, 3, left=left)
+    cuts: list[tuple[Truncate, str]] = [(True, "the server the"), ("left", "and a text")]
+    for truncate, kept in cuts:
+        short, surplus = tokenizer.shortened(text, 3, truncate=truncate)
         assert short == kept
         assert surplus == pytest.approx(40_000, rel=0.01)
 

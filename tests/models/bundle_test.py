@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import onnx
@@ -17,6 +18,8 @@ from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundl
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import digest, versions
+from serving.rollout.engine_choice import Chooser
+from serving.settings import Settings
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
 from tests.support.specs import model_spec
@@ -48,6 +51,27 @@ def test_open(bundle: Path) -> None:
     assert found is not None
     assert found.file == FP32
     assert opened.artifact("int8") is None
+
+
+def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names what its export did not prove; nothing is said of a bundle of today's schema."""
+    settings = Settings(models=bundle.parents[1], engine="ort-cpu", precision="fp32")
+    with caplog.at_level(logging.WARNING, logger="bertserve"):
+        Chooser(settings).first()
+    assert not caplog.records
+
+    def to_2(manifest: dict[str, Any]) -> None:
+        manifest["schema_version"] = 2
+        manifest.pop("truncation_side", None)
+
+    edit_manifest(bundle, to_2)
+    with caplog.at_level(logging.WARNING, logger="bertserve"):
+        (model,) = Chooser(settings).first().repository.models
+    assert model.tokenizer.truncation_side == "right"
+    (record,) = caplog.records
+    assert f"{NAME}: version 1 has a manifest of schema 2" in record.message
+    assert "truncation_side, do_lower_case" in record.message
+    assert "export it again" in record.message
 
 
 def test_digests(bundle: Path) -> None:

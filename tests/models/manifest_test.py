@@ -112,7 +112,8 @@ def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
 ENGINE = {"flavour": "rtx", "version": "1.7", "compute_capability": "7.5", "profiles": []}
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
+    "a-later-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
+    "an-earlier-schema": (put("schema_version", 1), "schema version must be 2 or 3: export again"),
     "another-name": (put("model", "other"), "name differs"),
     "another-version": (put("version", 2), "version differs"),
     "no-artifact": (put("artifacts", []), "no artifact"),

@@ -75,7 +75,8 @@ def write_checkpoint(
     )
     write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
     write_json(folder / "tokenizer.json", _tokenizer())
-    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": {"content": "[CLS]"}})
+    token = {"__type": "AddedToken", "content": "[CLS]"}
+    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": token})
     if pooling is not None:
         _write_sentence_files(folder, hidden_size, pooling)
     return folder
@@ -149,6 +150,8 @@ HEADS = {
 }
 LABELS = {"classify": ("bad", "fair", "good"), "rerank": ("relevance",), "tag": ("O", "B-x", "I-x", "B-y", "I-y")}
 BYTE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+ROLES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+BYTE_ROLES = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), BYTE_SPECIAL, strict=True))
 
 
 def write_task_checkpoint(
@@ -186,6 +189,9 @@ def write_task_checkpoint(
                 tensor.data.normal_(mean=float("orm.weight" in name or "ln.weight" in name), std=0.1)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    # A family's own class makes a tokenizer of its own kind, which this one is not for most of them.
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **(BYTE_ROLES if offset else ROLES)}
+    write_json(folder / "tokenizer_config.json", settings)
     if model_type in OWN_FORMS:
         OWN_FORMS[model_type](folder)
     if task == "rerank":
@@ -216,6 +222,7 @@ def write_large_checkpoint(
         torch.manual_seed(0)
         transformers.XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **BYTE_ROLES})
     return folder
 
 

@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from tests.support.tasks import TinyModel
 
 
-def pipeline_answers(
-    tiny: TinyModel,
+def pipeline_answers(tiny: TinyModel, question: str, context: str, **options: Any) -> list[dict[str, Any]]:
+    """The answers of one of the tiny models; `options` as `answers_of` has them."""
+    return answers_of(tiny.model, tiny.tokenizer, question, context, **options)
+
+
+def answers_of(
+    model: Any,
+    tokenizer: Any,
     question: str,
     context: str,
     *,
@@ -27,8 +33,8 @@ def pipeline_answers(
     In each window start and end have a softmax over the context and the first token; a span is worth the product. Of
     each window twice as many spans as are wanted, and ten, are looked at, and those of equal characters added up.
     """
-    length = min(tiny.tokenizer.model_max_length, 384)
-    encoded = tiny.tokenizer(
+    length = min(tokenizer.model_max_length, 384)
+    encoded = tokenizer(
         question,
         context,
         truncation="only_second",
@@ -39,10 +45,10 @@ def pipeline_answers(
     )
     answers: list[dict[str, Any]] = []
     nothing = 1.0
-    for window, ids in enumerate(encoded["input_ids"]):
-        types = encoded["token_type_ids"][window]
+    for window in range(len(encoded["input_ids"])):
+        given = {name: torch.tensor([encoded[name][window]]) for name in tokenizer.model_input_names}
         with torch.inference_mode():
-            logits = tiny.model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+            logits = model(**given)
         inside = np.array([part == 1 for part in encoded.sequence_ids(window)])
         inside[0] = True
         starts, ends = (

@@ -56,11 +56,11 @@ _ALL = (
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By the model_type of config.json."""
 
-_TOLD = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
+TOLD = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
 """Those that share a model_type with another one."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """The family of a config.json; None where it is not known."""
-    told = next((family for family in _TOLD if family.told(config)), None)
+    told = next((family for family in TOLD if family.told(config)), None)
     return told or FAMILIES.get(str(config.get("model_type")))

@@ -20,7 +20,7 @@ FAMILY = Family(
     tied={"cls.predictions.decoder.weight": WORD_EMBEDDING, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     word_logits=lambda model, hidden: model.cls(hidden),
     sizes=BERT_SIZES,
-    fixed={**BERT_FIXED, "type_vocab_size": 2},
+    fixed=BERT_FIXED,
     pretraining="fill_mask",
 )
 
@@ -30,6 +30,7 @@ DISTANCES = ("relative_key", "relative_key_query")
 RELATIVE = replace(
     FAMILY,
     told=lambda config: config.get("model_type") == "bert" and config.get("position_embedding_type") in DISTANCES,
+    derives=("position_embedding_type",),
     # Stored by Transformers, which does not look at it then.
     ignored=("embeddings.position_embeddings.",),
     fixed={key: only for key, only in FAMILY.fixed.items() if key != "position_embedding_type"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from export.checkpoint.families.family import WORD_EMBEDDING, Family
+from export.checkpoint.families.family import FIXED, WORD_EMBEDDING, Family
 
 
 def _word_logits(model: Any, hidden: Any) -> Any:  # noqa: ANN401  PyTorch's, which is not imported here
@@ -34,9 +34,11 @@ FAMILY = Family(
         "positions": "max_position_embeddings",
         "vocab_size": "vocab_size",
     },
-    fixed={"quantization_config": None},
+    settings=("pad_token_id", "tie_word_embeddings"),
+    # Positions are stored, however they were made.
+    unused=frozenset({"dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"}),
+    fixed=FIXED,
     activation="activation",
-    epsilon=False,
     segments=False,
     pooling_layer=False,
 )

@@ -11,8 +11,16 @@ FAMILY = Family(
     heads=("classifier.", "qa_outputs.", "generator_predictions.", "generator_lm_head.", "discriminator_predictions."),
     tied={"generator_lm_head.weight": WORD_EMBEDDING},
     word_logits=lambda model, hidden: model.generator_lm_head(model.generator_predictions(hidden)),
-    sizes=BERT_SIZES,
-    fixed={**BERT_FIXED, "type_vocab_size": 2},
+    head_activation="gelu",
+    sizes={**BERT_SIZES, "embedding_size": "embedding_size"},
+    # Those of a head for multiple choice.
+    unused=frozenset(
+        {
+            *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+            *("summary_first_dropout", "summary_last_dropout"),
+        }
+    ),
+    fixed=BERT_FIXED,
     # Its pre-training tells replaced tokens from real ones, which is none of our tasks.
     pretraining="embed",
     pooling_layer=False,

@@ -12,7 +12,7 @@ FAMILY = replace(
     model_type="ernie",
     stem="Ernie",
     prefix="ernie.",
-    # Later versions have four segments, of which texts use two.
+    unused=frozenset({"task_type_vocab_size"}),
     fixed={**BERT_FIXED, "use_task_id": False},
 )
 
@@ -20,6 +20,7 @@ WITH_TASKS = replace(
     FAMILY,
     told=lambda config: config.get("model_type") == "ernie" and config.get("use_task_id") is True,
     added={"embeddings.task_type_embeddings.weight": "embeddings.token_type_embeddings.weight"},
+    derives=("use_task_id",),
     fixed=BERT_FIXED,
 )
 """The same with tasks: every text is of the first one, as Transformers has it where none is named."""

@@ -24,6 +24,12 @@ BERT_SIZES = {
 ACTIVATIONS = {"gelu": "BiasGelu", "gelu_new": "FastGelu", "gelu_pytorch_tanh": "FastGelu", "relu": None, "silu": None}
 """The activations that are exported, by Transformers' names, and the operator that each becomes with its bias."""
 
+ALIASES = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "swish": "silu"}
+"""Other names of Transformers for the same functions."""
+
+HEAD_ACTIVATIONS = (*ACTIVATIONS, *ALIASES, "tanh")
+"""What may follow a product that is no layer's: in a head, or in DeBERTa's convolution."""
+
 BERT_EMBEDDING = {"EmbedLayerNormalization": 1}
 """The fused operators of the embedding."""
 
@@ -33,12 +39,34 @@ BERT_LAYER = {"Attention": 1, "SkipLayerNormalization": 2}
 PLAIN_ATTENTION_LAYER = {"SkipLayerNormalization": 2}
 """The same where the fused attention has no place for what is added to scores or done to queries and keys."""
 
-BERT_FIXED = {
-    "position_embedding_type": "absolute",
+BERT_SETTINGS = ("type_vocab_size", "layer_norm_eps", "pad_token_id", "tie_word_embeddings")
+"""What BERT and its relatives are told beside their sizes."""
+
+FIXED: dict[str, Any] = {
     "is_decoder": False,
-    "add_cross_attention": False,
+    "is_encoder_decoder": False,
     "quantization_config": None,
+    "per_layer_config": None,
+    "pruned_heads": {},
 }
+"""For every family: settings that would change its graph, and the only value of each that is built."""
+
+BERT_FIXED = {**FIXED, "position_embedding_type": "absolute", "add_cross_attention": False}
+
+READ = (
+    *("model_type", "architectures", "id2label", "num_labels", "problem_type"),
+    *("matryoshka_dimensions", "sentence_transformers", "sbert_ce_default_activation_function"),
+)
+"""For every family: what config.json says beside the settings of its graph."""
+
+UNUSED = frozenset(
+    {
+        *("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob", "initializer_range"),
+        *("bos_token_id", "eos_token_id", "label2id", "use_cache", "chunk_size_feed_forward"),
+        *("output_attentions", "output_hidden_states", "return_dict", "dtype", "torch_dtype", "transformers_version"),
+    }
+)
+"""For every family: settings that change no answer, since they belong to training, to decoders or to bookkeeping."""
 
 _CLASSES: dict[Task, str] = {
     "embed": "Model",
@@ -61,6 +89,14 @@ _SAVED_TASKS: dict[str, Task] = {
 """The task that a checkpoint of such a class is exported for, unless another is asked for."""
 
 
+def require(config: Mapping[str, Any], key: str, *supported: object) -> None:
+    """Raises `ValueError` where a setting has a value that is not built; none at all stands for the default."""
+    if (value := config.get(key)) not in (None, *supported):
+        raise ValueError(
+            f"{key} {value!r} in config.json cannot be exported; supported: {', '.join(map(repr, supported))}"
+        )
+
+
 @dataclass(slots=True, frozen=True)
 class Family:
     """One family of checkpoints.
@@ -69,8 +105,7 @@ class Family:
         model_type: As config.json names it.
         stem: What its classes in Transformers begin with.
         prefix: What the names of the encoder's tensors begin with where a head stands beside it.
-        own_stem: What config.json begins the names of its classes with, where not as Transformers does.
-        own_prefix: What checkpoints begin the names of its tensors with, likewise.
+        own_prefix: What checkpoints begin the names of its tensors with, where not as Transformers does.
         told: Whether settings are of this family, where `model_type` alone does not say so.
         heads: What the names of its heads' tensors begin with; a head that the task does not use is left out.
         ignored: What names of tensors begin with that checkpoints may hold without a use for them.
@@ -84,14 +119,17 @@ class Family:
         settings: Further settings that are handed to Transformers as they stand.
         names: What Transformers calls settings that have names of their own.
         derived: Settings of Transformers that config.json says in other words; a ValueError tells what is not possible.
+        derives: The settings that `derived` looks at.
+        unused: Settings of Transformers' class that change no answer, beside `UNUSED`.
         activation: The name of the setting that names the layers' activation.
         activations: What Transformers calls activations that have names of their own; all that there are, if any.
         usual_activation: What it is where config.json does not say.
-        fixed: Settings and the only value of each that the fused graph computes; all are the defaults.
+        head_activation: That of the head over the vocabulary, where it is not the layers'.
+        fixed: Settings and the only value of each that is built; all are the defaults.
         pretraining: The task of its class `ForPreTraining`; None where it has no such class.
-        epsilon: Whether the setting of the layer normalisations' epsilon is called `layer_norm_eps`.
         segments: Whether the graph takes the segment of each token, if config.json names any.
         usual_segments: How many there are where config.json does not say.
+        segmentless: Whether there may be none, which `type_vocab_size` 0 says.
         first_segment: Whether the model has to be told that every token is of the first segment: without being told it
             gathers the segments by position.
         pooling_layer: Whether its encoder is made with a pooler, which no task of ours uses, unless told otherwise.
@@ -117,19 +155,21 @@ class Family:
     word_logits: Callable[[Any, Any], Any]
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
-    own_stem: str = ""
     own_prefix: str = ""
     told: Callable[[Mapping[str, Any]], bool] = lambda _config: False
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = BERT_SETTINGS
     names: Mapping[str, str] = field(default_factory=dict)
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
+    derives: tuple[str, ...] = ()
+    unused: frozenset[str] = frozenset()
     activation: str = "hidden_act"
     activations: Mapping[str, str] = field(default_factory=dict)
     usual_activation: str = "gelu"
+    head_activation: str | None = None
     pretraining: Task | None = None
-    epsilon: bool = True
     segments: bool = True
     usual_segments: int = 2
+    segmentless: bool = False
     first_segment: bool = False
     pooling_layer: bool = True
     offset_positions: bool = False
@@ -152,9 +192,15 @@ class Family:
         """The class of Transformers that answers a task."""
         return self.stem + _CLASSES[task]
 
-    def tasks(self) -> dict[str, Task]:
-        """The classes of this family that a checkpoint may name, and the task of each."""
-        has = {suffix: task for suffix, task in _SAVED_TASKS.items() if task not in self.tasks_without}
-        if self.pretraining is not None:
-            has["ForPreTraining"] = self.pretraining
-        return {(self.own_stem or self.stem) + suffix: task for suffix, task in has.items()}
+    def task_of(self, architecture: str) -> Task | None:
+        """The task of a class of any family that a checkpoint may name; None where its head is not known."""
+        if self.pretraining is not None and architecture.endswith("ForPreTraining"):
+            return self.pretraining
+        if architecture.endswith("LMHeadModel"):
+            return None
+        return next((task for suffix, task in _SAVED_TASKS.items() if architecture.endswith(suffix)), None)
+
+    def read(self) -> tuple[str, ...]:
+        """The settings of config.json that shape the graph, by their own names."""
+        named = (*self.sizes.values(), *self.settings, *self.names, self.activation, *self.derives)
+        return tuple(sorted({*named} - self.fixed.keys()))

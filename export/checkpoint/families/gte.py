@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export.checkpoint.families import rope
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
+from export.checkpoint.families.family import (
+    BERT_FIXED,
+    BERT_SETTINGS,
+    BERT_SIZES,
+    PLAIN_ATTENTION_LAYER,
+    WORD_EMBEDDING,
+    Family,
+)
 
 FAMILY = Family(
     model_type="gte",
@@ -15,13 +22,18 @@ FAMILY = Family(
     tied={"lm_head.decoder.weight": WORD_EMBEDDING, "lm_head.decoder.bias": "lm_head.bias"},
     word_logits=lambda model, hidden: model.lm_head(hidden),
     sizes=BERT_SIZES,
+    settings=(*BERT_SETTINGS, "head_dim"),
     derived=lambda config: {"rope_parameters": rope.parameters(config, theta=160_000)},
+    derives=rope.READ,
     fixed={
         **BERT_FIXED,
+        **rope.FIXED,
         "position_embedding_type": "rope",
         "layer_norm_type": "layer_norm",
         "logn_attention_scale": False,
     },
+    usual_segments=1,
+    segmentless=True,
     pooling_layer=False,
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
@@ -47,7 +59,6 @@ FAMILY = Family(
 NEW = replace(
     FAMILY,
     model_type="new",
-    own_stem="New",
     own_prefix="new.",
     derived=lambda config: {"rope_parameters": rope.parameters(config, theta=10_000)},
     # Transformers' head over the vocabulary has no other.

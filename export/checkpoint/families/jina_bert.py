@@ -19,7 +19,6 @@ def _is_alibi(config: Mapping[str, Any]) -> bool:
 FAMILY = replace(
     bert.FAMILY,
     model_type="jina_bert",
-    own_stem="JinaBert",
     told=_is_alibi,
     # Its names are BERT's but for those of the gated layers.
     renamed={"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"},
@@ -39,6 +38,7 @@ QUERIES_NORMALISED = replace(
     FAMILY,
     # Told by the name of its code alone.
     told=lambda config: _is_alibi(config) and "qk-post-norm" in str(config.get("auto_map")),
+    derives=("auto_map",),
     renamed={
         "self.layer_norm_q": "self.query.norm",
         "self.layer_norm_k": "self.key.norm",

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from export.checkpoint.families import rope
-from export.checkpoint.families.family import BERT_SIZES, Family
+from export.checkpoint.families.family import BERT_SIZES, FIXED, HEAD_ACTIVATIONS, Family, require
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _derived(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope.check_nested(config)
+    require(config, "head_dim", config["hidden_size"] // config["num_attention_heads"])
+    require(config, "classifier_activation", *HEAD_ACTIVATIONS)
+    require(config, "classifier_pooling", "cls", "mean")
+    return {}
+
 
 FAMILY = Family(
     model_type="modernbert",
@@ -14,6 +28,8 @@ FAMILY = Family(
     word_logits=lambda model, hidden: model.decoder(model.head(hidden)),
     sizes=BERT_SIZES,
     settings=(
+        "pad_token_id",
+        "tie_word_embeddings",
         "norm_eps",
         "norm_bias",
         "attention_bias",
@@ -23,16 +39,24 @@ FAMILY = Family(
         "classifier_pooling",
         "classifier_activation",
         "local_attention",
+        "sliding_window",
         "layer_types",
         "rope_parameters",
+        "rope_scaling",
         "global_attn_every_n_layers",
         "global_rope_theta",
         "local_rope_theta",
     ),
-    derived=rope.nested,
-    fixed={"quantization_config": None, "sparse_prediction": False},
+    derived=_derived,
+    derives=("head_dim",),
+    unused=frozenset(
+        {
+            *("attention_dropout", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor"),
+            *("cls_token_id", "sep_token_id", "deterministic_flash_attn", "sparse_pred_ignore_index"),
+        }
+    ),
+    fixed={**FIXED, "sparse_prediction": False},
     activation="hidden_activation",
-    epsilon=False,
     segments=False,
     pooling_layer=False,
     embedding={},

@@ -11,7 +11,9 @@ FAMILY = Family(
     heads=("pooler.", "classifier.", "qa_outputs.", "lm_head."),
     tied={"lm_head.decoder.weight": WORD_EMBEDDING, "lm_head.decoder.bias": "lm_head.bias"},
     word_logits=lambda model, hidden: model.lm_head(hidden),
+    head_activation="gelu",
     sizes=BERT_SIZES,
+    settings=("layer_norm_eps", "pad_token_id", "tie_word_embeddings"),
     # Transformers counts with 32 kinds of distance, whatever the setting says.
     fixed={**BERT_FIXED, "relative_attention_num_buckets": 32},
     segments=False,

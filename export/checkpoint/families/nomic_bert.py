@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from export.checkpoint.families import rope
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
+from export.checkpoint.families.family import (
+    BERT_FIXED,
+    BERT_SETTINGS,
+    BERT_SIZES,
+    FIXED,
+    PLAIN_ATTENTION_LAYER,
+    WORD_EMBEDDING,
+    Family,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +27,10 @@ FAMILY = Family(
     tied={"cls.predictions.decoder.weight": WORD_EMBEDDING, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     word_logits=lambda model, hidden: model.cls(hidden),
     sizes=BERT_SIZES,
-    settings=("head_dim",),
+    settings=(*BERT_SETTINGS, "head_dim"),
     derived=lambda config: {"rope_parameters": rope.parameters(config, theta=1000)},
-    fixed={**BERT_FIXED, "type_vocab_size": 2},
+    derives=rope.READ,
+    fixed={**BERT_FIXED, **rope.FIXED},
     usual_activation="silu",
     pooling_layer=False,
     embedding={"SkipLayerNormalization": 1},
@@ -73,14 +82,15 @@ FIRST_FORM = replace(
         "layer_norm_epsilon": "layer_norm_eps",
         "activation_function": "hidden_act",
     },
-    settings=(),
+    settings=("type_vocab_size", "pad_token_id", "tie_word_embeddings"),
     derived=_first_derived,
+    derives=("rotary_emb_base", "rotary_scaling_factor", "max_trained_positions"),
     activation="activation_function",
     activations={"swiglu": "silu", "geglu": "gelu"},
     usual_activation="gelu",
     zero=frozenset({"cls.predictions.transform.dense.bias", "cls.predictions.bias"}),
     fixed={
-        "type_vocab_size": 2,
+        **FIXED,
         "prenorm": False,
         "parallel_block": False,
         "causal": False,
@@ -94,7 +104,6 @@ FIRST_FORM = replace(
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "moe_every_n_layers": 0,
-        "quantization_config": None,
     },
 )
 """The same with the settings and weights of its first code."""

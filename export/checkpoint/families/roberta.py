@@ -11,6 +11,7 @@ FAMILY = Family(
     heads=("pooler.", "classifier.", "qa_outputs.", "lm_head."),
     tied={"lm_head.decoder.weight": WORD_EMBEDDING, "lm_head.decoder.bias": "lm_head.bias"},
     word_logits=lambda model, hidden: model.lm_head(hidden),
+    head_activation="gelu",
     sizes=BERT_SIZES,
     fixed=BERT_FIXED,
     segments=False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from export.checkpoint.families.family import require
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -12,6 +14,13 @@ _KINDS = ("default", "linear", "dynamic")
 
 `dynamic` differs from `default` beyond `max_position_embeddings` alone, which no text gets.
 """
+
+READ = ("rope_parameters", "rope_scaling", "rope_theta")
+"""The settings that `parameters` looks at."""
+
+FIXED = {"partial_rotary_factor": 1}
+
+_SCALING = frozenset({"rope_type", "type", "rope_theta", "factor", "mixed_b", *FIXED})
 
 
 def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
@@ -24,10 +33,14 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     Raises:
         ValueError: The angles are scaled in a way that is not known.
     """
-    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     scaling = config.get(name) or {}
     if not isinstance(scaling, dict):
         raise ValueError(f"{name} in config.json must be an object, not {scaling!r}")  # noqa: TRY004  bad input
+    if unknown := sorted(scaling.keys() - _SCALING):
+        raise ValueError(f"{name} with {unknown[0]} in config.json cannot be exported")
+    for key, only in FIXED.items():
+        require(scaling, key, only)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     theta = positive("rope_theta", scaling.get("rope_theta", config.get("rope_theta") or theta))
     factor = positive(f"the factor of {name}", scaling.get("factor", 1))
@@ -35,7 +48,7 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
         if scaling.get("mixed_b") is not None:
             raise ValueError(f"{name} of the type 'ntk' with mixed_b in config.json cannot be exported")
         # As its first code has it, whatever a text's length: a larger base, and then every angle a little smaller.
-        components = config["hidden_size"] // config["num_attention_heads"]
+        components = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / components)}
     _check(name, kind, (*_KINDS, "ntk"))
     if kind == "linear":
@@ -43,17 +56,18 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta}
 
 
-def nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks `rope_parameters` that differ between layers, and changes nothing of them.
+def check_nested(config: Mapping[str, Any]) -> None:
+    """Checks `rope_parameters` that differ between layers, and `rope_scaling` of all of them.
 
     Raises:
         ValueError: The angles are scaled in a way that is not known.
     """
-    kinds = config.get("rope_parameters") or {}
-    for each in kinds.values() if isinstance(kinds, dict) else ():
+    kinds, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    each_kind = [("rope_parameters", each) for each in kinds.values()] if isinstance(kinds, dict) else []
+    for name, each in [*each_kind, ("rope_scaling", scaling)]:
         if isinstance(each, dict):
-            _check("rope_parameters", each.get("rope_type", "default"), _KINDS)
-    return {}
+            _check(name, each.get("rope_type", each.get("type", "default")), _KINDS)
+            require(each, "partial_rotary_factor", 1)
 
 
 def _check(name: str, kind: object, supported: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 router = Router("Cohere")
 
 _EMBED, _RANK = JsonDecoder(CohereEmbedRequest), JsonDecoder(RankingRequest)
-_TRUNCATE: dict[str, Truncate] = {"NONE": False, "START": "left", "END": True}
+_TRUNCATE: dict[str, Truncate] = {"NONE": False, "START": "left", "END": "right"}
 _TEXT = "text"
 
 # Examples for the document.
@@ -224,7 +224,7 @@ async def _shortened(
         return list(texts), 0  # the model takes less, or so many texts are refused
 
     def shorten(tokenizer: TextTokenizer) -> list[tuple[str, int]]:
-        return [tokenizer.shortened(text, tokens, left=truncate == "left") for text in texts]
+        return [tokenizer.shortened(text, tokens, truncate=truncate) for text in texts]
 
     done = await api.pipeline.read(model, sum(model.tokenizer.sizes_bytes(texts, truncate=truncate)), shorten)
     for index, (_, surplus) in enumerate(done):

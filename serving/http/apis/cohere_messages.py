@@ -39,7 +39,8 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         model: Name of a model; with one model for this, any name is taken and the true one answered.
         input_type: What the texts are for, which chooses one of the model's prompts; `image` is refused.
         embedding_types: The forms wanted of each vector; null means `float`.
-        truncate: Which end of a text that is too long is cut; `NONE` refuses it; null means the server's default.
+        truncate: Which end of a text that is too long is cut; `NONE` refuses it; null means the server's default, and
+            the model's own end.
         output_dimension: Keep only the first so many components.
         max_tokens: Of each text so many tokens are embedded, special tokens and a prompt's not counted.
     """

@@ -42,6 +42,7 @@ from serving.records import (
     FillMaskOptions,
     LabelScore,
     TagOptions,
+    Windows,
     ZeroShotOptions,
 )
 
@@ -134,7 +135,15 @@ async def tag(api: Api, http: HttpRequest) -> HttpReply:
 async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
     message = await http.json(_TAG, api.turn)
     parameters = message.parameters
-    options = TagOptions(parameters.aggregation_strategy or usual, parameters.ignore_labels, parameters.windows)
+    by_window = parameters.stride is not None
+    if by_window and parameters.windows is not None:
+        raise InvalidRequest("`stride` and `long` both choose windows: send one of them")
+    options = TagOptions(
+        parameters.aggregation_strategy or usual,
+        parameters.ignore_labels,
+        Windows(overlap_tokens=parameters.stride) if by_window else parameters.windows,
+        by_window,
+    )
     outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
 
@@ -159,14 +168,15 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
     inputs, given = message.inputs, message.parameters
     beside = {name: getattr(message, name) for name in given.__struct_fields__}
     given = msgspec.structs.replace(given, **{name: value for name, value in beside.items() if value is not None})
-    direction = given.truncation_direction or "Right"
     if isinstance(inputs, Compared):
-        parameters = SimilarityParameters(given.truncate, direction, given.prompt_name, given.input_type)
+        parameters = SimilarityParameters(
+            given.truncate, given.truncation_direction, given.prompt_name, given.input_type
+        )
         return await tei.compare(api, http, SimilarityRequest(inputs, parameters))
     texts = EmbedRequest(
         inputs,
         given.truncate,
-        direction,
+        given.truncation_direction,
         given.prompt_name,
         given.input_type,
         given.normalize,

@@ -24,7 +24,7 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         normalize: Scale vectors to length 1; null means as the model's own folder says.
         truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the right one.
+        truncation_direction: Which end is cut; null means the model's own.
         prompt_name: One of the model's prompts, put before each text.
         input_type: What the texts are for, which chooses a prompt in place of its name.
         dimensions: Keep only the first so many components.
@@ -140,11 +140,14 @@ class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
         ignore_labels: Tags that are no entities.
         truncate: Cut inputs that are too long; null means the server's default.
         long: `window` reads long texts in windows, by `window_tokens` and `window_overlap`.
+        stride: Tokens that neighbouring windows of a long text share, in place of `long`. Entities are found in each
+            window, and of those that overlap the longest is kept, as in Transformers; not with the strategy `none`.
     """
 
     aggregation_strategy: Aggregation | None = None
     ignore_labels: tuple[str, ...] = ("O",)
     truncate: bool | None = None
+    stride: int | None = None
 
 
 class TagRequest(msgspec.Struct, forbid_unknown_fields=True):

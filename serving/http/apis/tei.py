@@ -41,13 +41,13 @@ from serving.records import (
 from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, TaskOptions, TextInput, Truncate
+    from serving.records import A, Outcome, Side, TaskOptions, TextInput, Truncate
 
 router = Router("TEI")
 
@@ -60,7 +60,7 @@ _NUMBERS_AT_ONCE = 8192
 _INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
 """What is written on the event loop takes well below a millisecond."""
 
-_LEFT = ("Left", "left")
+_SIDES: Mapping[Direction, Side] = {"Left": "left", "left": "left", "Right": "right", "right": "right"}
 
 _EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRequest), JsonDecoder(PredictRequest)
 _RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
@@ -258,11 +258,11 @@ async def health(api: Api, _: HttpRequest) -> HttpReply:
     return json_reply(TeiError("unhealthy", "Unhealthy"), 503)
 
 
-def _truncation(truncate: bool | None, direction: Direction, default: bool) -> Truncate | None:  # noqa: FBT001
+def _truncation(truncate: bool | None, direction: Direction | None, default: bool) -> Truncate | None:  # noqa: FBT001
     """What the two fields of a request mean together; `default` counts where `truncate` is null."""
-    if direction not in _LEFT:
+    if direction is None:
         return truncate
-    return "left" if (default if truncate is None else truncate) else False
+    return _SIDES[direction] if (default if truncate is None else truncate) else False
 
 
 def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[int]]:

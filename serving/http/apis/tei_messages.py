@@ -47,7 +47,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         inputs: One input or a list of them.
         truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut.
+        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
         prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
         input_type: What the texts are for, which chooses a prompt in place of its name.
         normalize: Scale vectors to length 1; null means as the model's own folder says.
@@ -61,7 +61,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
     normalize: bool | None = None
@@ -85,7 +85,7 @@ class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
 
@@ -96,14 +96,14 @@ class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     Attributes:
         inputs: A text; a pair as a list of two texts; or a list whose elements are lists of one or two texts.
         truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut.
+        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
         raw_scores: Answer the logits themselves.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
     inputs: str | list[str | list[str]]
     truncate: bool | None = None
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = None
     raw_scores: bool = False
 
 
@@ -114,7 +114,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         query: The query.
         texts: The texts.
         truncate: Cut what is too long; null means the server's default.
-        truncation_direction: Which end is cut.
+        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
         raw_scores: Answer the logits themselves, or else their sigmoids; null means as the model's own folder says.
         return_text: Repeat each text beside its score.
         top_n: Answer the best so many, as LiteLLM asks; null means all.
@@ -124,7 +124,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     query: str
     texts: list[str]
     truncate: bool | None = None
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = None
     raw_scores: bool | None = None
     return_text: bool = False
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -149,7 +149,7 @@ class SimilarityParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """How to embed what is compared; each as `/embed` has it."""
 
     truncate: bool | None = None
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
 

@@ -43,14 +43,15 @@ def finish(
     """The answer from the `logits`, float32 [classes], of each of the `texts`: the inputs, or windows of them.
 
     Returns:
-        For each input, its classes, best first; of equals the one with the lower index first. Of a regression its
-        values, in the same order.
+        For each input, its classes, best first or in their own order; of equals the one with the lower index first. Of
+        a regression its values, likewise.
     """
     logits = np.stack([row[0] for row in rows]).astype(np.float64)
     own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
     function = options.function or own
     scores = windows.pooled(_FUNCTIONS[function](logits), texts, options)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
+    ranks = -scores if options.ranked else np.zeros_like(scores)
+    order = np.argsort(ranks, axis=1, kind="stable")[:, : options.top_k]
     return [
         [LabelScore(labels[index], float(row[index])) for index in best]
         for row, best in zip(scores, order.tolist(), strict=True)

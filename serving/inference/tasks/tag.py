@@ -1,31 +1,47 @@
 """The task `tag`: entities in a text, from a tag for each token.
 
 Tags follow BIO: `B-x` begins an entity of x, `I-x` continues one, `O` is none; a tag without such a prefix
-continues. Words are what the tokenizer splits a text into before it looks for sub-words. Groups and scores are those of
-Transformers' pipeline.
+continues. Words, groups and scores are those of Transformers' pipeline.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from serving.errors import InvalidRequest
 from serving.inference.tasks import windows
-from serving.inference.tasks.base import Task, softmax, texts_of
+from serving.inference.tasks.base import Task, texts_of
 from serving.records import Entity, TaggedToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from serving.inference.tasks.base import Work
     from serving.inference.tokenizer import TextTokenizer
+    from serving.models.manifest import Manifest
     from serving.records import AlignedText, EncodedText, Row, TagOptions, TextInput, Truncate
 
-    Probabilities = NDArray[np.float64]
+    Probabilities = NDArray[np.float32]
     Indices = NDArray[np.intp]
+
+
+class Tokens(Protocol):
+    """What is asked of a vocabulary; `TextTokenizer` is one."""
+
+    @property
+    def marks_subwords(self) -> bool: ...
+
+    def name(self, token: int) -> str: ...
+
+
+def check(options: TagOptions, manifest: Manifest) -> None:
+    windows.check(options, manifest)
+    if options.by_window and options.aggregation == "none":
+        raise InvalidRequest("`stride` merges entities: send an `aggregation_strategy` other than `none`")
 
 
 def encode(
@@ -43,7 +59,8 @@ def finish(
     row: Row,
     options: TagOptions,
     labels: Sequence[str],
-    name: Callable[[int], str],
+    tokens: Tokens,
+    unknown: int | None = None,
 ) -> list[Entity | TaggedToken]:
     """One text's entities or tokens.
 
@@ -53,15 +70,17 @@ def finish(
         row: Its `logits`, float32 [tokens or more, labels].
         options: How tokens become entities.
         labels: The model's tags.
-        name: What the vocabulary calls a token; empty where the text's own characters shall stand for it.
+        tokens: The model's vocabulary.
+        unknown: The token that stands for what the vocabulary lacks; the text's own characters stand for it.
     """
     positions = np.flatnonzero(aligned.words >= 0)
     if not len(positions):
         return []
     spans = aligned.spans[positions]
-    probabilities = softmax(row[0][positions].astype(np.float32, copy=False))
+    probabilities = _probabilities(row[0][positions].astype(np.float32, copy=False))
+    ids = [aligned.ids[position] for position in positions.tolist()]
     if options.aggregation in _OF_WORDS:
-        begins = np.flatnonzero(np.diff(aligned.words[positions], prepend=-1))
+        begins = np.array(list(_word_begins(text, ids, spans.tolist(), tokens, unknown)), np.intp)
         ends = np.append(begins[1:], len(positions))
         spans = np.stack([spans[begins, 0], spans[ends - 1, 1]], axis=1)
         probabilities = _OF_WORDS[options.aggregation](probabilities, begins, ends - begins)
@@ -69,9 +88,11 @@ def finish(
     tags = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
     if options.aggregation == "none":
         return [
-            TaggedToken(tag, score, index, name(aligned.ids[index]) or text[start:end], start, end)
-            for tag, score, index, (start, end) in zip(
-                tags, scores.tolist(), positions.tolist(), spans.tolist(), strict=True
+            TaggedToken(
+                tag, score, index, ("" if token == unknown else tokens.name(token)) or text[start:end], start, end
+            )
+            for tag, score, index, token, (start, end) in zip(
+                tags, scores.tolist(), positions.tolist(), ids, spans.tolist(), strict=True
             )
             if tag not in options.ignore_labels
         ]
@@ -82,12 +103,38 @@ def finish(
     ]
 
 
+def _probabilities(logits: NDArray[np.float32]) -> Probabilities:
+    """In fp32, as the pipeline: where two tokens are as sure as fp32 can say, the first one of them counts."""
+    scaled = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: Probabilities = scaled / scaled.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def _word_begins(
+    text: str, ids: Sequence[int], spans: Sequence[Sequence[int]], tokens: Tokens, unknown: int | None
+) -> Iterator[int]:
+    """Where words begin, by the pipeline's rules.
+
+    A vocabulary with a prefix for tokens inside of words gives them longer names than their characters. With any other
+    a token continues a word unless it follows or begins with a space. An unknown token begins one in any case.
+    """
+    marked = tokens.marks_subwords
+    for index, (token, (start, end)) in enumerate(zip(ids, spans, strict=True)):
+        if marked:
+            continues = len(tokens.name(token)) != len(text[start:end])
+        else:
+            continues = start > 0 and " " not in text[start - 1 : start + 1]
+        if index == 0 or token == unknown or not continues:
+            yield index
+
+
 def _first(probabilities: Probabilities, begins: Indices, _: Indices) -> Probabilities:
     return probabilities[begins]
 
 
 def _average(probabilities: Probabilities, begins: Indices, sizes: Indices) -> Probabilities:
-    means: Probabilities = np.add.reduceat(probabilities, begins, axis=0) / sizes[:, None]
+    sums = np.add.reduceat(probabilities, begins, axis=0)
+    means: Probabilities = (sums / sizes[:, None]).astype(np.float32)
     return means
 
 
@@ -102,15 +149,16 @@ _OF_WORDS = {"first": _first, "average": _average, "max": _highest}
 
 
 def _grouped(
-    tags: Sequence[str], scores: NDArray[np.float64], spans: NDArray[np.int32]
+    tags: Sequence[str], scores: Probabilities, spans: NDArray[np.int32]
 ) -> Iterator[tuple[str, float, int, int]]:
     """Neighbours of one entity together: (tag without prefix, mean score, start, end)."""
     begin = 0
     for index in range(1, len(tags) + 1):
-        tag = _bare(tags[begin])
-        if index < len(tags) and _bare(tags[index]) == tag and not tags[index].startswith("B-"):
+        if index < len(tags) and _bare(tags[index]) == _bare(tags[index - 1]) and not tags[index].startswith("B-"):
             continue
-        yield tag, float(scores[begin:index].mean()), int(spans[begin, 0]), int(spans[index - 1, 1])
+        # Whatever stands before the first hyphen goes, as in `S-place`; only `B-` and `I-` count in comparisons.
+        name = tags[begin].split("-", 1)[-1]
+        yield name, float(scores[begin:index].mean()), int(spans[begin, 0]), int(spans[index - 1, 1])
         begin = index
 
 
@@ -119,23 +167,39 @@ def _bare(tag: str) -> str:
 
 
 def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
-    tokenizer, unknown = work.tokenizer, work.manifest.special_ids.get("unk")
-
-    def name(token: int) -> str:
-        return "" if token == unknown else tokenizer.name(token)
-
+    unknown = work.manifest.special_ids.get("unk")
     texts = texts_of(work.inputs)
     answers = []
     for source, own, rows in windows.by_input(work.texts, work.rows):
-        whole, logits = windows.merged(own, [row[0] for row in rows])
-        answers.append(finish(texts[source], whole, (logits,), work.options, work.manifest.labels, name))
+
+        def found(part: AlignedText, row: Row, text: str = texts[source]) -> list[Entity | TaggedToken]:
+            return finish(text, part, row, work.options, work.manifest.labels, work.tokenizer, unknown)
+
+        if work.options.by_window and len(own) > 1:
+            parts = [one for part, row in zip(own, rows, strict=True) for one in found(part, row)]
+            answers.append(longest(parts))
+        else:
+            whole, logits = windows.merged(own, [row[0] for row in rows])
+            answers.append(found(whole, (logits,)))
     return answers
+
+
+def longest(found: Sequence[Entity | TaggedToken]) -> list[Entity | TaggedToken]:
+    """Of entities that overlap the longest one, or the surest of equally long ones; by the pipeline's rule."""
+    kept: list[Entity | TaggedToken] = []
+    for entity in sorted(found, key=lambda one: one.start):
+        last = kept[-1] if kept else None
+        if last is None or not last.start <= entity.start < last.end:
+            kept.append(entity)
+        elif (entity.end - entity.start, entity.score) > (last.end - last.start, last.score):
+            kept[-1] = entity
+    return kept
 
 
 TASK = Task(
     "tag",
     _finish,
-    windows.check,
+    check,
     windows.sizes_bytes,
     encode=encode,
     token_outputs=True,

@@ -1,0 +1,99 @@
+"""Whether the server makes the same tokens of texts as the library that the checkpoint was written for."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from export.errors import ExportError
+from export.progress import quiet
+from export.texts import corpus
+from serving.inference.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from export.checkpoint.vocabulary import Vocabulary
+    from serving.records import EncodedText
+
+_UNCUT = 1 << 20
+_SHORT = (16, 17)
+"""Limits of which a pair has an even and an odd number of tokens left, and which most of the texts are beyond."""
+_MOST_REST = 400
+"""Combinations of what is cut off both parts of a pair, at most: the library tokenizers makes all of them."""
+_SHOWN = 12
+_BEFORE = 3
+
+
+def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> None:
+    """Compares token ids and types on texts/probes.jsonl: whole, cut to the model's limit, and cut to short ones.
+
+    The server's side is the class that it encodes requests with, over the tokenizer.json that the bundle will hold.
+
+    Args:
+        where: What was opened, to begin a sentence with.
+        words: With the tokenizer that Transformers loads.
+        vocab_size: Rows of the model's word embedding.
+        max_length: Tokens of the longest input.
+
+    Raises:
+        ExportError: They differ.
+    """
+    backend, theirs = Tokenizer.from_str(words.content.decode()), words.reference
+    ours = TextTokenizer(backend, _UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
+    texts = corpus.probes()
+    alone = [text for text in texts if isinstance(text, str)]
+    pairs = [text for text in texts if isinstance(text, tuple)]
+    for length in dict.fromkeys((_UNCUT, max_length, *_SHORT)):
+        ours.max_length = length
+        fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MOST_REST * length**2]
+        for group in (alone, fit):
+            columns = [group] if group is alone else list(map(list, zip(*fit, strict=True)))
+            with quiet():
+                wanted = theirs(*columns, truncation="longest_first", max_length=length)
+            found = ours.encode(group, truncate=True)
+            for index, (text, encoded) in enumerate(zip(group, found, strict=True)):
+                expected = {name: rows[index] for name, rows in wanted.items()}
+                if max(expected["input_ids"]) >= vocab_size:
+                    continue  # the model itself fails on it
+                if (difference := _difference(encoded, expected)) is not None:
+                    raise ExportError(_sentence(where, theirs, text, length, *difference))
+
+
+def _difference(found: EncodedText, expected: dict[str, list[int]]) -> tuple[str, list[int], list[int]] | None:
+    """What differs first, and both sides of it; None where nothing does."""
+    ids, zeros = list(found.ids), [0] * len(found.ids)
+    if ids != expected["input_ids"]:
+        return "tokens", ids, expected["input_ids"]
+    # A model that is not told the types takes 0 for each.
+    types, wanted = list(found.type_ids or zeros), expected.get("token_type_ids", zeros)
+    if types != wanted:
+        return "token types", types, wanted
+    mask = expected.get("attention_mask", [1] * len(ids))
+    return None if all(mask) else ("masks", [1] * len(ids), mask)
+
+
+def _sentence(
+    where: str,
+    theirs: Any,  # noqa: ANN401  of Transformers
+    text: corpus.Text,
+    length: int,
+    what: str,
+    ours: Sequence[int],
+    wanted: Sequence[int],
+) -> str:
+    first = next(at for at, (one, other) in enumerate(zip_longest(ours, wanted)) if one != other)
+    shown = slice(max(0, first - _BEFORE), first + _SHOWN)
+    sides = [list(side)[shown] for side in (ours, wanted)]
+    if what == "tokens":
+        sides = [theirs.convert_ids_to_tokens(side) for side in sides]
+    cut = "" if length == _UNCUT else f", cut to {length} tokens"
+    settings = {"token types": "model_input_names", "masks": "padding"}
+    setting = settings.get(what, "the tokenizer's own rules" if length == _UNCUT else "truncation_side")
+    return (
+        f"{where}: the server's {what} are not those of {type(theirs).__name__} in Transformers, so answers would "
+        f"differ. Text {corpus.shown(text)!a}{cut}, from token {shown.start}: {sides[0]} here, {sides[1]} there. "
+        f"Look at {setting} in tokenizer_config.json and tokenizer.json"
+    )

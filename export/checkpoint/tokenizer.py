@@ -1,0 +1,156 @@
+"""A checkpoint's tokenizer as Transformers loads it: settings of every file of the folder count as they do there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+from tokenizers import Tokenizer, normalizers
+
+from export.errors import ExportError
+from export.progress import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from export.checkpoint.folder import Folder
+
+TOKENIZER = "tokenizer.json"
+_WORDPIECE = "vocab.txt"
+_BPE = ("vocab.json", "merges.txt")
+_SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+_PIECES = {1: "Unigram", 2: "BPE"}
+"""SentencePiece's kinds of models, by their numbers."""
+
+_ELSEWHERE = frozenset(
+    {
+        *("cache_dir", "code_revision", "config", "force_download", "gguf_file", "merges_file", "mistral_format"),
+        *("proxies", "revision", "subfolder", "token", "tokenizer_file", "tokenizer_object", "tokenizer_type"),
+        *("use_auth_token", "vocab_file"),
+    }
+)
+"""Arguments of Transformers that name another place than the folder."""
+
+
+def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:  # noqa: ANN401  of Transformers
+    """The tokenizer that Transformers makes of a folder, and Sentence Transformers with it.
+
+    Args:
+        folder: The folder with the tokenizer's files.
+        options: Arguments for Transformers, as a file of Sentence Transformers names them.
+        lowercase: Whether Sentence Transformers puts a lower-casing in front of it.
+
+    Raises:
+        ExportError: There is none, it is damaged, or `tokenizers` cannot express what it does.
+    """
+    if elsewhere := sorted(_ELSEWHERE & options.keys()):
+        raise ExportError(
+            f"checkpoint {folder.path}: {elsewhere[0]} among the tokenizer's arguments names another tokenizer; put "
+            "its files into the folder and take the argument out"
+        )
+    file, least, kind = _checked(folder)
+    # Imported here: it takes seconds, and what is wrong with the files is said before.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    # Nothing is looked up elsewhere, and no code that lies beside the files is run.
+    arguments = {**options, "local_files_only": True, "trust_remote_code": False}
+    failures = (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
+    where = f"checkpoint {folder.path}: no tokenizer can be made of {file}"
+    try:
+        with quiet(), BareExceptions(where), folder.saved() as saved:
+            made = AutoTokenizer.from_pretrained(saved, **arguments)
+    except failures as error:
+        raise ExportError(f"{where}: {' '.join(str(error).split())[:200]}") from error
+    name = type(made).__name__
+    if not made.is_fast:
+        raise ExportError(
+            f"{where}: {name} works in Python alone, and a bundle's tokenizer is one of the library tokenizers; save "
+            f"it as {TOKENIZER} and set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json"
+        )
+    if made.split_special_tokens:
+        raise ExportError(f"{where}: split_special_tokens in tokenizer_config.json cannot be exported")
+    # Where Transformers finds its class's files missing, it makes a tokenizer of the special tokens alone.
+    if len(made) < least:
+        raise ExportError(
+            f"{where}: it holds {least} entries, of which {name} took {len(made)}; name its class in "
+            "tokenizer_config.json (tokenizer_class)"
+        )
+    backend = made.backend_tokenizer
+    if kind not in ("", other := type(backend.model).__name__):
+        raise ExportError(
+            f"{where}: it is for {kind}, and {name} makes {other} of it; name its class in tokenizer_config.json "
+            "(tokenizer_class)"
+        )
+    if lowercase:
+        backend.normalizer = _lowercased(backend.normalizer)
+    return made
+
+
+def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
+    """The normalizer as Sentence Transformers changes it for `do_lower_case`, whatever it does itself."""
+    steps = [] if normalizer is None else [normalizer]
+    if isinstance(normalizer, normalizers.Sequence):
+        steps = list(normalizer)
+    lowers = any(isinstance(step, normalizers.Lowercase) for step in steps)
+    return normalizer if lowers else normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _checked(folder: Folder) -> tuple[str, int, str]:
+    """The file that holds the vocabulary, how many entries it has, and what splits words into them, if it says so."""
+    if document := folder.object(TOKENIZER):
+        with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
+            model = Tokenizer.from_str(json.dumps(document)).model
+        return TOKENIZER, len(document["model"]["vocab"]), type(model).__name__
+    for file in _SENTENCEPIECE:
+        if folder.has(file):
+            return file, *_pieces(folder, file)
+    if folder.has(_BPE[0]) or folder.has(_BPE[1]):
+        if absent := [file for file in _BPE if not folder.has(file)]:
+            raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, without which BPE cannot be done")
+        return _BPE[0], len(folder.object(_BPE[0])), "BPE"
+    if folder.has(_WORDPIECE):
+        try:
+            lines = (folder.path / _WORDPIECE).read_bytes().decode().rstrip("\n").split("\n")
+        except UnicodeDecodeError as error:
+            raise ExportError(f"checkpoint {folder.path}: {_WORDPIECE} is not UTF-8, at byte {error.start}") from error
+        return _WORDPIECE, len(set(lines)), "WordPiece"
+    raise ExportError(
+        f"checkpoint {folder.path}: {TOKENIZER} is missing, and so are {_WORDPIECE}, {' with '.join(_BPE)} and "
+        f"{', '.join(_SENTENCEPIECE)}, of which one could be made"
+    )
+
+
+def _pieces(folder: Folder, file: str) -> tuple[int, str]:
+    if importlib.util.find_spec("sentencepiece") is None:
+        raise ExportError(
+            f"checkpoint {folder.path}: {file} is read with the module sentencepiece: pip install bertserve[export]"
+        )
+    from google.protobuf.message import DecodeError  # noqa: PLC0415  with what follows
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor  # noqa: PLC0415  takes seconds
+
+    try:
+        model = SentencePieceExtractor(str(folder.path / file)).proto
+    except DecodeError as error:
+        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model") from error
+    if not model.pieces:
+        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or one without a piece")
+    return len(model.pieces), _PIECES.get(model.trainer_spec.model_type, "words or characters")
+
+
+class BareExceptions:
+    """Translates what the tokenizers library raises: a bare `Exception` and nothing more specific, or a panic."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The class of panics cannot be imported.
+        if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
+            raise ExportError(f"{self._sentence}: {error}") from error

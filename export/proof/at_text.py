@@ -1,0 +1,363 @@
+"""Compares what a server answers to texts with what the library of a checkpoint's users answers to the same texts.
+
+The bundle answers by the server's own way: its tokenizer, prompts, truncation, batches, tasks. So whatever a folder
+says and the export did not read makes a difference here, where token ids as the beginning would hide it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from export.errors import ExportError
+from export.progress import quiet
+from export.proof.decisions import cosine
+from export.proof.parity import run_batch
+from export.proof.users import answers
+from export.texts.corpus import shown
+from serving.errors import InvalidRequest
+from serving.inference.served_models import ServedModel
+from serving.inference.tasks import TASKS
+from serving.inference.tasks.base import Work
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import Bundle
+from serving.models.manifest import TOKENIZER, Artifact, AtText
+from serving.records import TYPES, Entity, ModelIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from export.proof.users.answers import Answer, Form
+    from export.proof.users.library import Library, Tokens
+    from export.recipe import Limits
+    from export.texts.corpus import Text
+    from serving.engine.base import Engine
+    from serving.models.manifest import Manifest, Task
+    from serving.records import EncodedText, Row
+
+_BATCH = 8
+_SHORT = 48
+_MOST_SHORT = 800
+_LONG = 600
+"""Tokens of a text that counts as short, of all those, and of the longest one whose numbers are compared.
+
+The tokens of every text are compared; equal tokens make equal numbers, so few texts are enough for those.
+"""
+_MOST_LONG = 2
+_VECTORS = frozenset({"embed", "embed_tokens"})
+_SHOWN_TOKENS = 8
+_SHOWN_NUMBERS = 3
+_UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
+"""What stands for the artifact where a request's way does not look at it."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Question:
+    """Texts that were asked in one way, and what the library answered to each."""
+
+    form: Form
+    texts: Sequence[Text]
+    answers: Sequence[Answer]
+
+
+class TextProof:
+    """Texts, with what a library answers to them.
+
+    Attributes:
+        name: The library's, with its version.
+        texts: How many texts' tokens were compared.
+        obstacle: Why the library's numbers say nothing; empty where they do.
+    """
+
+    def __init__(self, users: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
+        """Compares the tokens of all texts, and asks the library for its answers to some.
+
+        Args:
+            users: The library with the checkpoint's folder.
+            folder: Where the bundle's tokenizer lies.
+            manifest: The bundle's, in which artifacts and files may still be missing.
+            probes: The texts.
+
+        Raises:
+            ExportError: A text has other tokens in the bundle.
+        """
+        self.name, self.obstacle = users.name, ""
+        self._users_miss_weights = users.missing
+        self._manifest = manifest
+        tokenizer = TextTokenizer.open(folder, manifest)
+        bundle = Bundle(folder, manifest, "")
+        self._model = ServedModel(bundle=bundle, artifact=_UNPROVEN, index=ModelIndex(0), tokenizer=tokenizer)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in `task_model.answers`
+        try:
+            with quiet():
+                self._ask(users, folder, [text for probe in probes if (text := users.asked(probe)) is not None])
+        finally:
+            torch.set_num_threads(before)
+
+    def _ask(self, users: Library, folder: Path, texts: Sequence[Text]) -> None:
+        usual, *others = users.forms()
+        sizes = []
+        for text in texts:
+            here, there = [self._seen(one) for one in self._encode(usual, [text])], users.encode(text)
+            if here != (seen := [self._blind(one) for one in there]):
+                setting = _setting(users, (folder / TOKENIZER).read_bytes(), self._manifest)
+                raise ExportError(
+                    f"the text {shown(text)!r} has other tokens in the bundle than in {users.name}, which loads the "
+                    f"folder by itself: {self._tokens_apart(here, seen)}{setting}"
+                )
+            sizes.append(sum(len(ids) for ids, _ in here))
+        self.texts = len(texts)
+        chosen = _chosen(texts, sizes)
+        self._questions = [
+            _Question(form, asked := chosen[: form.most], users.answer(asked, form)) for form in (usual, *others)
+        ]
+
+    def compare(
+        self, engine: Engine, limits: Limits, *, exact: bool, batched: bool
+    ) -> tuple[AtText | None, dict[str, str]]:
+        """Answers the texts as a server does, with an artifact.
+
+        Args:
+            engine: Runs it as its only model.
+            limits: What to keep.
+            exact: Whether every number is held to a limit, as those of fp32 are.
+            batched: Whether it may be batched.
+
+        Returns:
+            The figures, None where the library's say nothing; the limits that are broken, each with a sentence.
+
+        Raises:
+            ExportError: The answers differ in what no precision changes, or the engine failed.
+        """
+        if self.obstacle:
+            return None, {}
+        rows: dict[bytes, Row] = {}
+        found = _Found(self.name, directed=self._manifest.task in _VECTORS)
+        try:
+            for question in self._questions:
+                if exact or not question.form.exact:
+                    here = self._answers(engine, question, rows, batched=batched)
+                    for text, ours, theirs in zip(question.texts, here, question.answers, strict=True):
+                        found.add(question.form, text, ours, theirs, self._words(text))
+        except _DifferentError as error:
+            if not self._users_miss_weights:
+                raise ExportError(str(error)) from None
+            broken = {"": str(error)}
+        else:
+            broken = found.broken(limits, exact=exact)
+        if broken and self._users_miss_weights:
+            self.obstacle = f"{self.name} finds no weights for a part of the model"
+            return None, {}
+        return found.figures(), broken
+
+    def _answers(self, engine: Engine, question: _Question, rows: dict[bytes, Row], *, batched: bool) -> list[Answer]:
+        form, model = question.form, self._model
+        task = TASKS[type(form.options)]
+        task.check(form.options, model.manifest)
+        inputs = model.prompted(question.texts, form.prompt)
+        encoded = self._encode(form, question.texts)
+        missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
+        size = _BATCH if batched else 1
+        for begin in range(0, len(missing), size):
+            batch = missing[begin : begin + size]
+            arrays = run_batch(engine, batch).arrays
+            rows.update((_key(text), tuple(array[at] for array in arrays)) for at, text in enumerate(batch))
+        own = [rows[_key(text)] for text in encoded]
+        work = Work(inputs, form.options, encoded, own, model.manifest, model.tokenizer)
+        return [_READ[model.manifest.task](one, model.manifest) for one in task.finish(work)]
+
+    def _encode(self, form: Form, texts: Sequence[Text]) -> Sequence[EncodedText]:
+        model, task = self._model, TASKS[type(form.options)]
+        inputs = model.prompted(texts, form.prompt)
+        try:
+            if task.encode is None:
+                return model.tokenizer.encode(inputs, truncate=True)
+            return task.encode(model.tokenizer, inputs, form.options, truncate=True)
+        except InvalidRequest as error:
+            raise ExportError(f"the text {shown(texts[0])!r} is refused, which {self.name} answers: {error}") from error
+
+    def _seen(self, text: EncodedText) -> Tokens:
+        ids = list(text.ids)
+        return self._blind((ids, [0] * len(ids) if text.type_ids is None else list(text.type_ids)))
+
+    def _blind(self, tokens: Tokens) -> Tokens:
+        """The tokens as the graph sees them: it may know no segments."""
+        ids, types = tokens
+        return (ids, types if any(spec.name == TYPES for spec in self._manifest.inputs) else [0] * len(ids))
+
+    def _words(self, text: Text) -> str:
+        """The tokens of a text, for a message."""
+        tokens = self._encode(self._questions[0].form, [text])[0]
+        return self._named(list(tokens.ids), 0)
+
+    def _named(self, ids: Sequence[int], begin: int) -> str:
+        part = [self._model.tokenizer.name(token) or f"[{token}]" for token in ids[begin : begin + _SHOWN_TOKENS]]
+        return " ".join([*(["..."] if begin else []), *part, *(["..."] if begin + _SHOWN_TOKENS < len(ids) else [])])
+
+    def _tokens_apart(self, here: Sequence[Tokens], there: Sequence[Tokens]) -> str:
+        if len(here) != len(there):
+            return f"{len(here)} windows here, {len(there)} there"
+        (ids, types), (others, segments) = next(
+            (one, other) for one, other in zip(here, there, strict=True) if one != other
+        )
+        if ids == others:
+            return f"segments {types[:_SHOWN_TOKENS]} here, {segments[:_SHOWN_TOKENS]} there ({self._named(ids, 0)})"
+        apart = next((at for at, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1]), None)
+        begin = max(0, (min(len(ids), len(others)) if apart is None else apart) - 2)
+        return (
+            f"here {len(ids)} tokens, {self._named(ids, begin)}; there {len(others)} tokens, "
+            f"{self._named(others, begin)}"
+        )
+
+
+class _DifferentError(Exception):
+    """Answers differ in what no precision changes."""
+
+
+class _Found:
+    """What a comparison has seen so far."""
+
+    def __init__(self, name: str, *, directed: bool) -> None:
+        self._name, self._directed = name, directed
+        self._difference, self._worst = 0.0, ""
+        self._same, self._decisions, self._other = 0, 0, ""
+        self._cosines: list[float] = []
+        self._farthest = ""
+        self._texts: set[Text] = set()
+
+    def add(self, form: Form, text: Text, here: Answer, there: Answer, tokens: str) -> None:
+        self._texts.add(text)
+        what = f"{shown(text)!r}{f' {form.title}' if form.title else ''}"
+        if here.told != there.told or (here.numbers.shape != there.numbers.shape and not there.decided):
+            raise _DifferentError(
+                f"the text {what} is answered with {_short(here.told)}, {self._name}, which loads the folder by "
+                f"itself, answers {_short(there.told)}; tokens: {tokens}"
+            )
+        same = [one == other for one, other in zip(here.decided, there.decided, strict=False)]
+        self._decisions += max(len(here.decided), len(there.decided))
+        self._same += sum(same)
+        if here.decided != there.decided:
+            self._other = self._other or (
+                f"the text {what} is answered with {_short(here.decided)}, and {_short(there.decided)} there; "
+                f"tokens: {tokens}"
+            )
+            return
+        if not there.numbers.size:
+            return
+        apart = np.abs(here.numbers - there.numbers) / np.maximum(1, np.abs(there.numbers))
+        worst = float(np.max(apart)) if np.isfinite(apart).all() else math.inf
+        if worst > self._difference:
+            self._difference = worst
+            self._worst = (
+                f"the text {what}: {_short(here.numbers)} here, {_short(there.numbers)} there; tokens: {tokens}"
+            )
+        if self._directed:
+            near = float(cosine(here.numbers, there.numbers))
+            if not self._cosines or near < min(self._cosines):
+                self._farthest = f"the text {what}; tokens: {tokens}"
+            self._cosines.append(near)
+
+    def figures(self) -> AtText:
+        agreement = self._same / self._decisions if self._decisions else None
+        mean = float(np.mean(self._cosines)) if self._cosines else None
+        return AtText(len(self._texts), self._difference, mean, agreement)
+
+    def broken(self, limits: Limits, *, exact: bool) -> dict[str, str]:
+        broken, figures = {}, self.figures()
+        beside = f"{self._name}, which loads the folder by itself"
+        if not self._difference <= limits.max_abs_difference:
+            broken["max_abs_difference"] = (
+                f"largest difference from {beside}, {self._difference:.2g}, allowed {limits.max_abs_difference:g}, at "
+                f"{self._worst}"
+            )
+        # As far as so few decisions can tell.
+        least = limits.agreement - 2 * math.sqrt(limits.agreement * (1 - limits.agreement) / max(1, self._decisions))
+        if figures.agreement is not None and figures.agreement < (limits.agreement if exact else least):
+            broken["agreement"] = (
+                f"{self._decisions - self._same} of {self._decisions} decisions are not those of {beside}: "
+                f"{self._other}"
+            )
+        # These texts are strange on purpose, so the least cosine of INT8 says little of others.
+        if figures.cosine_mean is not None and figures.cosine_mean < limits.cosine_mean:
+            broken["cosine_mean"] = (
+                f"mean cosine to {beside}, {figures.cosine_mean:.4f}, at least {limits.cosine_mean:g} needed, farthest "
+                f"at {self._farthest}"
+            )
+        return broken
+
+
+def _read_label(answer: Any, manifest: Manifest) -> Answer:  # noqa: ANN401  of each task its own
+    chosen = not (manifest.regression or manifest.multi_label)
+    return answers.labels(((one.label, one.score) for one in answer), chosen=chosen)
+
+
+def _read_tags(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
+    if any(isinstance(one, Entity) for one in answer):
+        return answers.entities((one.entity_group, one.score, one.start, one.end) for one in answer)
+    return answers.tagged((one.entity, one.score, one.index, one.word, one.start, one.end) for one in answer)
+
+
+def _read_masks(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
+    return answers.fillings([(one.score, one.token, one.token_str, one.sequence) for one in best] for best in answer)
+
+
+def _read_span(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
+    return answers.span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end)
+
+
+_READ: Mapping[Task, Callable[[Any, Manifest], Answer]] = {
+    "embed": lambda answer, _: answers.vector(answer),
+    "embed_tokens": lambda answer, _: answers.vector(answer),
+    "rerank": lambda answer, _: answers.score(answer),
+    "classify": _read_label,
+    "fill_mask": _read_masks,
+    "answer": _read_span,
+    "tag": _read_tags,
+}
+"""One text's answer as a task of the server gives it, in the form in which the two sides are compared."""
+
+
+def _short(values: Any) -> str:  # noqa: ANN401  a tuple or an array
+    part = [f"{value:.6g}" if isinstance(value, float) else repr(value) for value in values[:_SHOWN_NUMBERS]]
+    return f"({', '.join([*part, *(['...'] if len(values) > _SHOWN_NUMBERS else [])])})"
+
+
+def _key(text: EncodedText) -> bytes:
+    return bytes(text.ids) + (b"" if text.type_ids is None else b"|" + bytes(text.type_ids))
+
+
+def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
+    """Short texts of all kinds, in an order that is always the same, and some long ones."""
+    order = np.random.default_rng(0).permutation(len(texts)).tolist()
+    short, tokens = [], 0
+    for index in order:
+        if sizes[index] <= _SHORT and tokens + sizes[index] <= _MOST_SHORT:
+            short.append(texts[index])
+            tokens += sizes[index]
+    long = sorted((index for index in order if _SHORT < sizes[index] <= _LONG), key=lambda index: -sizes[index])
+    return [*short, *(texts[index] for index in long[:_MOST_LONG])]
+
+
+def _setting(users: Library, content: bytes, manifest: Manifest) -> str:
+    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be told."""
+    apart = []
+    if users.longest != manifest.max_length:
+        apart.append(f"the longest input ({manifest.max_length} tokens here, {users.longest} there)")
+    backend = getattr(users.tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        here, there = json.loads(content), json.loads(backend.to_str())
+        apart += [name for name in _PARTS if here.get(name) != there.get(name)]
+    side = users.tokenizer.truncation_side
+    if side != "right":
+        apart.append(f"truncation_side {side!r}")
+    return f". They differ in {', '.join(apart)}" if apart else ""
+
+
+_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")

@@ -1,0 +1,101 @@
+"""What is asked and answered on both sides, in one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.records import TaskOptions
+
+FEW = 4
+"""Texts that are asked in a way that is not the usual one."""
+
+MANY = 48
+"""Likewise, where it is another reading of the same numbers."""
+
+
+@dataclass(slots=True, frozen=True)
+class Form:
+    """A way of asking a model.
+
+    Attributes:
+        options: As a request has them.
+        title: What it asks for, in words that follow others; empty for the usual way.
+        prompt: The name of a prompt; None for the default one, or none.
+        most: How many texts are asked in this way; None for all.
+        exact: Whether it can be asked only of an artifact whose every number keeps a limit: one other tag makes other
+            entities.
+    """
+
+    options: TaskOptions[Any]
+    title: str = ""
+    prompt: str | None = None
+    most: int | None = None
+    exact: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What one text is answered.
+
+    Attributes:
+        told: What it says whatever the precision: sizes, names, places.
+        decided: What follows from the numbers: labels, words, spans.
+        numbers: The numbers, float64 [n].
+    """
+
+    told: tuple[object, ...]
+    decided: tuple[object, ...]
+    numbers: NDArray[np.float64]
+
+
+def vector(numbers: Any) -> Answer:  # noqa: ANN401  an array of NumPy's or of PyTorch's
+    """A vector, or one for each token."""
+    array = np.asarray(numbers, np.float64)
+    return Answer(array.shape, (), array.ravel())
+
+
+def score(number: float) -> Answer:
+    """The score of a pair."""
+    return Answer((), (), np.array([number], np.float64))
+
+
+def labels(scores: Iterable[tuple[str, float]], *, chosen: bool) -> Answer:
+    """Every label with its score; `chosen` where one of them is the answer."""
+    ordered = sorted(scores)
+    best = max(ordered, key=lambda pair: pair[1])[0]
+    numbers = np.array([number for _, number in ordered], np.float64)
+    return Answer(tuple(name for name, _ in ordered), (best,) if chosen else (), numbers)
+
+
+def tagged(found: Iterable[tuple[str, float, int, str, int, int]]) -> Answer:
+    """Tokens with their tags: tag, score, place, word, start, end of each."""
+    whole = list(found)
+    numbers = np.array([one[1] for one in whole], np.float64)
+    return Answer(tuple(one[2:] for one in whole), tuple(one[0] for one in whole), numbers)
+
+
+def entities(found: Iterable[tuple[str, float, int, int]]) -> Answer:
+    """Entities: tag, score, start, end of each."""
+    whole = list(found)
+    decided = tuple((tag, start, end) for tag, _, start, end in whole)
+    return Answer((), decided, np.array([one[1] for one in whole], np.float64))
+
+
+def fillings(masks: Iterable[Sequence[tuple[float, int, str, str]]]) -> Answer:
+    """The best words of each mask: score, token, word, whole text of each, best first."""
+    whole = list(masks)
+    numbers = np.array([word[0] for best in whole for word in best], np.float64)
+    return Answer((len(whole),), tuple(best[0][1:] for best in whole), numbers)
+
+
+def span(answer: str, number: float, start: int, end: int) -> Answer:
+    """The part of a context that answers a question."""
+    return Answer((), ((answer, start, end),), np.array([number], np.float64))

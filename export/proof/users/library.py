@@ -1,0 +1,65 @@
+"""What a library of users is to the proof."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from export.proof.users.answers import Answer, Form
+    from export.texts.corpus import Text
+
+    Tokens = tuple[list[int], list[int]]
+
+BESIDE = ("attention_mask", "token_type_ids")
+"""What a tokenizer may give beside the ids of tokens."""
+
+
+class Library(ABC):
+    """A library that has loaded a checkpoint's folder.
+
+    Attributes:
+        name: With its version.
+        tokenizer: The tokenizer that it loaded.
+        missing: Whether it found no weights for a part of the model, which it then fills with random numbers.
+    """
+
+    name: str
+    tokenizer: Any
+    missing: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest input."""
+        return int(self.tokenizer.model_max_length)
+
+    @longest.setter
+    def longest(self, length: int) -> None:
+        self.tokenizer.model_max_length = length
+
+    @abstractmethod
+    def forms(self) -> list[Form]:
+        """The ways of asking that are compared, the usual one first."""
+
+    @abstractmethod
+    def asked(self, text: Text) -> Text | None:
+        """A text as an input of the task; None where it can be none."""
+
+    @abstractmethod
+    def encode(self, text: Text) -> list[Tokens]:
+        """Ids and segments of an input's tokens, or of those of its windows."""
+
+    @abstractmethod
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        """What its users get."""
+
+
+def tokens(features: Mapping[str, Any], row: int = 0) -> Tokens:
+    """The tokens of one row of a batch, without padding."""
+    ids = [int(token) for token in features["input_ids"][row]]
+    columns = {name: [int(value) for value in features[name][row]] for name in features if name in BESIDE}
+    kept = [at for at, is_text in enumerate(columns.get("attention_mask", [1] * len(ids))) if is_text]
+    types = columns.get("token_type_ids", [0] * len(ids))
+    return [ids[at] for at in kept], [types[at] for at in kept]

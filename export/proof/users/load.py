@@ -1,0 +1,120 @@
+"""Loads a checkpoint's folder as its users do: by what the folder says alone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import transformers
+
+from export.checkpoint.weights import unpickle
+from export.progress import quiet
+from export.proof.users.pipelines import Classifier, Filler, Tagger, Transformers
+from export.proof.users.questions import Reader
+from export.proof.users.sentences import CrossEncoder, Encoder, SentenceTransformers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from export.checkpoint.reader import Checkpoint
+    from export.proof.users.library import Library
+    from serving.models.manifest import Task
+
+_LONGEST_REASON = 200
+
+
+class NotLoadedError(Exception):
+    """No library answers for this folder; the sentence says why."""
+
+
+_LIBRARIES: Mapping[Task, type[SentenceTransformers | Transformers]] = {
+    "embed": Encoder,
+    "embed_tokens": Encoder,
+    "rerank": CrossEncoder,
+    "classify": Classifier,
+    "tag": Tagger,
+    "fill_mask": Filler,
+    "answer": Reader,
+}
+
+
+def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
+    """Loads a checkpoint's folder as its users do, by what the folder says alone; nothing is asked of the hub.
+
+    Args:
+        checkpoint: The checkpoint.
+        cut: Whether a person asked for its longest input, in place of what the folder says.
+
+    Raises:
+        NotLoadedError: The library cannot load it without code of its own, or has no such model.
+        ExportError: A pickle in it is not what weights are.
+    """
+    if checkpoint.sentence.encoder.imported is not None:
+        raise NotLoadedError("no library loads a folder of this layout")
+    positions = checkpoint.config.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise NotLoadedError(
+            f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
+        )
+    kind = _LIBRARIES[checkpoint.task]
+    with quiet(), _no_bars(), _without_pickles(checkpoint) as folder:
+        try:
+            library = kind(checkpoint, folder)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            raise NotLoadedError(
+                f"{'Sentence Transformers' if issubclass(kind, SentenceTransformers) else 'Transformers'} "
+                f"cannot load the folder by itself: {reason}"
+            ) from error
+    # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.
+    library.longest = checkpoint.max_length if cut else min(library.longest, checkpoint.positions)
+    return library
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+@contextmanager
+def _without_pickles(checkpoint: Checkpoint) -> Iterator[Path]:
+    """The folder for a library to load: the checkpoint's or, where weights are pickled, one with safetensors instead.
+
+    Pickles are read in a process of its own alone, see `export.checkpoint.unpickle`.
+    """
+    source = checkpoint.source.path
+    files = [path for pattern in ("*", "*/*") for path in source.glob(pattern) if path.is_file()]
+    if not any(path.suffix == ".bin" for path in files):
+        yield source
+        return
+    with TemporaryDirectory(prefix="bertserve-library-") as made:
+        for path in files:
+            target = Path(made) / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            if ".bin" not in path.suffixes:
+                target.symlink_to(path.resolve())
+            elif path.name.startswith("pytorch_model") and not path.with_name(_safe_name(path.name)).exists():
+                _without_pickle(path, target.with_name(_safe_name(path.name)))
+        yield Path(made)
+
+
+def _without_pickle(path: Path, target: Path) -> None:
+    if path.suffix == ".bin":
+        unpickle(path, target)
+        return
+    index = json.loads(path.read_bytes())
+    index["weight_map"] = {name: _safe_name(file) for name, file in index["weight_map"].items()}
+    target.write_text(json.dumps(index))
+
+
+def _safe_name(name: str) -> str:
+    return name.replace("pytorch_model", "model").replace(".bin", ".safetensors")

@@ -1,0 +1,135 @@
+"""Questions: a model of Transformers, with the pipeline that Transformers 4 had, from its definition.
+
+Transformers 5 has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from export.proof.users.answers import MANY, Form, span
+from export.proof.users.library import BESIDE, tokens
+from export.proof.users.pipelines import Transformers
+from serving.records import AnswerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from export.proof.users.answers import Answer
+    from export.proof.users.library import Tokens
+    from export.texts.corpus import Text
+
+    Numbers = NDArray[np.float64]
+
+
+class Reader(Transformers):
+    _kind = "AutoModelForQuestionAnswering"
+
+    def forms(self) -> list[Form]:
+        return [
+            Form(AnswerOptions()),
+            Form(AnswerOptions(no_answer=True), "where there may be no answer", most=MANY),
+            Form(AnswerOptions(whole_words=False), "in tokens", most=MANY, exact=True),
+        ]
+
+    @property
+    def _length(self) -> int:
+        return min(self.longest, AnswerOptions().window_tokens)
+
+    def asked(self, text: Text) -> Text | None:
+        """A question and its context, where the pipeline takes them, in the windows in which a server reads them.
+
+        The pipeline refuses an empty context, and a question that leaves no room, which a server cuts. Where little
+        is left to a context, a server's windows overlap less.
+        """
+        if not isinstance(text, tuple) or not text[1]:
+            return None
+        used = len(self.tokenizer(text[0], add_special_tokens=False)["input_ids"])
+        used += self.tokenizer.num_special_tokens_to_add(pair=True)
+        room = self._length - used
+        return text if used <= self._length // 2 and room - self._stride >= self._length // 6 else None
+
+    @property
+    def _stride(self) -> int:
+        return min(self._length // 2, 128)
+
+    def _windows(self, text: Text) -> Any:  # noqa: ANN401  what a tokenizer of Transformers gives
+        return self.tokenizer(
+            *text,
+            truncation="only_second",
+            max_length=self._length,
+            stride=self._stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+
+    def encode(self, text: Text) -> list[Tokens]:
+        windows = self._windows(text)
+        return [tokens(windows, row) for row in range(len(windows["input_ids"]))]
+
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        options = form.options
+        return [self._answer(text, options) for text in texts if isinstance(options, AnswerOptions)]
+
+    def _answer(self, text: Text, options: AnswerOptions) -> Answer:
+        windows, context = self._windows(text), text[1]
+        found: dict[str, list[Any]] = {}
+        null = 1.0
+        for row, ids in enumerate(windows["input_ids"]):
+            output = self._output(windows, row)
+            allowed = np.array([part == 1 for part in windows.sequence_ids(row)])
+            allowed |= np.array(ids) == self.tokenizer.cls_token_id
+            starts, ends = (
+                _softmax(np.where(allowed, logits[0].numpy(), np.float32(-10000.0)))
+                for logits in (output.start_logits, output.end_logits)
+            )
+            null = min(null, float(starts[0] * ends[0]))
+            starts[0] = ends[0] = 0
+            for start, end, number in _spans(starts, ends, allowed, options):
+                first, last = self._places(windows, row, start, end, options)
+                known = found.setdefault(context[first:last].lower(), [0.0, first, last])
+                known[0] += number
+        answers = [(context[first:last], number, first, last) for number, first, last in found.values()]
+        if options.no_answer:
+            answers.append(("", null, 0, 0))
+        return span(*max(answers, key=lambda answer: answer[1]))
+
+    def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  of Transformers both
+        key = str(windows["input_ids"][row])
+        if key not in self.raw:
+            named = {name: torch.tensor([windows[name][row]]) for name in ("input_ids", *BESIDE) if name in windows}
+            with torch.inference_mode():
+                self.raw[key] = self.model(**named)
+        return self.raw[key]
+
+    @staticmethod
+    def _places(windows: Any, row: int, start: int, end: int, options: AnswerOptions) -> tuple[int, int]:  # noqa: ANN401
+        offsets = windows["offset_mapping"][row]
+        words = windows.word_ids(row)
+        if not options.whole_words or words[start] is None or words[end] is None:
+            return offsets[start][0], offsets[end][1]
+        first = windows.word_to_chars(row, words[start], sequence_index=1)
+        return first.start, windows.word_to_chars(row, words[end], sequence_index=1).end
+
+
+def _softmax(logits: Numbers) -> Numbers:
+    scaled = np.exp(logits - logits.max())
+    probabilities: Numbers = scaled / scaled.sum()
+    return probabilities
+
+
+def _spans(
+    starts: Numbers, ends: Numbers, allowed: NDArray[np.bool_], options: AnswerOptions
+) -> Iterator[tuple[int, int, float]]:
+    """The likeliest spans of a window, in tokens, that begin and end where they may."""
+    scores = np.tril(np.triu(np.outer(starts, ends)), options.max_answer_tokens - 1)
+    wanted = 2 * options.top_k + 10 if options.whole_words else options.top_k
+    for index in np.argsort(-scores, axis=None, kind="stable")[:wanted].tolist():
+        start, end = divmod(index, scores.shape[1])
+        if allowed[start] and allowed[end]:
+            yield start, end, float(scores[start, end])

@@ -1,0 +1,193 @@
+"""Whatever Transformers loads for a body that is taken: its settings, the names of its class, its labels."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from export.checkpoint.families import FAMILIES
+from export.checkpoint.families.family import FIXED, READ, UNUSED
+from export.errors import ExportError
+from export.graph import optimize, task_model
+from export.texts import corpus
+from serving.inference.tasks import classify
+from serving.records import ClassifyOptions
+from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_json, write_task_checkpoint
+from tests.support.exports import answers_together, opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from serving.records import EncodedText, Row
+
+TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
+AUTO = {
+    "embed_tokens": "AutoModel",
+    "classify": "AutoModelForSequenceClassification",
+    "fill_mask": "AutoModelForMaskedLM",
+}
+
+
+def served(checkpoint: Checkpoint, folder: Path, texts: list[EncodedText]) -> list[Row]:
+    """What the fused graph answers to a padded batch."""
+    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
+    return answers_together(checkpoint, folder / "fused.onnx", texts)
+
+
+def expected(folder: Path, task: str, checkpoint: Checkpoint, texts: list[EncodedText]) -> list[np.ndarray]:
+    """What `AutoModel` and its kin answer, each text alone, with the segments that the checkpoint knows."""
+    model = getattr(transformers, AUTO[task]).from_pretrained(folder).eval()
+    answers = []
+    for text in texts:
+        tensors = {"input_ids": torch.tensor([list(text.ids)])}
+        if text.type_ids is not None and checkpoint.segments:
+            tensors["token_type_ids"] = torch.tensor([list(text.type_ids)])
+        with torch.inference_mode():
+            answer = model(**tensors)
+        if task == "fill_mask":
+            mask = checkpoint.vocabulary.special_ids["mask"]
+            answers.append(answer.logits[0][[token == mask for token in text.ids]].topk(100).values.numpy())
+        else:
+            answers.append((answer.last_hidden_state if task == "embed_tokens" else answer.logits)[0].numpy())
+    return answers
+
+
+def check(folder: Path, task: str) -> Checkpoint:
+    """Holds the graph's answers against those of Transformers."""
+    checkpoint = opened(folder, task)  # type: ignore[arg-type]
+    texts = checkpoint.vocabulary.encode(TEXTS, checkpoint.max_length)
+    if task == "fill_mask":
+        texts = corpus.with_masks(texts, checkpoint.vocabulary.special_ids)
+    rows = served(checkpoint, folder.parent, texts)
+    for row, right in zip(rows, expected(folder, task, checkpoint, texts), strict=True):
+        found = row[1] if task == "fill_mask" else row[0]
+        assert found.shape == right.shape
+        assert np.abs(found - right).max() <= 1e-5 * max(1, np.abs(right).max())
+    return checkpoint
+
+
+SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
+    *((kind, "embed_tokens", {"type_vocab_size": 1}) for kind in ("bert", "electra", "albert", "deberta")),
+    *((kind, "embed_tokens", {"type_vocab_size": 3}) for kind in ("bert", "megatron-bert", "nomic_bert", "deberta-v2")),
+    ("gte", "embed_tokens", {"type_vocab_size": 0}),
+    ("deberta-v2", "embed_tokens", {"conv_kernel_size": 3, "type_vocab_size": 2, "position_biased_input": True}),
+    ("deberta-v2", "embed_tokens", {"conv_kernel_size": 5, "conv_groups": 4, "conv_act": "relu"}),
+    # As its largest ones have it.
+    ("deberta-v2", "fill_mask", {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    (
+        "deberta-v2",
+        "classify",
+        {
+            **dict.fromkeys(("hidden_act", "pooler_hidden_act", "conv_act"), "gelu_new"),
+            "conv_kernel_size": 3,
+            "norm_rel_ebd": "none",
+            "share_att_key": False,
+            "pos_att_type": "c2p",
+        },
+    ),
+    ("deberta-v2", "fill_mask", {"legacy": False, "relative_attention": False, "position_biased_input": True}),
+    ("deberta", "classify", {"pos_att_type": "p2c", "max_relative_positions": 6, "type_vocab_size": 2}),
+    ("roberta", "fill_mask", {"hidden_act": "gelu_new"}),
+    ("electra", "fill_mask", {"hidden_act": "relu"}),
+    ("bert", "fill_mask", {"hidden_act": "gelu_fast", "tie_word_embeddings": False}),
+    ("bert", "fill_mask", {"hidden_act": "swish"}),
+    ("modernbert", "classify", {"classifier_pooling": "mean", "classifier_activation": "tanh"}),
+    ("modernbert", "embed_tokens", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    ("nomic_bert", "embed_tokens", {"head_dim": 16}),
+    ("gte", "embed_tokens", {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+]
+SHORT = {0, 5, 9, 12, 14}
+"""Between them they have what differs most; the others take as long and are tried with the long tests."""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "settings"),
+    [pytest.param(*case, marks=[] if at in SHORT else pytest.mark.long) for at, case in enumerate(SETTINGS)],
+)
+def test_settings_that_change_the_graph_are_built(
+    tmp_path: Path, model_type: str, task: str, settings: dict[str, Any]
+) -> None:
+    """A padded batch of the fused graph is each text alone in what `AutoModel` and its kin load."""
+    check(write_task_checkpoint(tmp_path / "small", model_type, task, **settings), task)
+
+
+# Whoever wrote a model reads settings that no class of settings declares.
+_READ = re.compile(r"""(?:\bconfig\.|getattr\((?:self\.)?config, ")([a-z]\w*)""")
+_METHODS = {"get_text_config", "to_dict", "use_return_dict", "name_or_path"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_setting_of_transformers_is_sorted(name: str) -> None:
+    """Read, built with the values that are named, or without effect; what a newer Transformers adds is noticed."""
+    family = FAMILIES[name]
+    model = getattr(transformers, family.class_name("embed"))
+    declared = {field.name for field in fields(model.config_class)} | model.config_class.attribute_map.keys()
+    used = set(_READ.findall(inspect.getsource(sys.modules[model.__module__]))) - _METHODS
+    without_effect = UNUSED | family.unused
+    sorted_ones = [{*READ, *family.read(), *family.names.values()}, {*FIXED, *family.fixed}, without_effect]
+    known = set.union(*map(set, sorted_ones)) | model.config_class.attribute_map.keys()
+    assert (declared | used) - known == set()
+    assert not {*family.read()} & without_effect
+    assert not {*family.fixed} & without_effect
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["BertForCL", "Contriever", "BertForNextSentencePrediction", "BertLMHeadModel", "BertForPreTraining", "X"],
+)
+def test_a_class_name_is_no_reason_to_refuse(tmp_path: Path, architecture: str) -> None:
+    """With --task any class's encoder is taken, and what stands beside it in the files is left out."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
+    edit_json(folder / "config.json", architectures=[architecture])
+    edit_weights(folder, lambda held: held.update({"mlp.dense.weight": torch.ones(2, 2), "queue": torch.ones(3)}))
+    assert check(folder, "embed_tokens").architecture == architecture
+
+
+def test_an_encoder_without_a_prefix_may_have_company(tmp_path: Path) -> None:
+    """Contriever's and others' own heads, beside an encoder that was saved alone; a strange part of it is refused."""
+    folder = write_task_checkpoint(tmp_path / "small", "distilbert", "embed")
+    edit_json(folder / "config.json", architectures=["Contriever"])
+    edit_weights(folder, lambda held: held.update({"projection.weight": torch.ones(2, 2)}))
+    check(folder, "embed_tokens")
+    edit_weights(folder, lambda held: held.update({"transformer.layer.0.adapter.weight": torch.ones(2)}))
+    with pytest.raises(ExportError, match=r"no place for, first transformer\.layer\.0\.adapter\.weight"):
+        task_model.load(opened(folder, "embed_tokens"))
+
+
+def test_a_class_of_another_family_says_which_head_there_is(tmp_path: Path) -> None:
+    """`AutoModelFor...` goes by `model_type`, whatever the class was called when it was saved."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
+    edit_json(folder / "config.json", architectures=["OurOwnForSequenceClassification"])
+    assert opened(folder).task == "classify"
+
+
+@pytest.mark.parametrize("names", [{"0": 0, "1": True, "2": "x"}, {"0": "same", "1": "other", "2": "same"}])
+def test_labels_are_those_of_the_pipeline(tmp_path: Path, names: dict[str, object]) -> None:
+    """Numbers are told as their digits; of two labels with one name each keeps its score."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
+    edit_json(folder / "config.json", id2label=names, label2id=None)
+    roles = {f"{role.strip('[]').lower()}_token": role for role in SPECIAL}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    checkpoint = opened(folder)
+    rows = served(checkpoint, tmp_path, checkpoint.vocabulary.encode(["the server", "it"], 64))
+    labels = checkpoint.labels.names
+    found = classify.finish(rows, ClassifyOptions(), labels, multi_label=False)
+    pipeline = transformers.pipeline("text-classification", str(folder), device="cpu", top_k=None)
+    for ours, right in zip(found, pipeline(["the server", "it"]), strict=True):
+        assert [each.label for each in ours] == [str(each["label"]) for each in right]
+        np.testing.assert_allclose([each.score for each in ours], [each["score"] for each in right], atol=1e-5)
+    in_order = classify.finish(rows, ClassifyOptions(ranked=False), labels, multi_label=False)
+    assert [[each.label for each in ours] for ours in in_order] == [list(labels)] * 2
+    assert [sorted(each.score for each in ours) for ours in in_order] == [
+        sorted(each.score for each in ours) for ours in found
+    ]

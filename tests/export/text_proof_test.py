@@ -1,0 +1,199 @@
+"""The proof from the text on: an export is held against the library that the users of its checkpoint run."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from export import build
+from export.errors import ExportError
+from export.progress import Progress
+from export.recipe import Recipe
+from serving.models.bundle import BundleWriter
+from tests.support.checkpoints import HEADS, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.exports import opened
+from tests.support.skips import SHARED, needs_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from serving.models.manifest import Manifest
+
+    Fault = Callable[[Checkpoint], Checkpoint]
+
+WITHIN = 1e-5
+NAMES = {
+    "embed": "Sentence Transformers",
+    "embed_tokens": "Sentence Transformers",
+    "rerank": "Sentence Transformers",
+}
+"""The library of each task; of others it is Transformers."""
+
+
+def written(folder: Path, task: str, family: str = "bert") -> Path:
+    """A small checkpoint of a task; those for vectors have the files of Sentence Transformers, with prompts."""
+    if task != "embed":
+        return write_task_checkpoint(folder, family, task)
+    write_checkpoint(folder)
+    prompts = {"query": "search for: ", "passage": ""}
+    edit_json(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
+    return folder
+
+
+def made(folder: Path, task: str, fault: Fault = lambda checkpoint: checkpoint) -> tuple[Manifest, str]:
+    """What an export makes of a folder, and says, with something changed between reading it and the proof."""
+    recipe = Recipe(str(folder), folder.with_name("models"), forms=("fp32",))
+    said = io.StringIO()
+    checkpoint = fault(opened(folder, task))  # type: ignore[arg-type]  a key of HEADS
+    built = build.build(recipe, checkpoint, BundleWriter(recipe.out, "small"), Progress(said, lambda: None))
+    return built.bundle.manifest, said.getvalue()
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long)])
+def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str, family: str) -> None:
+    """Every number that a client gets is theirs, and the report and the manifest say who answered."""
+    manifest, _ = made(written(tmp_path / "small", task, family), task)
+    users, found = manifest.users, manifest.artifacts[0].at_text
+    assert users is not None
+    assert users.library.startswith(NAMES.get(task, "Transformers"))
+    assert not users.unproven
+    assert found is not None
+    assert users.texts > found.texts > 10
+    assert found.max_difference <= WITHIN
+    assert found.agreement in (1, None)
+    report = (tmp_path / "models" / "small" / "1" / "report.html").read_text()
+    assert "Answers at the text" in report
+    assert users.library in report
+
+
+def with_tokenizer(change: Callable[[dict[str, Any]], None]) -> Fault:
+    """Another tokenizer.json than the folder's."""
+
+    def fault(checkpoint: Checkpoint) -> Checkpoint:
+        document = json.loads(checkpoint.vocabulary.content)
+        change(document)
+        content = json.dumps(document).encode()
+        return replace(checkpoint, vocabulary=replace(checkpoint.vocabulary, content=content))
+
+    return fault
+
+
+def keep_case(document: dict[str, Any]) -> None:
+    """Words keep their case."""
+    document["normalizer"]["lowercase"] = False
+
+
+def two_segments(document: dict[str, Any]) -> None:
+    """The second text of a pair is of a segment of its own, which this folder's tokenizer does not say."""
+    for part in document["post_processor"]["pair"][-2:]:
+        next(iter(part.values()))["type_id"] = 1
+
+
+def other_prefix(document: dict[str, Any]) -> None:
+    """Tokens inside of words are written as words."""
+    document["decoder"]["prefix"] = "@@"
+
+
+def other_prompt(checkpoint: Checkpoint) -> Checkpoint:
+    """Another text before each text."""
+    sentence = replace(checkpoint.sentence, prompts={**checkpoint.sentence.prompts, "query": "find: "})
+    return replace(checkpoint, sentence=sentence)
+
+
+def not_scaled(checkpoint: Checkpoint) -> Checkpoint:
+    """Vectors of any length."""
+    return replace(checkpoint, sentence=replace(checkpoint.sentence, normalize=False))
+
+
+def turned(checkpoint: Checkpoint) -> Checkpoint:
+    """The names of labels in another order."""
+    return replace(checkpoint, labels=replace(checkpoint.labels, names=checkpoint.labels.names[::-1]))
+
+
+def renamed(checkpoint: Checkpoint) -> Checkpoint:
+    """One label has another name."""
+    names = (*checkpoint.labels.names[:-1], "other")
+    return replace(checkpoint, labels=replace(checkpoint.labels, names=names))
+
+
+def shorter(checkpoint: Checkpoint) -> Checkpoint:
+    """A smaller longest input."""
+    return replace(checkpoint, max_length=32)
+
+
+FAULTS: dict[str, tuple[str, Fault, str]] = {
+    "case": ("embed", with_tokenizer(keep_case), r"the text '.*' has other tokens .* differ in normalizer"),
+    "prompt": ("embed", other_prompt, r"the text '.*' has other tokens .* here \d+ tokens, .*; there \d+ tokens"),
+    "length 1": ("embed", not_scaled, r"largest difference from Sentence .* at the text '.*: \(.*\) here"),
+    "case of tokens": ("embed_tokens", with_tokenizer(keep_case), r"the text '.*' has other tokens"),
+    "activation": (
+        "rerank",
+        lambda checkpoint: replace(checkpoint, score_activation="identity"),
+        r"largest difference .* at the text '.* / .*: .* tokens: \[CLS\] ",
+    ),
+    "segments": ("rerank", with_tokenizer(two_segments), r"segments .* here, .* there .* differ in post_processor"),
+    "label's place": ("classify", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
+    "label's name": ("classify", renamed, r"the text '.*' is answered with \(.*'other'.*\), Transformers .*tokens: "),
+    "tag's place": ("tag", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
+    "words": ("fill_mask", with_tokenizer(other_prefix), r"decisions are not those .* the text '.*' is answered with"),
+    "length": ("answer", shorter, r"other tokens .* differ in the longest input \(32 tokens here, 64 there\)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it(tmp_path: Path, fault: str) -> None:
+    """Token ids as the beginning would hide it: both sides of that comparison read the bundle."""
+    task, change, words = FAULTS[fault]
+    with pytest.raises(ExportError, match=f"(?s){words}"):
+        made(written(tmp_path / "small", task), task, change)
+    assert not (tmp_path / "models" / "small" / "1").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("jina_bert", "position_embedding_type 'alibi'"),
+        ("bert with distances", "position_embedding_type 'relative_key_query'"),
+        ("new", "Sentence Transformers cannot load the folder by itself: "),
+    ],
+)
+def test_what_no_library_loads_is_proven_from_token_ids_on(tmp_path: Path, family: str, reason: str) -> None:
+    """The export goes on and says, once, what was not proven and why; the manifest keeps it."""
+    manifest, said = made(written(tmp_path / "small", "embed_tokens", family), "embed_tokens")
+    assert manifest.users is not None
+    assert reason in manifest.users.unproven
+    assert said.count("note: answers were not compared from the text on") == said.count(reason) == 1
+    assert manifest.artifacts[0].at_text is None
+
+
+def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> None:
+    """It fills them with random numbers, which are no reference."""
+    folder = written(tmp_path / "small", "embed")
+    lacking = shutil.copytree(folder, tmp_path / "lacking")
+    edit_weights(lacking, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.query.weight"))
+    manifest, said = made(folder, "embed", lambda opened: replace(opened, source=replace(opened.source, path=lacking)))
+    assert manifest.users is not None
+    assert manifest.users.unproven.endswith("finds no weights for a part of the model")
+    assert manifest.users.unproven in said
+    assert manifest.artifacts[0].at_text is None
+
+
+@pytest.mark.long
+@needs_shared(SHARED / "models")
+@pytest.mark.parametrize("name", ["minilm-sst2", "minilm-squad", "minilm-wnut17"])
+def test_trained_checkpoints_answer_as_their_library(tmp_path: Path, name: str) -> None:
+    """Where scores are far apart and tags have a meaning."""
+    recipe = Recipe(str(SHARED / "models" / name), tmp_path / "models", forms=("fp32",))
+    checkpoint = opened(SHARED / "models" / name)
+    writer = BundleWriter(recipe.out, "real")
+    manifest = build.build(recipe, checkpoint, writer, Progress(io.StringIO(), lambda: None)).bundle.manifest
+    assert manifest.artifacts[0].at_text is not None
+    assert manifest.artifacts[0].at_text.max_difference <= WITHIN

@@ -1,0 +1,344 @@
+"""The answers of the two libraries to a folder, and those of the server to its bundle, in one form each task."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import warnings
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import sentence_transformers
+import torch
+import transformers
+
+from export import build
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.graph import draft, optimize, task_model
+from export.progress import Progress, quiet
+from export.proof import reference
+from export.proof.engine import open_engine
+from export.proof.parity import run_batch
+from export.recipe import Recipe
+from serving.errors import InvalidRequest
+from serving.inference.served_models import ServedModel
+from serving.inference.tasks import TASKS
+from serving.inference.tasks.base import Work
+from serving.inference.tokenizer import TextTokenizer
+from serving.models.bundle import BundleWriter, file_entry, open_bundle
+from serving.models.forms import form_of
+from serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
+from serving.records import (
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    FillMaskOptions,
+    ModelIndex,
+    RerankOptions,
+    TagOptions,
+)
+from tests.support.clients import post_json
+from tests.support.folders.grammar import POSITIONS
+from tests.support.pipelines import answers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from serving.models.manifest import Task
+
+Input = str | tuple[str, str]
+Answer = Any
+"""Numbers, texts and lists of them."""
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """What stands in the place of an answer.
+
+    Attributes:
+        reason: The sentence of whoever gives none.
+    """
+
+    reason: str
+
+
+FILLED = 5
+
+
+def library_answers(folder: Path, task: str, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+    """What the folder's users get at home, each text alone and in fp32; raises whatever a library raises."""
+    with _silent(), torch.inference_mode():
+        ask = _LIBRARIES[task](str(folder), aggregation)
+        answers: list[Answer | Unanswered] = []
+        for each in inputs:
+            try:
+                answers.append(ask(each))
+            # A text that is too long for its positions, or too short for a window.
+            except BaseException as error:
+                if (
+                    not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+                ):  # as tokenizers has it
+                    raise
+                answers.append(Unanswered(f"{type(error).__name__}: {error}"))
+        return answers
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with quiet(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        transformers.utils.logging.disable_progress_bar()
+        yield
+
+
+_FP32 = {"dtype": "float32"}
+
+
+def _embed(folder: str, _: str) -> Callable[[Any], Answer]:
+    model = sentence_transformers.SentenceTransformer(folder, device="cpu", local_files_only=True, model_kwargs=_FP32)
+    return lambda text: model.encode(text, show_progress_bar=False).tolist()
+
+
+def _rerank(folder: str, _: str) -> Callable[[Any], Answer]:
+    model = sentence_transformers.CrossEncoder(folder, device="cpu", local_files_only=True, model_kwargs=_FP32)
+    return lambda pair: float(model.predict(pair, show_progress_bar=False))
+
+
+def _pipeline(kind: str, folder: str, **options: Any) -> Any:
+    pipe = transformers.pipeline(kind, model=folder, device="cpu", dtype="float32", **options)
+    # Without a limit of its own a library reads a text that a server takes as too long, or cuts where it is told to.
+    pipe.tokenizer.model_max_length = min(pipe.tokenizer.model_max_length, POSITIONS)
+    return pipe
+
+
+def _classify(folder: str, _: str) -> Callable[[Any], Answer]:
+    pipe = _pipeline("text-classification", folder)
+
+    def ask(each: Input) -> Answer:
+        named = each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]}
+        found = pipe(named, top_k=None, truncation=True)
+        found = found[0] if isinstance(found[0], list) else found
+        return sorted([str(label["label"]), label["score"]] for label in found)
+
+    return ask
+
+
+def _tag(folder: str, aggregation: str) -> Callable[[Any], Answer]:
+    pipe = _pipeline("token-classification", folder, aggregation_strategy=aggregation)
+    name = "entity" if aggregation == "none" else "entity_group"
+    return lambda text: [[str(each[name]), float(each["score"]), each["start"], each["end"]] for each in pipe(text)]
+
+
+def _fill_mask(folder: str, _: str) -> Callable[[Any], Answer]:
+    pipe = _pipeline("fill-mask", folder)
+
+    def ask(text: str) -> Answer:
+        found = pipe(text, top_k=FILLED, tokenizer_kwargs={"truncation": True})
+        masks = found if isinstance(found[0], list) else [found]
+        return [
+            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask] for mask in masks
+        ]
+
+    return ask
+
+
+def _answer(folder: str, _: str) -> Callable[[Any], Answer]:
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder, dtype="float32").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    # The pipeline takes 384 tokens where nothing names fewer, which these models cannot.
+    tokenizer.model_max_length = min(tokenizer.model_max_length, POSITIONS)
+
+    def ask(pair: tuple[str, str]) -> Answer:
+        length = min(tokenizer.model_max_length, 384)
+        used = len(tokenizer(pair[0], add_special_tokens=False)["input_ids"])
+        used += tokenizer.num_special_tokens_to_add(pair=True)
+        if used > length // 2 or length - used - length // 2 < length // 6:
+            return Unanswered("a server's windows overlap less where little is left to a context")
+        found = answers_of(model, tokenizer, *pair, top_k=3)
+        return [[each["answer"], each["score"], each["start"], each["end"]] for each in found]
+
+    return ask
+
+
+_LIBRARIES = {
+    "embed": _embed,
+    "rerank": _rerank,
+    "classify": _classify,
+    "tag": _tag,
+    "fill_mask": _fill_mask,
+    "answer": _answer,
+}
+
+
+def export_graph(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:
+    """Exports a folder as the command does, without the proof and perhaps without fusions; returns the bundle.
+
+    Raises:
+        ExportError: The folder is refused.
+    """
+    checkpoint = open_checkpoint(find(str(folder)), None, lambda _: None, task)
+    model = task_model.load(checkpoint)
+    recipe = Recipe(str(folder), models, name, ("fp32",))
+    with BundleWriter(models, name) as writer:
+        (writer.path / "raw").mkdir()
+        task_model.write(model, raw := writer.path / "raw" / "raw.onnx")
+        if fused:
+            optimize.fuse(raw, whole := raw.with_name("fused.onnx"), optimize.shape_of(checkpoint))
+            raw = whole
+        draft.copy(raw, graph := writer.path / "model.fp32.onnx", draft.MAPPED)
+        shutil.rmtree(raw.parent)
+        (writer.path / TOKENIZER).write_bytes(checkpoint.vocabulary.content)
+        (writer.path / reference.REFERENCE).write_bytes(b"")
+        made = build._Export(recipe, checkpoint, writer, Progress(io.StringIO(), lambda: None))
+        entry = file_entry(graph)
+        artifact = Artifact(
+            file=graph.name,
+            kind="onnx",
+            precision="fp32",
+            target="cpu",
+            sha256=entry.sha256,
+            size_bytes=entry.size_bytes,
+            batch_invariant=True,
+            parity=Parity(1, 0.0, 1.0, 1.0, 1.0),
+            invariance=Invariance(1, 0.0, 1.0),
+            operators={},
+        )
+        return writer.publish(made._manifest((artifact,), made._files())).path
+
+
+class Served:
+    """A bundle behind all that a request passes but the queue: prompts, tokenizer, engine, task."""
+
+    def __init__(self, bundle: Path) -> None:
+        opened = open_bundle(bundle)
+        form = form_of(opened, "fp32", "ort-cpu", unproven=False)
+        manifest = opened.manifest
+        self._model = ServedModel.of(form, ModelIndex(0), TextTokenizer.open(opened.path, manifest))
+        self._engine = open_engine(form.spec(), "cpu", 1)
+
+    def answers(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+        """What the server answers; what it refuses alone is unanswered, all others share a batch."""
+        options = self._options(aggregation)
+        task, model = TASKS[type(options)], self._model
+        task.check(options, model.manifest)
+        answers: list[Answer | Unanswered] = []
+        whole: list[tuple[Any, Sequence[Any]]] = []
+        for each in model.prompted(inputs, None):
+            try:
+                if task.encode is None:
+                    texts: Sequence[Any] = model.tokenizer.encode([each], truncate=True)
+                else:
+                    texts = task.encode(model.tokenizer, [each], options, truncate=True)
+            except InvalidRequest as refusal:
+                answers.append(Unanswered(f"422: {refusal.message}"))
+                continue
+            answers.append(None)
+            whole.append((each, texts))
+        rows = self._rows([text for _, texts in whole for text in texts])
+        finished = iter(
+            task.finish(Work([each], options, texts, [next(rows) for _ in texts], model.manifest, model.tokenizer))[0]
+            for each, texts in whole
+        )
+        form = _FORMS[model.manifest.task]
+        return [answer if isinstance(answer, Unanswered) else form(next(finished)) for answer in answers]
+
+    def _rows(self, texts: Sequence[Any]) -> Iterator[Any]:
+        output = run_batch(self._engine, texts)
+        return iter([tuple(array[at] for array in output.arrays) for at in range(len(texts))])
+
+    def _options(self, aggregation: Any) -> Any:
+        return {
+            "embed": EmbedOptions(),
+            "rerank": RerankOptions(),
+            "classify": ClassifyOptions(),
+            "tag": TagOptions(aggregation),
+            "fill_mask": FillMaskOptions(FILLED),
+            "answer": AnswerOptions(3),
+        }[self._model.manifest.task]
+
+
+class Asked:
+    """A bundle of a running server, over HTTP."""
+
+    def __init__(self, address: str, name: str, task: str) -> None:
+        self._address, self._name, self._task = address, name, task
+
+    def answers(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+        """What the server answers, to all inputs in one request where it takes all, else to each alone."""
+        found = self._ask(inputs, aggregation)
+        if len(inputs) > 1 and any(isinstance(answer, Unanswered) for answer in found):
+            return [answer for each in inputs for answer in self.answers([each], aggregation)]
+        return found
+
+    def _ask(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
+        if self._task == "rerank" and len({query for query, _ in inputs}) > 1:
+            return [Unanswered("one query a request")]
+        reply = post_json(self._address, f"/models/{self._name}", json.dumps(self._body(inputs, aggregation)).encode())
+        if reply.status != HTTPStatus.OK:
+            return [Unanswered(f"{reply.status}: {reply.body.decode()}")]
+        return _REPLIES[self._task](reply.json())
+
+    def _body(self, inputs: Sequence[Input], aggregation: str) -> dict[str, Any]:
+        if self._task == "rerank":
+            return {"query": inputs[0][0], "texts": [text for _, text in inputs], "truncate": True}
+        listed: list[Any] = list(inputs)
+        if self._task == "answer":
+            listed = [{"question": question, "context": context} for question, context in inputs]
+        if self._task == "classify":
+            listed = [each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]} for each in inputs]
+        further = {"tag": {"aggregation_strategy": aggregation}, "fill_mask": {"top_k": FILLED}, "answer": {"top_k": 3}}
+        return {"inputs": listed, "parameters": {"truncate": True, **further.get(self._task, {})}}
+
+
+_REPLIES: dict[str, Callable[[Any], list[Answer]]] = {
+    "embed": list,
+    "rerank": lambda ranks: [each["score"] for each in sorted(ranks, key=lambda each: each["index"])],
+    "classify": lambda rows: [sorted([each["label"], each["score"]] for each in row) for row in rows],
+    "tag": lambda rows: [
+        [[each.get("entity_group") or each["entity"], each["score"], each["start"], each["end"]] for each in row]
+        for row in rows
+    ],
+    "fill_mask": lambda rows: [
+        [
+            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask]
+            for mask in (row if isinstance(row[0], list) else [row])
+        ]
+        for row in rows
+    ],
+    "answer": lambda rows: [
+        [[each["answer"], each["score"], each["start"], each["end"]] for each in row] for row in rows
+    ],
+}
+
+
+_FORMS: dict[str, Callable[[Any], Answer]] = {
+    "embed": lambda vector: np.asarray(vector).tolist(),
+    "rerank": float,
+    "classify": lambda labels: sorted([each.label, each.score] for each in labels),
+    "tag": lambda found: [
+        [each.entity_group if hasattr(each, "entity_group") else each.entity, each.score, each.start, each.end]
+        for each in found
+    ],
+    "fill_mask": lambda masks: [
+        [[each.token, each.score, each.token_str, each.sequence] for each in mask] for mask in masks
+    ],
+    "answer": lambda spans: [[each.answer, each.score, each.start, each.end] for each in spans],
+}
+
+
+def difference(found: Answer, wanted: Answer) -> float:
+    """The largest difference of a number, in parts of max(1, |x|); infinite where something else differs."""
+    if isinstance(wanted, list):
+        if not isinstance(found, list) or len(found) != len(wanted):
+            return float("inf")
+        return max((difference(one, other) for one, other in zip(found, wanted, strict=True)), default=0.0)
+    if isinstance(wanted, float):
+        off = abs(found - wanted) / max(1.0, abs(wanted)) if isinstance(found, int | float) else float("inf")
+        return off if off == off else float("inf")  # noqa: PLR0124  not a number
+    return 0.0 if found == wanted else float("inf")
