@@ -22,7 +22,7 @@ _UNCUT = 1 << 20
 _SHORT = (16, 17)
 """Limits of which a pair has an even and an odd number of tokens left, and which most of the texts are beyond."""
 _MOST_REST = 400
-"""The library tokenizers also makes every combination of what it cuts off the two parts of a pair: of so many at most."""
+"""Combinations of what is cut off both parts of a pair, at most: the library tokenizers makes all of them."""
 _SHOWN = 12
 _BEFORE = 3
 

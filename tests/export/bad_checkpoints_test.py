@@ -14,6 +14,7 @@ from safetensors import torch as safetensors_torch
 
 from export.cli.export import main
 from tests.support.checkpoints import (
+    ROLES,
     edit_json,
     vocabulary,
     write_checkpoint,
@@ -484,7 +485,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer\.json has ids up to \d+, the model takes ids below",
     ),
     "no-frame": (
-        tokenizer(lambda document: document.update(post_processor=None)),
+        all_of(
+            tokenizer(lambda document: document.update(post_processor=None)),
+            write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES}),
+        ),
         "does not put its cls and sep tokens around a text",
     ),
     "no-merges": (instead(write("vocab.json", {"a": 0})), r"merges\.txt is missing, without which BPE cannot be done"),

@@ -70,7 +70,7 @@ ENGINE = Artifact(
     engine=EngineBuild("rtx", "1.7.0", "7.5", (ShapeProfile((1, 1), (4, 32), (8, 32)),)),
 )
 MANIFEST = Manifest(
-    schema_version=2,
+    schema_version=3,
     model="moods",
     version=3,
     task="classify",

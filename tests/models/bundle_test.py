@@ -53,9 +53,7 @@ def test_open(bundle: Path) -> None:
     assert opened.artifact("int8") is None
 
 
-def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(
-    bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log names what its export did not prove; nothing is said of a bundle of today's schema."""
     settings = Settings(models=bundle.parents[1], engine="ort-cpu", precision="fp32")
     with caplog.at_level(logging.WARNING, logger="bertserve"):
