@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
+from serving.host import available_cpus
 from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
 from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
+from serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,8 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
+
+_ON_A_CPU = frozenset({"cpu", "ort-cpu", "openvino"})
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
@@ -93,6 +97,7 @@ class Chooser:
         self._look = look
         self._machine = _NOT_LOOKED_AT
         self._rejected: dict[str, str] = {}
+        self._check = ProcessorCheck(settings.cache_dir, settings.threads or available_cpus())
 
     def first(self) -> Choice:
         """The best engine for the verified models.
@@ -148,7 +153,13 @@ class Chooser:
         return bundle if cache is None else with_proofs(cache, bundle)
 
     def _form(self, bundle: Bundle, engine: str, target: str) -> ModelForm:
-        return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, target=target)
+        """The best form that answers on this processor as it was proven to."""
+        settings = self._settings
+        form = form_of(bundle, settings.precision, engine, unproven=settings.allow_unproven, target=target)
+        refused = self._check.refused(form) if engine in _ON_A_CPU else {}
+        if not refused:
+            return form
+        return self._form(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can."""
@@ -198,6 +209,8 @@ class Chooser:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
             raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
+        if engine in _ON_A_CPU:
+            bundles = self._on_this_processor(engine, bundles)
         repository = Repository.of(
             bundles,
             self._settings.precision,
@@ -229,6 +242,13 @@ class Chooser:
         wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
         return Choice(engine, repository, gpus, rejected, degraded, left_out)
+
+    def _on_this_processor(self, engine: EngineName, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""
+        try:
+            return [self._form(bundle, engine, "").bundle for bundle in bundles]
+        except BundleError as error:
+            raise StartupError(str(error)) from error
 
     def _gpus(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""

@@ -37,7 +37,7 @@ def parity_of(**figures: float | None) -> Parity:
 
 def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
     """The limits that these figures break."""
-    return parity._broken(parity_of(**figures), LIMITS[precision][task])
+    return parity.broken_limits(parity_of(**figures), LIMITS[precision][task])
 
 
 @pytest.mark.parametrize(
