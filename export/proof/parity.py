@@ -59,10 +59,8 @@ class Reference:
         return [at * len(self.texts) // _SAMPLE for at in range(_SAMPLE)]
 
     def sample(self) -> Reference:
-        texts, encoded, rows = (
-            [column[index] for index in self.sampled] for column in (self.texts, self.encoded, self.rows)
-        )
-        return Reference(texts, encoded, rows)
+        at = self.sampled
+        return Reference([self.texts[i] for i in at], [self.encoded[i] for i in at], [self.rows[i] for i in at])
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,12 +155,14 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
         figures = [getattr(parity, name) for parity in (proven, before, now)]
         return None if None in figures else figures[0] - figures[1] + figures[2]
 
+    # A figure that is not a number stays none.
+    differences, cosines = (proven.max_abs_difference, now.max_abs_difference), (proven.cosine_min, now.cosine_min)
     return Parity(
         texts=proven.texts,
-        max_abs_difference=float(np.maximum(proven.max_abs_difference, now.max_abs_difference)),
+        max_abs_difference=float(np.max(differences)),
         cosine_mean=moved("cosine_mean"),
         cosine_p01=moved("cosine_p01"),
-        cosine_min=None if now.cosine_min is None else float(np.minimum(proven.cosine_min, now.cosine_min)),
+        cosine_min=None if None in cosines else float(np.min(np.array(cosines, np.float64))),
         agreement=moved("agreement"),
         worst=now.worst,
     )

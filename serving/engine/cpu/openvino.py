@@ -281,6 +281,8 @@ def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.Comp
 def _options(threads: int, streams: int = 1) -> dict[str, object]:
     return {
         **_OPTIONS,
+        # Where 8-bit products lose some of their sums, numbers are rounded to 8 bits and multiplied in fp32.
+        **({"LP_TRANSFORMS_MODE": False} if host.saturates() else {}),
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": streams,
         "INFERENCE_NUM_THREADS": threads,
