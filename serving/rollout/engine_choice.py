@@ -12,9 +12,9 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from serving import host
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
-from serving.host import available_cpus
 from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from serving.models.forms import form_of, runs_on_a_gpu, verified
@@ -42,6 +42,8 @@ BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
 
 _ON_A_CPU = frozenset({"cpu", "ort-cpu", "openvino"})
+
+_WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
@@ -97,7 +99,7 @@ class Chooser:
         self._look = look
         self._machine = _NOT_LOOKED_AT
         self._rejected: dict[str, str] = {}
-        self._check = ProcessorCheck(settings.cache_dir, settings.threads or available_cpus())
+        self._check = ProcessorCheck(settings.cache_dir, settings.threads or host.available_cpus())
 
     def first(self) -> Choice:
         """The best engine for the verified models.
@@ -209,6 +211,9 @@ class Chooser:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
             raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
+        if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
+            log.info("not the engine cpu: %s", _WITHOUT_VNNI)
+            raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
         if engine in _ON_A_CPU:
             bundles = self._on_this_processor(engine, bundles)
         repository = Repository.of(
@@ -285,6 +290,10 @@ class Chooser:
                 f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
                 " build one here with `bertserve build`"
             )
+
+
+def _has_openvino(bundles: Sequence[Bundle]) -> bool:
+    return any(artifact.target == "openvino" for bundle in bundles for artifact in bundle.artifacts)
 
 
 def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -10,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from serving import host
+from serving.engine.gpu.discovery import Machine
 from serving.errors import StartupError
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import CacheWriter, Proof
@@ -150,3 +152,26 @@ def test_a_comparison_without_an_end_holds_no_start(
     monkeypatch.setattr(processor_check, "_LIMIT_S", 0.05)
     assert chosen(bundle) == INT8
     assert "it took more than 0.05 s" in caplog.text
+
+
+def test_without_vnni_auto_leaves_openvino_out(
+    bundle: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would multiply INT8 in fp32 there: ONNX Runtime alone is chosen, and log and choice say why."""
+    pytest.importorskip("openvino")
+
+    def add(manifest: dict[str, Any]) -> None:
+        artifact = next(artifact for artifact in manifest["artifacts"] if artifact["file"] == INT8)
+        manifest["artifacts"].append(artifact | {"file": "model.int8.openvino.onnx", "target": "openvino"})
+
+    shutil.copyfile(bundle / INT8, bundle / "model.int8.openvino.onnx")
+    edit_manifest(bundle, add)
+    settings = Settings(models=bundle.parents[1], threads=1)
+    for saturates, engine in ((False, "cpu"), (True, "ort-cpu")):
+        monkeypatch.setattr(host, "saturates", lambda saturates=saturates: saturates)
+        caplog.clear()
+        choice = Chooser(settings, Machine).first()
+        assert choice.engine == engine
+        assert ("this processor has no VNNI" in caplog.text) is saturates
+    assert "this processor has no VNNI" in choice.summary().rejected[-1].reason
+    assert not choice.degraded
