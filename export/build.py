@@ -32,7 +32,7 @@ from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
 from export.split import layers, ranks
 from export.texts import corpus
-from serving.host import available_cpus, processor
+from serving.host import available_cpus, integer_kernels, processor
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
 from serving.models.manifest import (
     ENGINE_GRAPHS,
@@ -365,6 +365,8 @@ class _Export:
             accuracy=result.accuracy,
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
+            proven_on=integer_kernels() if form.target != "cuda" else (),
+            sample=None if quantisation is None else verdict.sample,
             quantisation=quantisation,
             at_text=result.at_text,
             split_by=self._recipe.split_by if others else None,

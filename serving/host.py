@@ -21,6 +21,14 @@ _NO_LIMIT = 1 << 60
 _KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
 """Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""
 
+_BY_FLOATS = {"avx512_bf16", "bf16"}
+"""Of them what does not multiply 8-bit integers."""
+
+_EXACT_SUMS = {"avx512_vnni", "avx_vnni"}
+"""x86 instructions that add 8-bit products in 32 bits."""
+
+_X86 = {"x86_64", "amd64", "i686"}
+
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
     """CPUs to run threads on: the size of the affinity mask, capped by the cgroup quota (v2 or v1).
@@ -54,6 +62,19 @@ def processor(cpuinfo: Path = _CPUINFO) -> str:
 def instructions(cpuinfo: Path = _CPUINFO) -> list[str]:
     flags = _value("flags|Features", cpuinfo).split()
     return [name for name in _KERNELS if name in flags]
+
+
+def integer_kernels(cpuinfo: Path = _CPUINFO, machine: str = os.uname().machine) -> tuple[str, ...]:
+    """The architecture and the instructions that libraries choose their kernels for 8-bit products by."""
+    return (machine, *(name for name in instructions(cpuinfo) if name not in _BY_FLOATS))
+
+
+def saturates(cpuinfo: Path = _CPUINFO, machine: str = os.uname().machine) -> bool:
+    """Whether the usual instructions for 8-bit products may lose some of a sum here: x86 without VNNI.
+
+    They add two products of u8 and s8 in 16 bits (`vpmaddubsw`). Arm's instructions do not.
+    """
+    return machine.lower() in _X86 and _EXACT_SUMS.isdisjoint(instructions(cpuinfo))
 
 
 def cpu(cpuinfo: Path = _CPUINFO) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Count = Callable[[int, int], None]
     Plan = list[tuple[list[int], list[EncodedText]]]
 
+_SAMPLE = 16
+"""Texts that a node repeats: as many as take about a second with the start of what runs them."""
 _BATCH = 8
 _SHORT = 16
 """Tokens that texts are cut to before they are put into company."""
@@ -50,6 +52,15 @@ class Reference:
     texts: Sequence[Text]
     encoded: Sequence[EncodedText]
     rows: Sequence[Row]
+
+    @property
+    def sampled(self) -> list[int]:
+        """The texts of a sample, from all parts of the list."""
+        return [at * len(self.texts) // _SAMPLE for at in range(_SAMPLE)]
+
+    def sample(self) -> Reference:
+        at = self.sampled
+        return Reference([self.texts[i] for i in at], [self.encoded[i] for i in at], [self.rows[i] for i in at])
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +90,7 @@ class Verdict:
     Attributes:
         comparison: Text by text.
         parity: Each text alone, beside PyTorch alone.
+        sample: The same of the texts of the sample alone.
         invariance: Each text alone, beside itself padded in a mixed batch; long texts cut short, some whole.
         batch_invariant: Whether the differences of `invariance` keep the limits.
         broken: The limits that were broken, by name, each with a sentence.
@@ -86,6 +98,7 @@ class Verdict:
 
     comparison: Comparison
     parity: Parity
+    sample: Parity
     invariance: Invariance
     batch_invariant: bool
     broken: dict[str, str]
@@ -115,10 +128,55 @@ def verify(
     cut = _run(engine, judge, [probes.texts[index] for index in probes.cut], _alone(probes.cut), ticks)
     together = _run(engine, judge, probes.texts, company, ticks)
     comparison = _compare(judge, alone, reference.rows)
-    agreement = judge.agreement(alone, reference.rows, reference.encoded)
-    parity = _parity(comparison, agreement, reference)
+    parity = _parity(judge, comparison, alone, reference)
+    sample = sample_parity(judge, [alone[index] for index in reference.sampled], reference)
     invariance = _invariance(judge, probes.rows(alone, cut), together, len(texts))
-    return Verdict(comparison, parity, invariance, _is_invariant(invariance, limits), _broken(parity, limits))
+    is_invariant = _is_invariant(invariance, limits)
+    return Verdict(comparison, parity, sample, invariance, is_invariant, broken_limits(parity, limits))
+
+
+def sample_parity(judge: Judge, rows: Sequence[Row], reference: Reference) -> Parity:
+    """How the answers to the texts of a sample compare; the reference is the whole one."""
+    sample = reference.sample()
+    return _parity(judge, _compare(judge, rows, sample.rows), rows, sample)
+
+
+def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
+    """What the figures over all texts would be where those of the sample have become others.
+
+    Args:
+        proven: Over all texts, where the artifact was proven.
+        before: Of the sample, there; None in bundles of earlier versions. Then only the worst text counts.
+        now: Of the sample, here.
+    """
+    before = before or now
+
+    def moved(name: str) -> float | None:
+        figures = [getattr(parity, name) for parity in (proven, before, now)]
+        return None if None in figures else figures[0] - figures[1] + figures[2]
+
+    # A figure that is not a number stays none.
+    differences, cosines = (proven.max_abs_difference, now.max_abs_difference), (proven.cosine_min, now.cosine_min)
+    return Parity(
+        texts=proven.texts,
+        max_abs_difference=float(np.max(differences)),
+        cosine_mean=moved("cosine_mean"),
+        cosine_p01=moved("cosine_p01"),
+        cosine_min=None if None in cosines else float(np.min(np.array(cosines, np.float64))),
+        agreement=moved("agreement"),
+        worst=now.worst,
+    )
+
+
+def beside(before: Parity | None, now: Parity) -> str:
+    """The figure that tells most of a sample here, and where the artifact was proven."""
+    names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that are PyTorch's"}
+    name, words = next(
+        ((name, words) for name, words in names.items() if getattr(now, name) is not None),
+        ("max_abs_difference", "largest difference from PyTorch"),
+    )
+    there = "" if before is None else f", {getattr(before, name):.4f} where it was proven"
+    return f"{words} {getattr(now, name):.4f}{there}"
 
 
 def answers(engine: Engine, judge: Judge, texts: Sequence[EncodedText], count: Count) -> list[Row]:
@@ -240,7 +298,7 @@ def _compare(judge: Judge, rows: Sequence[Row], reference: Sequence[Row]) -> Com
     return Comparison(_differences(actual, expected), _cosines(judge, rows, reference), pairs[chosen])
 
 
-def _parity(comparison: Comparison, agreement: float | None, reference: Reference) -> Parity:
+def _parity(judge: Judge, comparison: Comparison, rows: Sequence[Row], reference: Reference) -> Parity:
     cosines = comparison.cosines
     return Parity(
         texts=len(comparison.differences),
@@ -248,7 +306,7 @@ def _parity(comparison: Comparison, agreement: float | None, reference: Referenc
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_p01=None if cosines is None else float(np.percentile(cosines, 1)),
         cosine_min=None if cosines is None else float(cosines.min()),
-        agreement=agreement,
+        agreement=judge.agreement(rows, reference.rows, reference.encoded),
         worst=shown(reference.texts[int(comparison.worst_first()[0])]),
     )
 
@@ -280,7 +338,7 @@ def _is_invariant(invariance: Invariance, limits: Limits) -> bool:
     return invariance.cosine_min is None or invariance.cosine_min >= limits.invariance_cosine
 
 
-def _broken(parity: Parity, limits: Limits) -> dict[str, str]:
+def broken_limits(parity: Parity, limits: Limits) -> dict[str, str]:
     """The limits that are broken; a figure that is not a number keeps none."""
     broken = {}
     if not parity.max_abs_difference <= limits.max_abs_difference:

@@ -92,6 +92,19 @@ def verify(
     )
 
 
+def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, progress: Progress) -> list[Outcome]:
+    """Compares proven artifacts with PyTorch's answers to a few of the texts; the arguments are those of `verify`.
+
+    An outcome is `KEPT` or `BROKEN`: by limits that the figures of the proof would break if they moved as those of the
+    sample did.
+
+    Raises:
+        ExportError: The bundle does not hold what can be compared with.
+    """
+    verification = _Verification(bundle, [], threads, progress)
+    return [verification.repeated(artifact) for artifact in artifacts]
+
+
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
     """Puts what was proven into the node's cache, and takes out of it what turned out to be wrong.
 
@@ -128,6 +141,24 @@ class _Verification:
 
     def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
         return [self._outcome(artifact) for artifact in artifacts]
+
+    def repeated(self, artifact: Artifact) -> Outcome:
+        """What `repeat_sample` finds of an artifact."""
+        judge, reference, proven = self._judge, self._yardstick.reference, artifact.parity
+        if proven is None:
+            raise ExportError(f"nobody has compared {artifact.file} with PyTorch")
+        limits = limits_of(artifact, self._manifest.task)
+        try:
+            rows = parity.answers(self._engine(artifact), judge, reference.sample().encoded, self._progress.count)
+        except (BundleError, ExportError) as error:
+            return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
+        now = parity.sample_parity(judge, rows, reference)
+        broken = parity.broken_limits(parity.elsewhere(proven, artifact.sample, now), limits)
+        faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
+        here = msgspec.structs.replace(artifact, parity=now)
+        if faults:
+            return Outcome(here, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
+        return Outcome(here, State.KEPT, parity.beside(artifact.sample, now))
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers; they are to texts, so the tokenizer has to give the very ids that PyTorch was given."""

@@ -285,7 +285,11 @@ def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifa
         "pad_id": manifest.special_ids.get("pad", 0),
         "prompt": "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
         "engines": {
-            name: {"file": _BACKENDS[artifact.kind][1], **asdict(limits(artifact, manifest.max_length))}
+            name: {
+                "file": _BACKENDS[artifact.kind][1],
+                "adds_8_bit_products": (artifact.precision, artifact.target) == ("int8", "cpu"),
+                **asdict(limits(artifact, manifest.max_length)),
+            }
             for name, artifact in engines.items()
         },
     }

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,11 +80,20 @@ class _OrtEngine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.enable_mem_pattern = False  # each length is a shape of its own: remembered plans only pile up
+        if _saturates():
+            options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._outputs = outputs
 
     async def run(self, tensors: Tensors) -> Tensors:
         return dict(zip(self._outputs, self._session.run(self._outputs, tensors), strict=True))
+
+
+def _saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the usual instructions for 8-bit products may lose some of a sum here: x86 without VNNI."""
+    if platform.machine().lower() not in {"x86_64", "amd64"}:
+        return False
+    return not re.search(r"^flags\b.*\b(avx512_vnni|avx_vnni)\b", cpuinfo.read_text(errors="replace"), re.MULTILINE)
 
 
 class TritonPythonModel:
@@ -103,6 +114,12 @@ class TritonPythonModel:
         self._limits = self._model["engines"][name]
         self._engine: _Engine
         match chosen["execution"]:
+            case "bls" if self._limits["adds_8_bit_products"] and _saturates():
+                # Triton's ONNX Runtime backend hands no such option on.
+                raise triton.TritonModelException(
+                    f"engine {name} would answer otherwise than it was proven to: this processor has no VNNI. Set the"
+                    " parameter execution to onnxruntime, or engine to one in fp32"
+                )
             case "bls":
                 self._engine = _BlsEngine(name, int(version), self._model["outputs"])
             case "onnxruntime" if self._limits["file"] == "model.onnx":

@@ -67,6 +67,7 @@ def variants(artifact: Path) -> Iterator[Variant]:
     yield Variant("threads spin for 10 ms", spinning(10_000), served)
     yield Variant("threads back off while they spin", _backing_off, served)
     yield Variant("memory patterns", lambda options: setattr(options, "enable_mem_pattern", True), served)
+    yield Variant("products without VNNI", _exact, served)
     yield Variant("no memory arena", lambda options: setattr(options, "enable_cpu_mem_arena", False), served)
     yield Variant("GELU by tanh", lambda _: None, _with_fast_gelu(served))
 
@@ -77,6 +78,11 @@ def _not_spinning(options: ort.SessionOptions) -> None:
 
 def _backing_off(options: ort.SessionOptions) -> None:
     options.add_session_config_entry("session.intra_op.spin_backoff_max", "8")
+
+
+def _exact(options: ort.SessionOptions) -> None:
+    """What the server sets where the processor has no VNNI; kernels of another instruction set run here."""
+    options.add_session_config_entry("session.x64quantprecision", "1")
 
 
 def _with_fast_gelu(data: bytes) -> bytes:

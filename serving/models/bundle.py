@@ -9,7 +9,7 @@ bundle visible in one step.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serving.errors import BundleError
@@ -21,7 +21,7 @@ from serving.models.verified_dir import UnverifiedError, digest
 from serving.records import DATA_SUFFIX, PARTIAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from serving.models.artifact_scan import Interface, Tensor
@@ -38,16 +38,20 @@ class Bundle:
     Attributes:
         sha256: Of the manifest's bytes, and so of the whole: it lists every file's own.
         made_here: Further artifacts, which this node has made of it, and where each of them lies.
+        refused: Why artifacts must not be served on this node, by their files.
     """
 
     path: Path
     manifest: Manifest
     sha256: str
     made_here: tuple[tuple[Artifact, Path], ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def artifacts(self) -> list[Artifact]:
-        return [*self.manifest.artifacts, *(artifact for artifact, _ in self.made_here)]
+        """Those that may be served here."""
+        own = [artifact for artifact in self.manifest.artifacts if artifact.file not in self.refused]
+        return [*own, *(artifact for artifact, _ in self.made_here)]
 
     def made_here_in(self, artifact: Artifact) -> Path | None:
         """The directory of an artifact that this node has made; None for one of the bundle's own."""

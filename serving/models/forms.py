@@ -191,7 +191,9 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and engine == "tensorrt" else engine
-        raise BundleError(f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for})")
+        raise BundleError(
+            f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for}){_refused(bundle)}"
+        )
     fastest = _FASTEST_ON_A_GPU if engine in ON_A_GPU else _FASTEST_FIRST
     wanted = fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
@@ -199,6 +201,7 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         offered = ", ".join(artifact.precision for artifact in runnable)
         raise BundleError(
             f"bundle {bundle.path}: holds no artifact of precision {precision} for {engine} (it has {offered})"
+            f"{_refused(bundle)}"
         )
     best = min(
         fitting,
@@ -212,6 +215,11 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         )
     second = _second(bundle, best, unproven=unproven) if engine == "cpu" else None
     return ModelForm(bundle=bundle, artifact=best, second=second)
+
+
+def _refused(bundle: Bundle) -> str:
+    """What this node does not serve of a bundle, to follow what is missing."""
+    return "".join(f"; on this processor {file} {sentence}" for file, sentence in bundle.refused.items())
 
 
 def _second(bundle: Bundle, first: Artifact, *, unproven: bool) -> Artifact | None:

@@ -169,6 +169,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         operators: How many of each fused operator the graph holds.
         waived: Limits that it broke and that the recipe let pass.
         limits: Limits that the recipe set for it, in place of the usual ones.
+        proven_on: What `host.integer_kernels` said where it was compared; empty where nothing does.
+        sample: The part of `parity` that a node whose processor is another repeats before it serves INT8.
         engine: What a TensorRT engine is tied to.
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
@@ -194,6 +196,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accuracy: tuple[Accuracy, ...] = ()
     waived: tuple[str, ...] = ()
     limits: dict[str, float] = {}
+    proven_on: tuple[str, ...] = ()
+    sample: Parity | None = None
     engine: EngineBuild | None = None
     quantisation: Quantisation | None = None
     data: FileEntry | None = None

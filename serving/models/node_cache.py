@@ -181,6 +181,13 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
     return replace(bundle, manifest=manifest, made_here=tuple((artifact, entry.path) for artifact in made))
 
 
+def is_proven_here(root: Path, bundle: Bundle, artifact: Artifact) -> bool:
+    """Whether this node has proven an artifact with what runs it now; raises CacheError."""
+    entry = open_entry(root, bundle)
+    proofs = entry.derived.proofs if entry else ()
+    return any(proof.file == artifact.file and _stale(proof, artifact) is None for proof in proofs)
+
+
 class CacheWriter(StagedVersion):
     """Makes the next entry of a bundle in a staging directory and moves it into place whole.
 

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from serving import host
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
@@ -20,6 +21,7 @@ from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
 from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
+from serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,10 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
+
+_ON_A_CPU = frozenset({"cpu", "ort-cpu", "openvino"})
+
+_WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
@@ -93,6 +99,7 @@ class Chooser:
         self._look = look
         self._machine = _NOT_LOOKED_AT
         self._rejected: dict[str, str] = {}
+        self._check = ProcessorCheck(settings.cache_dir, settings.threads or host.available_cpus())
 
     def first(self) -> Choice:
         """The best engine for the verified models.
@@ -150,7 +157,13 @@ class Chooser:
         return bundle if cache is None else with_proofs(cache, bundle)
 
     def _form(self, bundle: Bundle, engine: str, target: str) -> ModelForm:
-        return form_of(bundle, self._settings.precision, engine, unproven=self._settings.allow_unproven, target=target)
+        """The best form that answers on this processor as it was proven to."""
+        settings = self._settings
+        form = form_of(bundle, settings.precision, engine, unproven=settings.allow_unproven, target=target)
+        refused = self._check.refused(form) if engine in _ON_A_CPU else {}
+        if not refused:
+            return form
+        return self._form(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can."""
@@ -200,6 +213,11 @@ class Chooser:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
             raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
+        if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
+            log.info("not the engine cpu: %s", _WITHOUT_VNNI)
+            raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
+        if engine in _ON_A_CPU:
+            bundles = self._on_this_processor(engine, bundles)
         repository = Repository.of(
             bundles,
             self._settings.precision,
@@ -231,6 +249,13 @@ class Chooser:
         wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
         return Choice(engine, repository, gpus, rejected, degraded, left_out)
+
+    def _on_this_processor(self, engine: EngineName, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""
+        try:
+            return [self._form(bundle, engine, "").bundle for bundle in bundles]
+        except BundleError as error:
+            raise StartupError(str(error)) from error
 
     def _gpus(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
@@ -267,6 +292,10 @@ class Chooser:
                 f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
                 " build one here with `bertserve build`"
             )
+
+
+def _has_openvino(bundles: Sequence[Bundle]) -> bool:
+    return any(artifact.target == "openvino" for bundle in bundles for artifact in bundle.artifacts)
 
 
 def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:

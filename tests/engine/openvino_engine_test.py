@@ -17,6 +17,7 @@ from export.checkpoint.source import find
 from export.graph import optimize, task_model
 from export.precision import int8
 from export.precision import openvino as export_openvino
+from serving import host
 from serving.engine.base import LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.wire import Load
@@ -85,6 +86,21 @@ def expected(specs: list[ModelSpec], encoded: Sequence[EncodedText]) -> NDArray[
 def tokens(*lengths: int) -> list[EncodedText]:
     """Texts of so many tokens."""
     return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
+
+
+def test_without_vnni_numbers_are_rounded_as_with_it(
+    backend: OpenVinoBackend, specs: list[ModelSpec], encoded: Sequence[EncodedText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And multiplied in fp32, which loses nothing: no operator computes with 8-bit integers."""
+    monkeypatch.setattr(host, "saturates", lambda: True)
+    (model,) = engine.load(specs[STATIC], [1])
+    facts = [operator.get_rt_info() for operator in model._request.get_compiled_model().get_runtime_model().get_ops()]
+    products = [each for each in facts if each["layerType"].astype(str) == "FullyConnected"]
+    assert len(products) > 30
+    assert all("i8" not in each["primitiveType"].astype(str).lower() for each in products)
+    (exact,) = engine.OpenVinoBackend([specs[STATIC]], threads=1)._models[0]
+    answers = np.concatenate([exact.run(Batch(FP32, [text]))[0] for text in encoded])
+    assert cosines(answers, alone(backend, STATIC, encoded)).min() > 0.999
 
 
 def test_fp32_answers_are_those_of_onnx_runtime(

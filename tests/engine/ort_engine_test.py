@@ -9,7 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
+from serving import host
 from serving.engine.base import LaneKind
+from serving.engine.cpu import ort
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
@@ -54,6 +56,44 @@ def test_an_answer_is_the_same_alone_and_in_a_batch(backend: OrtCpuBackend, enco
 def test_int8_answers_are_near_those_in_full_precision(backend: OrtCpuBackend, encoded: Sequence[EncodedText]) -> None:
     """As the export promised of the artifact."""
     assert cosines(alone(backend, INT8, encoded), alone(backend, FP32, encoded)).min() > 0.95
+
+
+PROCESSORS = [
+    ("x86_64", "sse4_1 avx2 fma", True),
+    ("x86_64", "avx2 avx512f avx512bw", True),
+    ("x86_64", "", True),
+    ("x86_64", "avx2 avx_vnni", False),
+    ("x86_64", "avx2 avx512f avx512_vnni amx_int8", False),
+    ("aarch64", "fp asimd", False),
+    ("aarch64", "fp asimd asimddp i8mm", False),
+]
+
+
+@pytest.mark.parametrize(("machine", "flags", "expected"), PROCESSORS)
+def test_which_processors_lose_some_of_a_sum(tmp_path: Path, machine: str, flags: str, *, expected: bool) -> None:
+    """x86 without VNNI, or of which nothing is known."""
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+    assert host.saturates(tmp_path / "cpuinfo", machine) is expected
+
+
+def test_what_a_proof_says_of_the_processor(tmp_path: Path) -> None:
+    """The architecture, and what kernels of 8-bit products are chosen by; not what those of floats are."""
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\n")
+    assert host.integer_kernels(tmp_path / "cpuinfo", "x86_64") == ("x86_64", "avx2", "avx512f", "avx512_vnni")
+
+
+def test_products_are_asked_to_be_exact_where_they_are_not(
+    backend: OrtCpuBackend, models: Path, encoded: Sequence[EncodedText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without VNNI: there kernels are slower that lose nothing. Here, with it, they give the same integers."""
+    key, int8 = "session.x64quantprecision", Repository.open(models, "int8").models[0].spec()
+    monkeypatch.setattr(host, "saturates", lambda: False)
+    with pytest.raises(RuntimeError, match=key):
+        ort.session_options(int8).get_session_config_entry(key)
+    monkeypatch.setattr(host, "saturates", lambda: True)
+    assert ort.session_options(int8).get_session_config_entry(key) == "1"
+    answers = alone(OrtCpuBackend([int8], threads=1), FP32, encoded)
+    np.testing.assert_allclose(answers, alone(backend, INT8, encoded), atol=1e-5)
 
 
 @pytest.mark.parametrize("lane", [1, 2])

@@ -37,7 +37,7 @@ def parity_of(**figures: float | None) -> Parity:
 
 def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
     """The limits that these figures break."""
-    return parity._broken(parity_of(**figures), LIMITS[precision][task])
+    return parity.broken_limits(parity_of(**figures), LIMITS[precision][task])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,28 @@ def test_a_broken_limit_is_named_with_its_figure(
     found = broken(precision, task, **figures)
     assert list(found) == [name]
     assert words in found[name]
+
+
+def test_figures_move_as_those_of_the_sample_did() -> None:
+    """What 16 texts lost is lost of the whole; the worst text of both counts, and what is not a number stays so."""
+    proven = parity_of(cosine_mean=0.9915, cosine_p01=0.98, cosine_min=0.96, agreement=0.97, max_abs_difference=0.2)
+    before = parity_of(cosine_mean=0.995, cosine_p01=0.99, cosine_min=0.99, agreement=1.0, max_abs_difference=0.1)
+    now = parity_of(cosine_mean=0.993, cosine_p01=0.98, cosine_min=0.94, agreement=0.9375, max_abs_difference=0.3)
+    found = parity.elsewhere(proven, before, now)
+    assert found.cosine_mean == pytest.approx(0.9895)
+    assert found.agreement == pytest.approx(0.9075)
+    assert (found.cosine_min, found.max_abs_difference) == (0.94, 0.3)
+    assert set(parity.broken_limits(found, LIMITS["int8"]["embed"])) == {"cosine_mean", "cosine_p01", "cosine_min"}
+    assert set(parity.broken_limits(found, LIMITS["int8"]["classify"])) == {"agreement"}
+    lost = parity.elsewhere(proven, before, parity_of(cosine_mean=math.nan, cosine_min=math.nan, agreement=None))
+    assert set(parity.broken_limits(lost, LIMITS["int8"]["embed"])) == {"cosine_mean", "cosine_min"}
+
+
+def test_the_same_answers_keep_the_limits_wherever_the_sample_lies() -> None:
+    """An artifact near its limits whose 16 texts are worse than the others, and one whose proof has no sample."""
+    proven, sample = parity_of(cosine_mean=0.9901, cosine_min=0.951), parity_of(cosine_mean=0.98, cosine_min=0.951)
+    for before in (sample, None):
+        assert parity.broken_limits(parity.elsewhere(proven, before, sample), LIMITS["int8"]["embed"]) == {}
 
 
 def test_figures_at_the_limit_pass() -> None:

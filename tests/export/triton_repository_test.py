@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as triton_pb
 
 from export.errors import ExportError
 from export.triton import repository as triton_repository
+from serving import host
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
@@ -338,6 +341,43 @@ def served(
         names.append(engine)
     with Triton(chosen, work, *names) as running:
         yield running, request.getfixturevalue(f"{precision}_server")
+
+
+@pytest.fixture
+def text_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The text model's source, imported beside something in the place of what Triton alone provides."""
+    backend = ModuleType("triton_python_backend_utils")
+    backend.TritonModelException = RuntimeError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    monkeypatch.delitem(sys.modules, "export.triton.text_model", raising=False)
+    return importlib.import_module("export.triton.text_model")
+
+
+@pytest.mark.parametrize("flags", ["avx2 fma", "avx2 avx512f", "avx2 avx_vnni", "avx512f avx512_vnni avx512_bf16"])
+def test_the_text_model_knows_processors_as_the_server_does(text_model: ModuleType, tmp_path: Path, flags: str) -> None:
+    """It uses nothing of the project, so it has a rule of its own."""
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\nbugs\t\t: avx_vnni\n")
+    assert text_model._saturates(tmp_path / "cpuinfo") is host.saturates(tmp_path / "cpuinfo")
+
+
+def start(text_model: ModuleType, repository: Path, **chosen: str) -> Any:
+    """The text model, started with other parameters, on a processor without VNNI."""
+    text_model._saturates = lambda: True  # type: ignore[attr-defined]
+    config = json.loads(json_format.MessageToJson(parsed(repository / NAME), preserving_proto_field_name=True))
+    config["parameters"] |= {name: {"string_value": value} for name, value in chosen.items()}
+    model = text_model.TritonPythonModel()
+    arguments = {"model_repository": str(repository / NAME), "model_version": "1", "model_config": json.dumps(config)}
+    model.initialize(arguments)
+    return model
+
+
+def test_without_vnni_int8_is_not_left_to_triton_s_backend(text_model: ModuleType, repository: Path) -> None:
+    """It hands no option on; the text model's own session has it, and fp32 needs none."""
+    with pytest.raises(RuntimeError, match=r"no VNNI\. Set the parameter execution to onnxruntime"):
+        start(text_model, repository, engine=INT8)
+    start(text_model, repository, engine=FP32)
+    session = start(text_model, repository, engine=INT8, execution="onnxruntime", threads="1")._engine._session
+    assert session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def vectors(client: V2Json | Grpc, texts: list[str]) -> NDArray[np.float32]:

@@ -52,6 +52,9 @@ _OPTIONS: Mapping[str, object] = {
 }
 """Of every compiled graph."""
 
+_IN_FLOATS: Mapping[str, object] = {"LP_TRANSFORMS_MODE": False, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+"""Beside them where 8-bit products lose some of a sum: what is rounded to 8 bits is multiplied in fp32."""
+
 _TYPES = {"f32": "float32", "i32": "int32"}
 
 _UNWRITTEN = np.finfo(np.float32).min
@@ -281,6 +284,7 @@ def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.Comp
 def _options(threads: int, streams: int = 1) -> dict[str, object]:
     return {
         **_OPTIONS,
+        **(_IN_FLOATS if host.saturates() else {}),
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": streams,
         "INFERENCE_NUM_THREADS": threads,

@@ -1,0 +1,162 @@
+"""Compares INT8 with PyTorch on this processor, where its export was proven on one with other instructions.
+
+Kernels for 8-bit products differ more than others do, and a library that computes them wrongly says nothing. So a few
+of the texts whose answers by PyTorch lie in the bundle are computed before the artifact is served, by `python -m
+export.proof.sample` in a process of its own. An artifact that breaks its limits is left out, and the next best one is
+taken. The node's cache keeps what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from serving import host
+from serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from serving.models.bundle import Bundle
+    from serving.models.forms import ModelForm
+    from serving.models.manifest import Artifact
+
+log = logging.getLogger("bertserve")
+
+_TARGETS = frozenset({"cpu", "openvino"})
+
+_LIMIT_S = 300.0
+"""A second or two are usual; an emulated processor takes a hundred times as long."""
+
+_LARGEST_BYTES = 1 << 16
+
+
+class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was found of an artifact on this node.
+
+    Attributes:
+        artifact: SHA-256 of its file.
+        libraries: Version by name of what ran it.
+        sentence: For a person, to follow the file's name.
+    """
+
+    artifact: str
+    device: str
+    libraries: dict[str, str]
+    may_serve: bool
+    sentence: str
+
+
+class ProcessorCheck:
+    """The findings of one server; without a `cache` they are made anew at each start."""
+
+    def __init__(self, cache: Path | None, threads: int) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._found: dict[str, Finding] = {}
+
+    def refused(self, form: ModelForm) -> dict[str, str]:
+        """Why artifacts of a form must not be served here, by their files; compares those of which nothing is known."""
+        unknown = [artifact for artifact in form.artifacts if self._is_unknown(form.bundle, artifact)]
+        if unknown:
+            self._compare(form.bundle, unknown)
+        found = {artifact.file: self._found.get(artifact.sha256) for artifact in form.artifacts}
+        return {file: each.sentence for file, each in found.items() if each is not None and not each.may_serve}
+
+    def _is_unknown(self, bundle: Bundle, artifact: Artifact) -> bool:
+        if artifact.precision != "int8" or artifact.target not in _TARGETS or not artifact.proven:
+            return False
+        if set(artifact.proven_on) == set(host.integer_kernels()) or artifact.sha256 in self._found:
+            return False
+        if self._cache is None:
+            return True
+        try:
+            if is_proven_here(self._cache, bundle, artifact):
+                return False
+            finding = _read(self._cache, bundle, artifact)
+        except (CacheError, OSError, ValueError) as error:
+            log.warning("%s: what is known of %s counts for nothing: %s", bundle.manifest.model, artifact.file, error)
+            return True
+        if finding is not None:
+            self._found[artifact.sha256] = finding
+        return finding is None
+
+    def _compare(self, bundle: Bundle, artifacts: Sequence[Artifact]) -> None:
+        """Compares artifacts, logs what was found and keeps it. Where nothing can be compared, they are served."""
+        started, here = time.perf_counter(), ", ".join(host.integer_kernels())
+        model, files = bundle.manifest.model, [artifact.file for artifact in artifacts]
+        answer, problem = _sampled(bundle.path, files, self._threads)
+        for artifact in artifacts:
+            there = ", ".join(artifact.proven_on) or "an unknown processor"
+            why = f"{model}: {artifact.file} was proven on {there}; this processor has {here}"
+            if artifact.file not in answer:
+                log.warning("%s. It is served without a comparison, which failed: %s", why, problem)
+                continue
+            may_serve, sentence = answer[artifact.file]
+            finding = _finding(artifact, sentence, may_serve=may_serve)
+            self._found[artifact.sha256] = finding
+            passed = time.perf_counter() - started
+            if may_serve:
+                log.info("%s. A few texts were compared in %.1f s: %s", why, passed, sentence)
+            else:
+                log.error("%s. It is not served: on a few texts, in %.1f s, it %s", why, passed, sentence)
+            self._keep(bundle, artifact, finding)
+
+    def _keep(self, bundle: Bundle, artifact: Artifact, finding: Finding) -> None:
+        if self._cache is None:
+            return
+        try:
+            add_file(self._cache, bundle, _file_name(artifact), msgspec.json.encode(finding))
+        except (CacheError, OSError) as error:
+            log.warning("what was found of %s was not kept: %s", artifact.file, error)
+
+
+def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
+    """Whether artifacts may be served and what was found, by file; else why not."""
+    if not host.installed("safetensors"):
+        return {}, "pip install 'bertserve[verify]'"
+    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
+    command = [sys.executable, "-P", "-m", "export.proof.sample", str(bundle), str(threads), *files]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"it took more than {_LIMIT_S:g} s"
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        return {}, last or f"it ended with status {done.returncode}"
+    answer: dict[str, tuple[bool, str]] = json.loads(done.stdout)
+    return answer, ""
+
+
+def _read(root: Path, bundle: Bundle, artifact: Artifact) -> Finding | None:
+    """The finding in the node's cache; None where there is none of this artifact, processor and library."""
+    entry = open_entry(root, bundle)
+    file = entry.file(_file_name(artifact)) if entry else None
+    if entry is None or file is None or file.size_bytes > _LARGEST_BYTES:
+        return None
+    finding = msgspec.json.decode((entry.path / file.file).read_bytes(), type=Finding)
+    return finding if finding == _finding(artifact, finding.sentence, may_serve=finding.may_serve) else None
+
+
+def _finding(artifact: Artifact, sentence: str, *, may_serve: bool) -> Finding:
+    return Finding(artifact.sha256, host.cpu(), libraries_of(artifact.target), may_serve, sentence)
+
+
+def _file_name(artifact: Artifact) -> str:
+    return f"processor.{re.sub(r'[^A-Za-z0-9]+', '-', artifact.file)}.json"
