@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
     from serving.logs import LogWriter
 
+BEFORE_IMPORTS = {
+    "TOKENIZERS_PARALLELISM": "false",  # the tokenizers' thread pool would compete with the engine for its cores
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # pydantic would search every installed package for plugins
+}
+"""What these libraries read once, when they are imported."""
+
 _GC_THRESHOLDS = (20_000, 50, 100)
 _INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
     """Serves until a signal ends it; returns 0, or another code after one line on standard error."""
-    # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Likewise before pydantic is: it would search every installed package for plugins.
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    os.environ.update(BEFORE_IMPORTS)
     # What a start makes is kept, and requests leave no cycles: collect seldom.
     gc.set_threshold(*_GC_THRESHOLDS)
     # A container's first process has no default for SIGTERM, and a shell has background commands ignore SIGINT.

@@ -74,7 +74,13 @@ WIRES = {"http": over_http, "grpc": over_grpc}
 
 
 @pytest.mark.parametrize(
-    ("wire", "count"), [("http", FULL), ("grpc", FULL // 20), pytest.param("grpc", FULL, marks=pytest.mark.long)]
+    ("wire", "count"),
+    [
+        ("http", FULL // 5),
+        pytest.param("http", FULL, marks=pytest.mark.long),
+        ("grpc", FULL // 20),
+        pytest.param("grpc", FULL, marks=pytest.mark.long),
+    ],
 )
 def test_row_52_every_answer_belongs_to_its_request(fake_server: Server, models: Path, wire: str, count: int) -> None:
     """Of many concurrent requests of mixed lengths, each gets the vector of its own text: none swapped, none lost."""

@@ -110,8 +110,7 @@ def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Path, family: str, count: int) -> None:
     """To the bit, on both sides of the first piece's end too; layers are spread as if there were no table."""
-    layers_each = 2
-    graph = fused(tmp_path, family, "embed", vocab_size=WORDS, num_hidden_layers=layers_each * count)
+    graph = fused(tmp_path, family, "embed", vocab_size=WORDS, num_hidden_layers=count)
     files = cut(graph, count)
     parts, lookups = files[:count], files[count:]
     assert [path.name for path in lookups] == [f"{number}.lookup.onnx" for number in range(1, count)]

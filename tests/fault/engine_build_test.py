@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pytest
 
-from export.cli.export import main as export
 from serving.errors import EngineFailed
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import open_entry
 from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.upgrade import BUILDING
-from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get, metric, post_json
+from tests.support.models import ROOT, cache_key, kept
 from tests.support.poison import edit_manifest, sign
 from tests.support.server import Server, is_running
 from tests.support.simulated_gpus import environment
@@ -36,13 +35,22 @@ ENGINE = "native.sm75.fp16.engine"
 BUILD_LIMIT_S = 60.0
 
 
+def export(folder: Path, seed: int = 0) -> None:
+    """Exports a small model into `folder / "models"`."""
+    # PyTorch is slow to import, and nothing else here needs it.
+    from export.cli.export import main  # noqa: PLC0415
+    from tests.support.checkpoints import write_checkpoint  # noqa: PLC0415
+
+    checkpoint = write_checkpoint(folder / "checkpoint" / "small", layers=1, seed=seed)
+    words = ["--out", str(folder / "models"), "--precision", "fp32", "--tensorrt", "graph"]
+    assert main([str(checkpoint), *words]) == 0
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported() -> Path:
     """A repository with a small model that runs on a CPU and brings what an engine is built of."""
-    folder, root = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("exported")
-    write_checkpoint(folder / "small", layers=1)
-    assert export([str(folder / "small"), "--out", str(root), "--precision", "fp32", "--tensorrt", "graph"]) == 0
-    return root
+    own, checkpoints = Path(__file__), ROOT / "tests" / "support" / "checkpoints.py"
+    return kept(f"buildable-{cache_key(own, checkpoints)}", export) / "models"
 
 
 @pytest.fixture
@@ -182,15 +190,15 @@ def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tu
     """Nothing is refused after it; state, record and metric are those of the engine that serves again."""
     server, _ = upgraded
     served = get(server.http, "/status").json()["engine"]["name"]
-    kept, serving = sorted(server.engine_pids(), key=lambda pid: pid == _serving(server))
+    first, serving = sorted(server.engine_pids(), key=lambda pid: pid == _serving(server))
     os.kill(serving, signal.SIGKILL)
     wait_for(lambda: state(server) == "degraded", "the way back")
     assert choice(server)["engine"] == "ort-cpu"
     assert choice(server)["rejected"][0]["reason"] == "its process ended soon after it had taken over"
     assert get(server.http, "/status").json()["engine"]["name"] != served
     assert post_json(server.http, "/embed", BODY).status == 200
-    os.kill(kept, signal.SIGKILL)
-    wait_for(lambda: server.engine_pid() not in {None, kept}, "another process of it")
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: server.engine_pid() not in {None, first}, "another process of it")
     wait_for(lambda: post_json(server.http, "/embed", BODY).status == 200, "an answer")
     assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
 
@@ -229,9 +237,8 @@ def test_a_build_that_fails_says_why(models: Path, tmp_path: Path) -> None:
 def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: Path) -> None:
     """The graph is another model's: the server goes on as it is, and says so."""
     bundle = models / "small" / "1"
-    write_checkpoint(tmp_path / "other", seed=1)
-    assert export([str(tmp_path / "other"), "--out", str(tmp_path), "--precision", "fp32", "--tensorrt", "graph"]) == 0
-    shutil.copy(tmp_path / "other" / "1" / "engine.fp16.onnx", bundle)
+    export(tmp_path / "other", seed=1)
+    shutil.copy(tmp_path / "other" / "models" / "small" / "1" / "engine.fp16.onnx", bundle)
     sign(bundle)
     with building(models, tmp_path / "cache") as server:
         wait_for(lambda: "does not answer as PyTorch does" in json.dumps(choice(server)), "the reason", BUILD_LIMIT_S)

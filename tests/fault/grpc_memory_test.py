@@ -187,36 +187,38 @@ def told(server: Server, count: int) -> None:
         assert client.reply(client.stream).status == 0
 
 
-WAYS: dict[str, Callable[[Server, int], None]] = {
-    "an unknown model": refused(request(model="nobody"), 5),
-    "no message": refused(b"\xff" * SIZE, 3),
-    "many tensors": refused(b"\x2a\0" * (SIZE // 2), 3),
-    "many outputs": refused(b"\x32\0" * (SIZE // 2), 3),
-    "many parameters": refused(b"".join(b"\x22\x06\x0a\x04%04x" % number for number in range(1 << 16)) * 4, 3),
-    "many texts": refused(tensor("text", "BYTES", [SIZE // 4, 1]), 3),
-    "many numbers": refused(tensor("input_ids", "INT32", [1, SIZE - 99], int_contents=[5] * (SIZE - 99)), 3),
-    "many rows": refused(tensor("input_ids", "INT64", [SIZE // 8, 1], int64_contents=[5] * (SIZE // 8)), 3),
-    "many dimensions": refused(tensor("input_ids", "INT64", [5] * (SIZE // 2), int64_contents=[5]), 3),
-    "too many characters": refused(request("x" * SIZE, padding=0), 3),
-    "too late": refused(GOOD, 4, grpc_timeout="1u"),
-    "too late to be computed": refused(GOOD, 4, grpc_timeout="30m"),
-    "inflated and refused": refused(gzip.compress(request(model="nobody")), 5, grpc_encoding="gzip"),
-    "inflated beyond the limit": refused(gzip.compress(request(padding=3 * SIZE)), 8, grpc_encoding="gzip"),
-    "stream, refused": refused(request(model="nobody"), 5, STREAM_INFER, errors="true"),
-    "stream, refused among others": several,
-    "stream, told": told,
-    "cancelled": cancelled(MODEL_INFER),
-    "stream, cancelled": cancelled(STREAM_INFER),
-    "lost": lost(MODEL_INFER),
-    "stream, lost": lost(STREAM_INFER),
-    "half a message": half,
+WAYS: dict[str, Callable[[], Callable[[Server, int], None]]] = {
+    "an unknown model": lambda: refused(request(model="nobody"), 5),
+    "no message": lambda: refused(b"\xff" * SIZE, 3),
+    "many tensors": lambda: refused(b"\x2a\0" * (SIZE // 2), 3),
+    "many outputs": lambda: refused(b"\x32\0" * (SIZE // 2), 3),
+    "many parameters": lambda: refused(b"".join(b"\x22\x06\x0a\x04%04x" % number for number in range(1 << 16)) * 4, 3),
+    "many texts": lambda: refused(tensor("text", "BYTES", [SIZE // 4, 1]), 3),
+    "many numbers": lambda: refused(tensor("input_ids", "INT32", [1, SIZE - 99], int_contents=[5] * (SIZE - 99)), 3),
+    "many rows": lambda: refused(tensor("input_ids", "INT64", [SIZE // 8, 1], int64_contents=[5] * (SIZE // 8)), 3),
+    "many dimensions": lambda: refused(tensor("input_ids", "INT64", [5] * (SIZE // 2), int64_contents=[5]), 3),
+    "too many characters": lambda: refused(request("x" * SIZE, padding=0), 3),
+    "too late": lambda: refused(GOOD, 4, grpc_timeout="1u"),
+    "too late to be computed": lambda: refused(GOOD, 4, grpc_timeout="30m"),
+    "inflated and refused": lambda: refused(gzip.compress(request(model="nobody")), 5, grpc_encoding="gzip"),
+    "inflated beyond the limit": lambda: refused(gzip.compress(request(padding=3 * SIZE)), 8, grpc_encoding="gzip"),
+    "stream, refused": lambda: refused(request(model="nobody"), 5, STREAM_INFER, errors="true"),
+    "stream, refused among others": lambda: several,
+    "stream, told": lambda: told,
+    "cancelled": lambda: cancelled(MODEL_INFER),
+    "stream, cancelled": lambda: cancelled(STREAM_INFER),
+    "lost": lambda: lost(MODEL_INFER),
+    "stream, lost": lambda: lost(STREAM_INFER),
+    "half a message": lambda: half,
 }
+"""How each is made: of all together the messages are large, and most processes run none of these tests."""
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_large_messages_leave_nothing(server: Server, way: str) -> None:
     """However their calls end."""
-    WAYS[way](server, WARM_UP)
+    call = WAYS[way]()
+    call(server, WARM_UP)
     before = resident_bytes(server.pid)
-    WAYS[way](server, CALLS)
+    call(server, CALLS)
     assert resident_bytes(server.pid) - before < CALLS * ALLOWED

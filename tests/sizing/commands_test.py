@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sizing import plan as plans
 from sizing import sensitivity
 from sizing.candidates import read_candidates
 from sizing.cli import main
@@ -46,6 +47,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     code = main(words)
     told = capsys.readouterr()
     return code, told.out, told.err
+
+
+@pytest.fixture
+def rough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plays fewer requests at the end of a search: enough where exact figures are not what is tested."""
+    monkeypatch.setattr(plans, "_FINAL_REQUESTS", 6_000)
 
 
 def load(rate: float = 300.0, limit_ms: float = 40.0) -> Load:
@@ -103,6 +110,7 @@ def test_an_encoder_without_a_table_is_computed_and_says_so() -> None:
     assert 0 < own.error < borrowed.error
 
 
+@pytest.mark.usefixtures("rough")
 def test_more_load_needs_more_replicas_and_one_less_would_break() -> None:
     """The number is the smallest that holds in the simulation, and a stricter objective needs no fewer."""
     table, encoder = read_candidates(None), encoder_of("bert-large")
@@ -157,6 +165,7 @@ def test_the_command_answers_for_programs_and_twice_the_same(capsys: pytest.Capt
     assert found["unknown"]
 
 
+@pytest.mark.usefixtures("rough")
 def test_a_page_shows_how_the_answer_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +186,7 @@ def test_a_page_shows_how_the_answer_changes(
     assert (code, "must end in .html or .svg" in error) == (2, True)
 
 
+@pytest.mark.usefixtures("rough")
 def test_the_page_fits_a_phone(
     page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +200,7 @@ def test_the_page_fits_a_phone(
     fits_a_phone(page)
 
 
+@pytest.mark.usefixtures("rough")
 def test_what_the_curves_say_of_other_rates_is_what_a_sizing_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """More load, shorter limits and longer texts never need fewer devices, and nothing holds below a lone text."""
     monkeypatch.setattr(sensitivity, "_REQUESTS", 600)

@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import IO, TYPE_CHECKING
 
+from serving.cli import BEFORE_IMPORTS
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ EXPORTING = (
 )
 _MESSAGE_BYTES = 1 << 17
 _START_LIMIT_S = 60.0
-_EARLY = {"TOKENIZERS_PARALLELISM": "false", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-"""What `serving.cli` sets before it imports the libraries that look at it once."""
 
 
 class ForkedProcess:
@@ -107,7 +106,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.fork_server", str(far.fileno()), *imported],
                 cwd=ROOT,
-                env={**os.environ, **_EARLY},
+                env={**os.environ, **BEFORE_IMPORTS},
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt from the keyboard is for the tests, which end it

@@ -187,6 +187,12 @@ OUTSIDERS = {
         runs=("serving.cli",),
         beside=_SERVER,
     ),
+    "TensorRT": Outsider(
+        tests=("tests/export/tensorrt_test.py",),
+        # What makes the graphs that it parses, and what orders the builds.
+        paths=("export/engines", "export/graph", "export/precision"),
+        beside=("bertserve.py", "charts", "export", "serving"),
+    ),
     "compatibility": Outsider(
         tests=("tests/export/compatibility_test.py",),
         paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),

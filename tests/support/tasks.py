@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +28,9 @@ from serving.models.manifest import (
 from serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
+from tests.support.models import kept
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from serving.models.manifest import Target, Task
 
 MAX_LENGTH = 64
@@ -39,6 +42,7 @@ LABELS: dict[Task, tuple[str, ...]] = {
 }
 TASKS: tuple[Task, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
 _OPSET = 17
+_TRACED = "model.onnx"
 _HEADS: dict[Task, str] = {
     "embed": "BertModel",
     "embed_tokens": "BertModel",
@@ -172,22 +176,37 @@ def write_bundle(
 
 
 def _write_graph(tiny: TinyModel, path: Path) -> None:
+    """Writes the graph; it is traced once for each state of the model, the code and the libraries, and then kept."""
     inputs = [tensor.name for tensor in graph_inputs(tiny.task, segments=True)]
     outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES)
-    ids = torch.arange(16, dtype=torch.int32).reshape(2, 8)
-    example = {IDS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), POSITIONS: ids[:, :3] % 8}
     axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}
     for spec in outputs:
         varying = {1: "masks" if tiny.task == "fill_mask" else "sequence"} if spec.shape[1:2] == (-1,) else {}
         axes[spec.name] = {0: "batch", **varying}
+    options = {
+        "input_names": inputs,
+        "output_names": [spec.name for spec in outputs],
+        "dynamic_axes": axes,
+        "opset_version": _OPSET,
+    }
+    versions = (torch.__version__, transformers.__version__, tiny.model.config.to_json_string())
+    key = hashlib.sha256(repr((versions, tiny.task, CANDIDATES, options)).encode())
+    for source in (__file__, traced.__file__):
+        key.update(Path(source).read_bytes())
+    for name, tensor in tiny.model.state_dict().items():
+        key.update(name.encode() + tensor.numpy().tobytes())
+    folder = kept(f"traced-{key.hexdigest()[:16]}", partial(_trace, tiny, options))
+    shutil.copyfile(folder / _TRACED, path)
+
+
+def _trace(tiny: TinyModel, options: dict[str, Any], folder: Path) -> None:
+    ids = torch.arange(16, dtype=torch.int32).reshape(2, 8)
+    example = {IDS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), POSITIONS: ids[:, :3] % 8}
     with quiet():
         torch.onnx.export(
             traced.TaskOutputs(tiny.model, tiny.task, CANDIDATES).eval(),
-            tuple(example[name] for name in inputs),
-            path,
-            input_names=inputs,
-            output_names=[spec.name for spec in outputs],
-            dynamic_axes=axes,
-            opset_version=_OPSET,
+            tuple(example[name] for name in options["input_names"]),
+            folder / _TRACED,
             dynamo=False,
+            **options,
         )

@@ -41,6 +41,7 @@ WATCHED = ("--watch-models-s", "0.1")
 BODY = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}'
 _SCALE = 1e-4
 _SWAP_LIMIT_S = 60.0
+_REST_S = 0.004
 
 
 def graph(number: float) -> onnx.ModelProto:
@@ -173,6 +174,8 @@ class Asked:
 class Reader(threading.Thread):
     """A client that asks one request after another, of one to four texts, and checks each answer.
 
+    It rests between them for about as long as one takes: some are always under way, and the engines have cores as well.
+
     Attributes:
         asked: What was answered.
         refused: What was refused, and how.
@@ -190,7 +193,7 @@ class Reader(threading.Thread):
         """Asks until told to stop."""
         with self._transport(self._server) as client:
             for number in itertools.count():
-                if self._stop_asking.is_set():
+                if self._stop_asking.wait(_REST_S):
                     return
                 texts = [" ".join([SWAPPED[0]] * (1 + (number + place) % 7)) for place in range(1 + number % 4)]
                 started = time.monotonic()
