@@ -138,10 +138,11 @@ class Case:
 
 def prepared(draw: Draw, seed: int, place: Path, name: str, *, fused: bool) -> Case | Verdict:
     """Writes a folder, asks its library, and exports it below `place`; a verdict where it comes to no comparison."""
-    folder = write(place / "folders" / name, draw, seed)
+    folder = place / "folders" / name
     inputs, task = inputs_of(draw, seed), cast("Task", draw["task"])
     aggregation = random.Random(seed).choice(("simple", "first", "average", "max", "none"))
     try:
+        write(folder, draw, seed)
         wanted = library_answers(folder, task, inputs, aggregation)
     except Exception as error:  # noqa: BLE001  whatever a library raises says that it does not take the folder
         return Verdict("no library", _told(error))
