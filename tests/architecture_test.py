@@ -97,6 +97,11 @@ class Module:
         return ast.parse(self.path.read_text())
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, for several tests to look through."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> set[str]:
         """Full names of the modules imported, for types too."""
         return imported_names(self.tree, for_types=True)
@@ -290,7 +295,7 @@ UNPICKLER = ("export.checkpoint.unpickle", "torch.load(stream, map_location='cpu
 def test_nothing_turns_data_into_code(module: Module) -> None:
     """No pickle, no eval, no shell: a bundle or a request can never run."""
     assert not module.reaches(*BANNED_MODULES)
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call):
             assert ast.unparse(node.func) not in BANNED_CALLS or (module.name, ast.unparse(node)) == UNPICKLER
             shell = [key.value for key in node.keywords if key.arg == "shell"]
@@ -317,7 +322,7 @@ def test_every_exception_is_caught_at_the_boundaries_alone() -> None:
     found = {
         module.name
         for module in MODULES
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ExceptHandler) and (node.type is None or ast.unparse(node.type) == "Exception")
     }
     assert found <= BROAD_HANDLERS.keys()
@@ -332,5 +337,5 @@ def test_settings_read_the_environment_alone() -> None:
 
 def test_sources_do_not_check_input_with_assert() -> None:
     """`python -O` removes assertions; what guards a server must stay."""
-    found = {m.name for m in MODULES for node in ast.walk(m.tree) if isinstance(node, ast.Assert)}
+    found = {m.name for m in MODULES for node in m.nodes if isinstance(node, ast.Assert)}
     assert not found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -21,10 +22,14 @@ from tests.support.certificates import Certificates
 from tests.support.credentials import FIRST, WRONG, write_keys
 from tests.support.models import ROOT
 from tests.support.server import FAKE, Server
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+LOCUST = {"route=/embed ": "POST /embed", "/ModelInfer ": "gRPC ModelInfer"}
+"""What the server's log says of a request of each of its users, and what Locust calls it."""
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -39,7 +44,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def secured(models: Path, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server."""
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys", FIRST)
-    with Server(models, *FAKE, "--api-keys-file", str(keys), tls=certificates) as server:
+    with Server(models, *FAKE, "--api-keys-file", str(keys), "--access-log", "true", tls=certificates) as server:
         yield server
 
 
@@ -195,21 +200,24 @@ def test_grpc_wants_h2(certificates: Certificates) -> None:
 
 def test_locust_asks_a_secured_server(secured: Server, certificates: Certificates, key: str) -> None:
     """Users of both protocols show key and certificate."""
-    ended = subprocess.run(
+    before = len(secured.log)
+    with subprocess.Popen(
         [
             *(sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--protocol", "both"),
-            *("--host", f"https://{secured.http}", "--grpc-target", str(secured.grpc), "-u", "2", "-t", "3s"),
+            *("--host", f"https://{secured.http}", "--grpc-target", str(secured.grpc), "-u", "2"),
             *files(certificates),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
-        check=False,
-    )
-    for name in ("POST /embed", "gRPC ModelInfer"):
-        assert any(line.startswith(name) and line.endswith(", 0 failed") for line in ended.stdout.splitlines()), (
-            ended.stdout + ended.stderr
-        )
-    assert key not in ended.stdout + ended.stderr
+    ) as locust:
+        try:
+            wait_for(lambda: all(route in secured.log[before:] for route in LOCUST), "requests of both users", 60)
+        finally:
+            locust.send_signal(signal.SIGTERM)
+            said, _ = locust.communicate(timeout=60)
+    for name in LOCUST.values():
+        assert any(line.startswith(name) and line.endswith(", 0 failed") for line in said.splitlines()), said
+    assert key not in said

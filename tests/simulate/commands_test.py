@@ -233,7 +233,7 @@ def test_a_bulk_job_has_what_the_load_leaves(capsys: pytest.CaptureFixture[str])
 
 def test_capacity_is_found_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The rate keeps its objective in a run of its own, and the curve stands in a file of each kind."""
-    words = ("--cost", "t4-bert-base-int8", "--tokens", "128", "--slo-p99-ms", "10", "--duration", "4")
+    words = ("--cost", "t4-bert-base-int8", "--tokens", "128", "--slo-p99-ms", "10", "--duration", "1")
     out = tmp_path / "curve.html"
     code, told, _ = run(capsys, *words, "--find-capacity", "--json", "--out", str(out))
     found = json.loads(told)["capacity_per_s"]
