@@ -212,13 +212,9 @@ def open_checkpoint(
     for pattern in _WORDS:
         for path in sentence.encoder.path.glob(pattern):
             sentence.encoder.check_whole(path.name)
-    if sentence.tokenizer_options:
-        name = min(sentence.tokenizer_options)
-        raise ExportError(
-            f"checkpoint {sentence.encoder.path}: {name} among the tokenizer's arguments in the settings of Sentence "
-            "Transformers cannot be exported; say it in tokenizer_config.json"
-        )
-    words = vocabulary.read(sentence.encoder, config[family.sizes["vocab_size"]], lowercase=sentence.lowercase)
+    words = vocabulary.read(
+        sentence.encoder, config[family.sizes["vocab_size"]], sentence.tokenizer_options, lowercase=sentence.lowercase
+    )
     _check_special(source, config, family, task, words)
     length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)

@@ -566,8 +566,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer_args in sentence_bert_config\.json must be arguments by name, not \['x'\]",
     ),
     "another-tokenizer": (
-        write("sentence_bert_config.json", {"tokenizer_args": {"padding_side": "left"}}),
-        "padding_side among the tokenizer's arguments",
+        write("sentence_bert_config.json", {"tokenizer_args": {"subfolder": "other"}}),
+        "subfolder among the tokenizer's arguments names another tokenizer",
     ),
     "no-pooling-named": (write(POOLING, {"pooling_mode": []}), r"config\.json names no pooling_mode"),
     "pooling-of-another-width": (

@@ -136,6 +136,8 @@ EMBEDDING: dict[str, tuple[str, Edit]] = {
     "lower-case-of-sentences-kept": ("bert", bert(sentence={"do_lower_case": False}, do_lower_case=True)),
     "lower-case-of-sentences-twice": ("bert", bert(sentence={"do_lower_case": True}, do_lower_case=True)),
     "lower-case-of-sentences-alone": ("bert", bert(sentence={"do_lower_case": True}, do_lower_case=False)),
+    "arguments-of-sentences": ("bert", bert(sentence={"processor_kwargs": {"truncation_side": "left"}})),
+    "old-arguments-of-sentences": ("bert", bert(sentence={"tokenizer_args": {"do_lower_case": False}})),
     "no-class": ("bert", bert(tokenizer_class=None, do_lower_case=False)),
     "the-library-class": ("bert", bert(tokenizer_class="PreTrainedTokenizerFast", do_lower_case=False)),
     "no-limit": ("bert", bert(model_max_length=1e30)),
