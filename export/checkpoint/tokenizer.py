@@ -52,6 +52,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
         )
     file, least, kind = _checked(folder)
     # Imported here: it takes seconds, and what is wrong with the files is said before.
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     # Nothing is looked up elsewhere, and no code that lies beside the files is run.
@@ -61,8 +62,12 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     try:
         with quiet(), BareExceptions(where), folder.saved() as saved:
             made = AutoTokenizer.from_pretrained(saved, **arguments)
+    except StrictDataclassError as error:
+        raise ExportError(
+            f"checkpoint {folder.path}: Transformers makes nothing of config.json: {_one_line(error)}"
+        ) from error
     except failures as error:
-        raise ExportError(f"{where}: {' '.join(str(error).split())[:200]}") from error
+        raise ExportError(f"{where}: {_one_line(error)}") from error
     name = type(made).__name__
     if not made.is_fast:
         raise ExportError(
@@ -86,6 +91,10 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     if lowercase:
         backend.normalizer = _lowercased(backend.normalizer)
     return made
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers

@@ -365,7 +365,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "heads-that-were-taken-out": (put(CONFIG, pruned_heads={"0": [1]}), "pruned_heads .* supported: {}"),
     "a-setting-of-another-type": (
         put(CONFIG, layer_norm_eps="small"),
-        r"Transformers makes no BertModel of config\.json: .*layer_norm_eps",
+        r"Transformers makes nothing of config\.json: .*layer_norm_eps",
     ),
     "angles-in-a-part": (
         family("nomic_bert", "embed", partial_rotary_factor=0.5),
@@ -566,8 +566,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer_args in sentence_bert_config\.json must be arguments by name, not \['x'\]",
     ),
     "another-tokenizer": (
-        write("sentence_bert_config.json", {"tokenizer_args": {"subfolder": "other"}}),
-        "subfolder among the tokenizer's arguments names another tokenizer",
+        write("sentence_bert_config.json", {"tokenizer_args": {"vocab_file": "other.txt"}}),
+        "vocab_file among the tokenizer's arguments names another tokenizer",
     ),
     "no-pooling-named": (write(POOLING, {"pooling_mode": []}), r"config\.json names no pooling_mode"),
     "pooling-of-another-width": (
