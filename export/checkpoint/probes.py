@@ -49,7 +49,8 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
     for length in dict.fromkeys((_UNCUT, max_length, *_SHORT)):
         ours.max_length = length
         fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MOST_REST * length**2]
-        for group in (alone, fit):
+        groups: tuple[Sequence[corpus.Text], ...] = (alone, fit)
+        for group in groups:
             columns = [group] if group is alone else list(map(list, zip(*fit, strict=True)))
             with quiet():
                 wanted = theirs(*columns, truncation="longest_first", max_length=length)

@@ -90,9 +90,10 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
 
 def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
     """The normalizer as Sentence Transformers changes it for `do_lower_case`, whatever it does itself."""
-    steps = [] if normalizer is None else [normalizer]
+    steps: list[Any] = [] if normalizer is None else [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
-        steps = list(normalizer)
+        several: Any = normalizer
+        steps = list(several)
     lowers = any(isinstance(step, normalizers.Lowercase) for step in steps)
     return normalizer if lowers else normalizers.Sequence([normalizers.Lowercase(), *steps])
 

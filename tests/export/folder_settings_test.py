@@ -168,7 +168,7 @@ def answers(checkpoint: Checkpoint, texts: Sequence[str] | Sequence[tuple[str, s
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, case: str) -> None:
     """Whichever file of the folder says how texts become tokens, and where they are cut."""
     family, edit = EMBEDDING[case]
-    sizes = {"vocab_size": SIZE} if family == "bert" else {}
+    sizes: dict[str, Any] = {"vocab_size": SIZE} if family == "bert" else {}
     folder = write_task_checkpoint(tmp_path / "small", family, "embed", **sizes)
     edit(folder)
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)

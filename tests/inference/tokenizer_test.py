@@ -103,7 +103,8 @@ def test_pairs_are_cut_as_transformers_cuts_them(models: Path, side: Side) -> No
     pairs = [(" ".join(names[:one]), " ".join(names[:two])) for one in range(10) for two in range(10)]
     for length in range(3, 22):
         ours = TextTokenizer(library(models), length, 30_522, truncation_side=side)
-        wanted = theirs(*map(list, zip(*pairs, strict=True)), truncation="longest_first", max_length=length)
+        columns = map(list, zip(*pairs, strict=True))
+        wanted = theirs(*columns, truncation="longest_first", max_length=length, return_token_type_ids=True)
         for truncate in (True, side):
             found = ours.encode(pairs, truncate=truncate)
             assert [list(text.ids) for text in found] == wanted["input_ids"], length
