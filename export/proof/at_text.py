@@ -207,10 +207,12 @@ class TextProof:
         (ids, types), (others, segments) = next(
             (one, other) for one, other in zip(here, there, strict=True) if one != other
         )
+        sides = (types, segments) if ids == others else (ids, others)
+        apart = next((at for at, pair in enumerate(zip(*sides, strict=False)) if pair[0] != pair[1]), None)
+        begin = max(0, (min(map(len, sides)) if apart is None else apart) - 2)
         if ids == others:
-            return f"segments {types[:_SHOWN_TOKENS]} here, {segments[:_SHOWN_TOKENS]} there ({self._named(ids, 0)})"
-        apart = next((at for at, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1]), None)
-        begin = max(0, (min(len(ids), len(others)) if apart is None else apart) - 2)
+            part = slice(begin, begin + _SHOWN_TOKENS)
+            return f"segments {types[part]} here, {segments[part]} there, of {self._named(ids, begin)}"
         return (
             f"here {len(ids)} tokens, {self._named(ids, begin)}; there {len(others)} tokens, "
             f"{self._named(others, begin)}"
@@ -354,9 +356,10 @@ def _setting(users: Library, content: bytes, manifest: Manifest) -> str:
     if backend is not None:
         here, there = json.loads(content), json.loads(backend.to_str())
         apart += [name for name in _PARTS if here.get(name) != there.get(name)]
-    side = users.tokenizer.truncation_side
-    if side != "right":
-        apart.append(f"truncation_side {side!r}")
+    if users.tokenizer.truncation_side != manifest.truncation_side:
+        apart.append("truncation_side")
+    if any(spec.name == TYPES for spec in manifest.inputs) and TYPES not in users.tokenizer.model_input_names:
+        apart.append("model_input_names")
     return f". They differ in {', '.join(apart)}" if apart else ""
 
 

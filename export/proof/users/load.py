@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from serving.models.manifest import Task
 
 _LONGEST_REASON = 200
+_DROPPED = frozenset({"alibi", "relative_key", "relative_key_query"})
+"""Positions that Transformers' BERT takes for absolute ones, without a word."""
 
 
 class NotLoadedError(Exception):
@@ -54,8 +56,8 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
     """
     if checkpoint.sentence.encoder.imported is not None:
         raise NotLoadedError("no library loads a folder of this layout")
-    positions = checkpoint.config.get("position_embedding_type", "absolute")
-    if positions != "absolute":
+    positions = checkpoint.config.get("position_embedding_type")
+    if positions in _DROPPED:
         raise NotLoadedError(
             f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
         )
