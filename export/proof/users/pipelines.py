@@ -39,7 +39,8 @@ class Transformers(Library):
         self.raw: dict[str, Any] = {}  # of a text that is asked in several ways
         self._pipe: Any = None
         if self._pipeline:
-            self._pipe = transformers.pipeline(self._pipeline, model=model, tokenizer=self.tokenizer, device="cpu")
+            pipeline: Any = transformers.pipeline  # has one type for each name
+            self._pipe = pipeline(self._pipeline, model=model, tokenizer=self.tokenizer, device="cpu")
 
     _kind: str
     _pipeline = ""
