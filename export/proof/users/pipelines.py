@@ -122,7 +122,9 @@ class Filler(Transformers):
         mask = str(self.tokenizer.mask_token)
         if not isinstance(text, str) or ("[MASK]" in text and mask != "[MASK]"):
             return None
-        before = "" if len(text.encode()) <= _LONGEST_WITH_ONE_MASK else f"{mask} "
+        # A byte is a token at most; beside the text stand a blank, the mask and two special tokens.
+        short = min(_LONGEST_WITH_ONE_MASK, self.longest - 4)
+        before = "" if len(text.encode()) <= short else f"{mask} "
         return f"{before}{text} {mask}"
 
     def encode(self, text: Text) -> list[Tokens]:
