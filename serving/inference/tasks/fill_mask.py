@@ -41,9 +41,9 @@ def encode(
 
 
 def finish(
-    text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: TextTokenizer, padding: int | None = None
+    text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: TextTokenizer, pad: int | None = None
 ) -> list[list[FilledMask]]:
-    """The best tokens for each mask of one text, in whose filled forms the `padding` token is not written.
+    """The best tokens for each mask of one text; `pad`, the padding token, is left out of its sequences.
 
     Its row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
 
@@ -69,8 +69,8 @@ def finish(
         for token, logit in offered[: options.top_k]:
             filled[position] = token
             score = math.exp(logit - float(total))
-            whole = tokenizer.decode([shown for shown in filled if shown != padding], bare=bare)
-            best.append(FilledMask(score, token, tokenizer.decode([token]), whole))
+            sequence = tokenizer.decode([one for one in filled if one != pad], bare=bare)
+            best.append(FilledMask(score, token, tokenizer.decode([token]), sequence))
         answer.append(best)
     return answer
 
@@ -83,10 +83,9 @@ def _targets(words: Sequence[str], tokenizer: TextTokenizer) -> set[int]:
 
 
 def _finish(work: Work[FillMaskOptions]) -> list[list[list[FilledMask]]]:
-    padding = work.manifest.special_ids["pad"]
+    pad = work.manifest.special_ids.get("pad")
     return [
-        finish(text, row, work.options, work.tokenizer, padding)
-        for text, row in zip(work.texts, work.rows, strict=True)
+        finish(text, row, work.options, work.tokenizer, pad) for text, row in zip(work.texts, work.rows, strict=True)
     ]
 
 
