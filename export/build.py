@@ -205,7 +205,7 @@ class _Export:
             except NotLoadedError as error:
                 self._leave_unproven("", 0, str(error))
                 return None
-        probes = corpus.probes()
+        probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
         with self._progress.stage(f"answers of {users.name}"):
             proof = TextProof(users, self._folder, self._manifest((), ()), probes)
         self._users = Users(proof.name, proof.texts)

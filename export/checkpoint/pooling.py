@@ -262,7 +262,10 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
 def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
     # Git keeps no empty folders.
     found = [read_module(kind, folder.sub(path, may_be_missing=kind in _EMPTY)) for kind, path in listed]
-    return tuple(module for module in found if module is not None)
+    modules = [module for module in found if module is not None]
+    # To scale a second time changes nothing.
+    pairs = zip(modules, [None, *modules], strict=False)
+    return tuple(module for module, before in pairs if not (isinstance(module, Normalize) and module == before))
 
 
 def _modes(pooler: Folder, config: dict[str, Any], prompts: dict[str, str]) -> tuple[str, ...]:

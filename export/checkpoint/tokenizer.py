@@ -6,7 +6,7 @@ import importlib.util
 import json
 from typing import TYPE_CHECKING, Any, Self
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, decoders, normalizers
 
 from export.errors import ExportError
 from export.progress import quiet
@@ -90,11 +90,29 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
         )
     if lowercase:
         backend.normalizer = _lowercased(backend.normalizer)
+    if _cleans_up(made, other):
+        backend.decoder = decoders.Sequence(
+            [backend.decoder, decoders.Fuse(), *(decoders.Replace(spaced, bare) for spaced, bare in _CLEANED_UP)]
+        )
     return made
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
+
+
+_CLEANED_UP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    *((" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+"""What Transformers replaces in a text that it makes of tokens, for `clean_up_tokenization_spaces`."""
+
+
+def _cleans_up(made: Any, kind: str) -> bool:  # noqa: ANN401  of Transformers
+    """Whether it does so: of byte-pair encoding only where a second setting insists."""
+    insists = getattr(made, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    asked = made.clean_up_tokenization_spaces and made.backend_tokenizer.decoder is not None
+    return bool(asked and (kind != "BPE" or insists))
 
 
 def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers

@@ -137,9 +137,10 @@ class TextTokenizer:
         """Token ids of each text, with the characters and the word that each token stands for."""
         aligned = []
         for source, text in enumerate(texts):
-            whole, surplus, skipped = self._fitted(source, text, truncate=truncate)
+            whole, surplus, skipped, inner = self._fitted(source, text, truncate=truncate)
             spans, words = _alignment(whole)
-            spans[words >= 0] += skipped
+            if inner is not None:
+                spans[words >= 0] = np.array(inner, np.int32).reshape(-1, 2) + skipped
             types = array("i", whole.type_ids) if self._is_typed else None
             aligned.append(AlignedText(array("i", whole.ids), types, surplus, source=source, spans=spans, words=words))
         return aligned
@@ -355,17 +356,21 @@ class TextTokenizer:
             ids = self._wordpieces.encode(value)
             if ids is not None and len(ids) <= self.max_length:
                 return EncodedText(ids)
-        whole, surplus, _ = self._fitted(index, value, truncate=truncate, aligned=False)
+        whole, surplus, *_ = self._fitted(index, value, truncate=truncate, aligned=False)
         types = array("i", whole.type_ids) if self._is_typed or not isinstance(value, str) else None
         return EncodedText(array("i", whole.ids), types, surplus)
 
     def _fitted(
         self, index: int, value: str | tuple[str, str], *, truncate: Truncate, aligned: bool = True
-    ) -> tuple[Encoding, int, int]:
-        """The encoding of an input that fits, how many tokens were cut off, and how many characters before it.
+    ) -> tuple[Encoding, int, int, Sequence[tuple[int, int]] | None]:
+        """The encoding of an input that fits.
 
         Cuts the longer part first, as Transformers does (`longest_first`), and keeps every special token. What was not
         read is counted at the rate of what was. Without `aligned` the encoding may lack the characters' positions.
+
+        Returns:
+            The encoding; how many tokens were cut off; how many characters before it; where something was cut, the
+            characters of the first part's tokens, as a byte-level tokenizer trims those of the encoding twice.
         """
         parts = (value,) if isinstance(value, str) else value
         if sum(map(len, parts)) <= self.max_characters or not truncate:
@@ -373,7 +378,7 @@ class TextTokenizer:
             encode = self._tokenizer.encode_batch if aligned else self._tokenizer.encode_batch_fast
             encoding = encode([value])[0]
             if len(encoding) <= self.max_length:
-                return encoding, 0, 0
+                return encoding, 0, 0, None
             if not truncate:
                 raise InvalidRequest(
                     f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
@@ -389,7 +394,8 @@ class TextTokenizer:
             for part, length in zip(encodings, kept, strict=True):
                 part.truncate(length, direction=self._side(truncate))
         whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
-        return whole, surplus + sum(unread for _, unread, _ in read), read[0][2]
+        inner = encodings[0].offsets if aligned else None
+        return whole, surplus + sum(unread for _, unread, _ in read), read[0][2], inner
 
     def _whole_lengths(
         self, parts: Sequence[str], read: Sequence[tuple[Encoding, int, int]], room: int

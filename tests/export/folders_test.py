@@ -47,7 +47,7 @@ def test_a_folder_is_answered_as_by_its_libraries(monkeypatch: pytest.MonkeyPatc
     findings, counts = search.search(seeds, fused=seeds.start >= _LONG)
     assert not findings, "\n".join(map(str, findings))
     # A grammar of folders that nobody can load, or that are all refused, would show nothing.
-    assert counts["same"] >= 0.7 * len(seeds), counts
+    assert counts["same"] >= 0.5 * len(seeds), counts
 
 
 @pytest.mark.long
@@ -98,4 +98,5 @@ def test_every_choice_of_the_grammar_is_drawn() -> None:
     for name, axis in grammar.AXES.items():
         assert not [choice for choice in axis.choices if (name, choice) not in drawn and choice != axis.usual], name
     settings = {(draw["family"], draw["settings"]) for draw in draws if "settings" in draw}
-    assert settings == {(name, choice) for name, family in grammar.FAMILIES.items() for choice in family.variants}
+    every = {(name, choice) for name, family in grammar.FAMILIES.items() for choice in family.variants}
+    assert {choice for _, choice in every - settings} <= grammar.AXES["settings"].refused.keys()

@@ -34,7 +34,7 @@ def filled(tokenizer: TextTokenizer, text: str, best: list[list[str]], top_k: in
     ids = np.array([[IDS[token] for token in row] for row in rows], np.int32)
     totals = np.arange(len(rows), dtype=np.float32) * 100
     logits = totals[:, None] - np.log(2) * np.arange(1, ids.shape[1] + 1, dtype=np.float32)
-    return fill_mask.finish(encoded, (ids, logits, totals), FillMaskOptions(top_k), tokenizer)
+    return fill_mask.finish(encoded, (ids, logits, totals), FillMaskOptions(top_k), tokenizer, IDS["[PAD]"])
 
 
 def test_a_mask(tokenizer: TextTokenizer) -> None:
@@ -53,6 +53,12 @@ def test_several_masks(tokenizer: TextTokenizer) -> None:
         ["[CLS] [MASK] is on [SEP]"],
     ]
     assert [row[0].score for row in answer] == pytest.approx([1 / 2, 1 / 2], rel=1e-4)
+
+
+def test_padding_is_not_written(tokenizer: TextTokenizer) -> None:
+    """Where it is the best token it is named, and the text is as without it, as in Transformers' pipeline."""
+    (first,), _ = filled(tokenizer, "[MASK] is [MASK]", [["[PAD]", "a"], ["on", "in"]], top_k=1)
+    assert (first.token_str, first.sequence) == ("[PAD]", "[CLS] is [MASK] [SEP]")
 
 
 def test_targets(tokenizer: TextTokenizer) -> None:

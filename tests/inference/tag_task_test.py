@@ -12,7 +12,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.pipelines.token_classification import AggregationStrategy
 
 from serving.errors import InvalidRequest
@@ -143,6 +143,20 @@ def test_a_long_text_is_cut_and_says_so(tokenizer: TextTokenizer) -> None:
     assert (len(aligned.ids), aligned.truncated) == (24, 18)
     with pytest.raises(InvalidRequest, match="input 0 has 42 tokens"):
         tokenizer.encode_aligned([text], truncate=False)
+
+
+def test_a_long_text_keeps_its_places() -> None:
+    """A byte-level tokenizer leaves blanks out of a token's characters once, whether the text is cut or not."""
+    made = ByteLevelBPETokenizer(trim_offsets=True)
+    made.train_from_iterator(["the server the text"] * 9, vocab_size=300, special_tokens=["<s>", "</s>"])
+    inner = Tokenizer.from_str(made.to_str())
+    inner.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=False)
+    text = " ".join(["the", "server"] * 20)
+    (cut,) = TextTokenizer(inner, 24, 300).encode_aligned([text], truncate=True)
+    (whole,) = TextTokenizer(inner, 64, 300).encode_aligned([text], truncate=True)
+    assert (len(cut.ids), len(whole.ids)) == (24, 42)
+    assert cut.spans[:23].tolist() == whole.spans[:23].tolist()
+    assert {text[start:end] for start, end in cut.spans[1:23].tolist()} == {"the", "server"}
 
 
 def test_a_pair_has_no_places(tokenizer: TextTokenizer) -> None:

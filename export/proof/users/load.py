@@ -6,7 +6,7 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import transformers
 
@@ -78,13 +78,14 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    bars: Any = transformers.utils.logging  # without types
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            transformers.utils.logging.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
 @contextmanager

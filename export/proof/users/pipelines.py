@@ -39,7 +39,8 @@ class Transformers(Library):
         self.raw: dict[str, Any] = {}  # of a text that is asked in several ways
         self._pipe: Any = None
         if self._pipeline:
-            self._pipe = transformers.pipeline(self._pipeline, model=model, tokenizer=self.tokenizer, device="cpu")
+            pipeline: Any = transformers.pipeline  # has one type for each name
+            self._pipe = pipeline(self._pipeline, model=model, tokenizer=self.tokenizer, device="cpu")
 
     _kind: str
     _pipeline = ""
@@ -121,7 +122,9 @@ class Filler(Transformers):
         mask = str(self.tokenizer.mask_token)
         if not isinstance(text, str) or ("[MASK]" in text and mask != "[MASK]"):
             return None
-        before = "" if len(text.encode()) <= _LONGEST_WITH_ONE_MASK else f"{mask} "
+        # A byte is a token at most; beside the text stand a blank, the mask and two special tokens.
+        short = min(_LONGEST_WITH_ONE_MASK, self.longest - 4)
+        before = "" if len(text.encode()) <= short else f"{mask} "
         return f"{before}{text} {mask}"
 
     def encode(self, text: Text) -> list[Tokens]:

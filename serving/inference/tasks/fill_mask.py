@@ -40,8 +40,10 @@ def encode(
     return encoded
 
 
-def finish(text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: TextTokenizer) -> list[list[FilledMask]]:
-    """The best tokens for each mask of one text.
+def finish(
+    text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: TextTokenizer, pad: int | None = None
+) -> list[list[FilledMask]]:
+    """The best tokens for each mask of one text; `pad`, the padding token, is left out of its sequences.
 
     Its row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
 
@@ -67,7 +69,8 @@ def finish(text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: Tex
         for token, logit in offered[: options.top_k]:
             filled[position] = token
             score = math.exp(logit - float(total))
-            best.append(FilledMask(score, token, tokenizer.decode([token]), tokenizer.decode(filled, bare=bare)))
+            sequence = tokenizer.decode([one for one in filled if one != pad], bare=bare)
+            best.append(FilledMask(score, token, tokenizer.decode([token]), sequence))
         answer.append(best)
     return answer
 
@@ -80,7 +83,10 @@ def _targets(words: Sequence[str], tokenizer: TextTokenizer) -> set[int]:
 
 
 def _finish(work: Work[FillMaskOptions]) -> list[list[list[FilledMask]]]:
-    return [finish(text, row, work.options, work.tokenizer) for text, row in zip(work.texts, work.rows, strict=True)]
+    pad = work.manifest.special_ids.get("pad")
+    return [
+        finish(text, row, work.options, work.tokenizer, pad) for text, row in zip(work.texts, work.rows, strict=True)
+    ]
 
 
 TASK = Task("fill_mask", _finish, check, encode=encode, token_outputs=True)

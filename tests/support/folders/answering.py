@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -160,10 +161,26 @@ def _answer(folder: str, _: str) -> Callable[[Any], Answer]:
         used += tokenizer.num_special_tokens_to_add(pair=True)
         if used > length // 2 or length - used - length // 2 < length // 6:
             return Unanswered("a server's windows overlap less where little is left to a context")
+        if _cuts_words(tokenizer, pair, length):
+            return Unanswered("a server answers whole words, where the pipeline answers their parts in a window")
         found = answers_of(model, tokenizer, *pair, top_k=3)
         return [[each["answer"], each["score"], each["start"], each["end"]] for each in found]
 
     return ask
+
+
+def _cuts_words(tokenizer: Any, pair: tuple[str, str], length: int) -> bool:
+    """Whether a window begins or ends inside of a word."""
+    whole = Counter(tokenizer(pair[1], add_special_tokens=False).word_ids())
+    windows = tokenizer(
+        *pair, truncation="only_second", max_length=length, stride=length // 2, return_overflowing_tokens=True
+    )
+    for row in range(len(windows["input_ids"])):
+        parts = zip(windows.word_ids(row), windows.sequence_ids(row), strict=True)
+        seen = Counter(word for word, part in parts if part == 1)
+        if any(count < whole[word] for word, count in seen.items()):
+            return True
+    return False
 
 
 _LIBRARIES = {

@@ -386,10 +386,18 @@ _CONFIGS = [
     _field(CONFIG, "tie_word_embeddings", True, False, when=_of("fill_mask")),
     _field(CONFIG, "output_hidden_states", True),
     _field(CONFIG, "chunk_size_feed_forward", 4),
-    _field(CONFIG, "classifier_dropout", 0.3, None),
+    _field(CONFIG, "classifier_dropout", 0.3),
     _field(CONFIG, "use_cache", False),
     _field(CONFIG, "torch_dtype", "float16", "bfloat16", "float32"),
-    _field(CONFIG, "tokenizer_class", "BertTokenizer", "XLMRobertaTokenizer"),
+    _field(
+        CONFIG,
+        "tokenizer_class",
+        "BertTokenizer",
+        "XLMRobertaTokenizer",
+        refused=dict.fromkeys(
+            ("BertTokenizer", "XLMRobertaTokenizer"), "of another kind of vocabulary it makes another"
+        ),
+    ),
     _field(CONFIG, "_name_or_path", "someone/else"),
     _field(CONFIG, "max_length", 20),
     _field(

@@ -14,7 +14,7 @@ from export.errors import ExportError
 from serving.errors import BundleError
 from tests.support.folders import grammar
 from tests.support.folders.answering import Served, Unanswered, difference, export_graph, library_answers
-from tests.support.folders.writing import special_tokens, write
+from tests.support.folders.writing import LETTERS, special_tokens, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -92,8 +92,7 @@ def inputs_of(draw: Draw, seed: int) -> list[Input]:
     if task == "classify":
         return [*texts, (_QUERIES[1], _TEXTS[0]), (_LONG, _QUERIES[2])]
     if task == "answer":
-        # Words of one token each: one that a window's edge cuts is answered whole here, and as its part there.
-        long = " ".join(rng.choice(("the", "and")) for _ in range(90))
+        long = " ".join(rng.choice(LETTERS) for _ in range(60))
         return [(rng.choice(_QUERIES[:2]), text) for text in [*texts[:4], *texts[5:8], *texts[9:], long]]
     if task == "fill_mask":
         mask = special_tokens(draw)["mask"]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WIDTH = 16
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEHILMNST0123éÉèüÜöñçß中国東京がかアあمح🙂,.!?'-:«»[]<>/"
+LETTERS = "bcdfghijklmnopqrstuvwxyz"
+"""Words of one token in every vocabulary."""
 _WORDS = ("the", "The", "server", "cafe", "café", "élan", "text", "and", "in", "don", "er", "an", "re", "on", "th")
 _SPARE = 8
 """Rows of the embedding behind the vocabulary, for tokens that other files add."""
@@ -88,15 +90,12 @@ def _vocabulary(kind: str) -> tuple[str, ...]:
         if kind == "MPNetTokenizer":
             special = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
         return tuple(dict.fromkeys([*special, *_CHARACTERS, *(f"##{c}" for c in _CHARACTERS), *_WORDS, "##er", "##an"]))
-    merged = ("th", "the", "Ġt", "Ġth", "Ġthe", "er", "an", "Ġan", "Ġand", "se", "ser", "Ã©")
-    return (*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *merged)
+    return (*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in _MERGES))
 
 
 _MERGES = (
     ("t", "h"),
     ("th", "e"),
-    ("Ġ", "t"),
-    ("Ġ", "th"),
     ("Ġ", "the"),
     ("e", "r"),
     ("a", "n"),
@@ -105,6 +104,7 @@ _MERGES = (
     ("s", "e"),
     ("s", "er"),
     ("Ã", "©"),
+    *(("Ġ", letter) for letter in LETTERS),
 )
 
 
@@ -128,7 +128,7 @@ def _pieces(kind: str) -> bytes:
         "DebertaV2Tokenizer": ["[PAD]", "[CLS]", "[SEP]", "[UNK]"],
     }.get(kind, ["<unk>", "<s>", "</s>"])
     unknown = _SPECIAL[kind]["unk"]
-    words = ["▁", *(f"▁{word}" for word in _WORDS), *_WORDS, *_CHARACTERS]
+    words = ["▁", *(f"▁{word}" for word in (*_WORDS, *LETTERS)), *_WORDS, *_CHARACTERS]
     listed = [(token, 0.0) for token in control]
     listed += [(piece, -3.0 - 0.03 * at) for at, piece in enumerate(dict.fromkeys(words))]
     for piece, score in listed:
