@@ -139,7 +139,11 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         lambda checkpoint: replace(checkpoint, score_activation="identity"),
         r"largest difference .* at the text '.* / .*: .* tokens: \[CLS\] ",
     ),
-    "segments": ("rerank", with_tokenizer(two_segments), r"segments .* here, .* there, of .* differ in model_input_names"),
+    "segments": (
+        "rerank",
+        with_tokenizer(two_segments),
+        r"segments .* here, .* there, of .* differ in model_input_names",
+    ),
     "label's place": ("classify", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
     "label's name": ("classify", renamed, r"the text '.*' is answered with \(.*'other'.*\), Transformers .*tokens: "),
     "tag's place": ("tag", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
