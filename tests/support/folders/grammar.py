@@ -47,7 +47,7 @@ class Family:
 
 
 _DISTANCES = {"relative_attention": True, "max_relative_positions": -1, "pos_att_type": "p2c|c2p"}
-_DEBERTA = {
+_DEBERTA: dict[str, Mapping[str, Any]] = {
     "no relative attention": {"relative_attention": False},
     "c2p alone": {"pos_att_type": "c2p"},
     "pos_att_type listed": {"pos_att_type": ["p2c"]},
@@ -55,7 +55,7 @@ _DEBERTA = {
     "position_biased_input": {"position_biased_input": True},
     "not legacy": {"legacy": False},
 }
-_ROTATED = {
+_ROTATED: dict[str, Mapping[str, Any]] = {
     "rope_theta 500": {"rope_theta": 500.0},
     "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 2000.0}},
     "linear rope_scaling": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},

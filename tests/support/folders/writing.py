@@ -213,6 +213,8 @@ def _write_tokenizer(folder: Path, draw: Draw) -> tuple[int, int]:
 def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
     kind, named = grammar.tokenizer_class(draw), draw.get("tokenizer_class", "own")
     settings = grammar.fields(draw, grammar.TOKENIZER)
+    if "tokenizer" in draw and named == "absent":
+        named = "own"  # the family's class would make another tokenizer of this vocabulary
     if named in {"own", "own with Fast"}:
         generic = draw["family"] == "modernbert" and not {"tokenizer", "tokenizer files"} & draw.keys()
         fast = named == "own with Fast"
