@@ -119,7 +119,8 @@ class Checkpoint:
     @property
     def positions(self) -> int:
         """Tokens of the longest input that its positions allow."""
-        return _positions(self.config, self.family, self.vocabulary)
+        own = self.sentence.max_length or self.vocabulary.length_limit
+        return _positions(self.config, self.family, self.vocabulary, own)
 
     @property
     def first_segment(self) -> bool:
@@ -216,7 +217,8 @@ def open_checkpoint(
         sentence.encoder, config[family.sizes["vocab_size"]], sentence.tokenizer_options, lowercase=sentence.lowercase
     )
     _check_special(source, config, family, task, words)
-    length = _length(source, max_length, sentence.max_length or words.length_limit, _positions(config, family, words))
+    own = sentence.max_length or words.length_limit
+    length = _length(source, max_length, own, _positions(config, family, words, own))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
     if task == "rerank":
@@ -262,10 +264,18 @@ def _check_special(
         )
 
 
-def _positions(config: dict[str, Any], family: Family, words: vocabulary.Vocabulary) -> int:
+def _positions(config: dict[str, Any], family: Family, words: vocabulary.Vocabulary, own: int | None) -> int:
     positions = int(config[family.sizes["positions"]])
+    if not family.position_table or ("position_biased_input" in family.settings and not _placed(config)):
+        # The libraries go by the folder's own limit alone.
+        return max(own or 0, positions)
     # RoBERTa's first token stands at the padding id + 1; what is before is never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
+
+
+def _placed(config: dict[str, Any]) -> bool:
+    """Whether DeBERTa adds a vector for the position to that of each word."""
+    return config.get("position_biased_input") is not False
 
 
 def _length(source: Source, requested: int | None, own: int | None, positions: int) -> int:

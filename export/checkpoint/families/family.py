@@ -134,6 +134,7 @@ class Family:
             gathers the segments by position.
         pooling_layer: Whether its encoder is made with a pooler, which no task of ours uses, unless told otherwise.
         offset_positions: Whether positions are counted from the padding id on, as RoBERTa does.
+        position_table: Whether positions are rows of a table, beyond which no input can go.
         projection: Whether embeddings may be narrower than the layers: `no`, `narrower` for projected to the layers'
             width where they are, `always` for projected whatever their width.
         layer: The fused operators of a layer beside its activation's. Without `Attention` among them, attention stays
@@ -173,6 +174,7 @@ class Family:
     first_segment: bool = False
     pooling_layer: bool = True
     offset_positions: bool = False
+    position_table: bool = True
     projection: Literal["no", "narrower", "always"] = "no"
     embedding: Mapping[str, int] = field(default_factory=lambda: BERT_EMBEDDING)
     layer: Mapping[str, int] = field(default_factory=lambda: BERT_LAYER)

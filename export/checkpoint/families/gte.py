@@ -37,6 +37,7 @@ FAMILY = Family(
     pooling_layer=False,
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
+    position_table=False,
     gated=True,
     renamed={
         "encoder.layer": "layers",

@@ -30,6 +30,7 @@ FAMILY = replace(
     fixed={**bert.FAMILY.fixed, "position_embedding_type": "alibi", "hidden_act": "gelu"},
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
+    position_table=False,
     gated=True,
     products=7,
 )

@@ -62,6 +62,7 @@ FAMILY = Family(
     embedding={},
     # The fused attention rotates no positions.
     layer={},
+    position_table=False,
     gated=True,
     products=4,
     head_products=1,

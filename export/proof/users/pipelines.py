@@ -69,7 +69,7 @@ class Classifier(Transformers):
         function = asked or ("none" if named.regression else None)
         replies = self._pipe(list(map(_keyed, texts)), top_k=None, truncation=True, function_to_apply=function)
         chosen = not (named.regression or named.multi_label)
-        return [labels(((one["label"], one["score"]) for one in reply), chosen=chosen) for reply in replies]
+        return [labels(((str(one["label"]), one["score"]) for one in reply), chosen=chosen) for reply in replies]
 
 
 def _keyed(text: Text) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Tagger(Transformers):
         found = pipe.postprocess(raw, aggregation_strategy=strategy, ignore_labels=list(options.ignore_labels))
         if options.aggregation == "none":
             return tagged(
-                (one["entity"], one["score"], one["index"], one["word"], one["start"], one["end"]) for one in found
+                (str(one["entity"]), one["score"], one["index"], one["word"], one["start"], one["end"]) for one in found
             )
         return entities((one["entity_group"], one["score"], one["start"], one["end"]) for one in found)
 

@@ -45,14 +45,21 @@ class Reader(Transformers):
         """A question and its context, where the pipeline takes them, in the windows in which a server reads them.
 
         The pipeline refuses an empty context, and a question that leaves no room, which a server cuts. Where little
-        is left to a context, a server's windows overlap less.
+        is left to a context, a server's windows overlap less. Where a window ends inside of a word, a server answers
+        the whole word and the pipeline a part of it.
         """
         if not isinstance(text, tuple) or not text[1]:
             return None
         used = len(self.tokenizer(text[0], add_special_tokens=False)["input_ids"])
         used += self.tokenizer.num_special_tokens_to_add(pair=True)
         room = self._length - used
-        return text if used <= self._length // 2 and room - self._stride >= self._length // 6 else None
+        step = room - self._stride
+        if used > self._length // 2 or step < self._length // 6:
+            return None
+        words = self.tokenizer(text[1], add_special_tokens=False).word_ids()
+        starts = range(step, max(len(words) - self._stride, step), step)
+        edges = [*starts, *(start - step + room for start in starts)]
+        return None if any(words[edge] == words[edge - 1] for edge in edges if edge < len(words)) else text
 
     @property
     def _stride(self) -> int:
