@@ -311,16 +311,21 @@ class TextTokenizer:
                 f"a window of {length} tokens leaves no room for a {'text' if first is None else 'context'}"
             )
         step = max(room - overlap, length // _WINDOW_STEPS, 1)
-        starts = range(0, max(1, len(ids) - room + step), step)[:most]
-        unread = max(0, len(ids) - starts[-1] - room)
-        for start in starts:
-            own = slice(start, start + room)
+        distances = range(0, max(1, len(ids) - room + step), step)[:most]
+        unread = max(0, len(ids) - distances[-1] - room)
+        # As the library tokenizers lays them, beginning at the end that is not cut.
+        if self.truncation_side == "left":
+            ranges = [(max(0, len(ids) - far - room), len(ids) - far) for far in distances]
+        else:
+            ranges = [(far, far + room) for far in distances]
+        for start, stop in ranges:
+            own = slice(start, stop)
             size = len(ids[own])
             types = [*frame.type_ids[:head], *[frame.type_ids[head]] * size, *frame.type_ids[len(frame) - tail :]]
             yield AlignedText(
                 ids=array("i", [*frame.ids[:head], *ids[own], *frame.ids[len(frame) - tail :]]),
                 type_ids=array("i", types) if first is not None or self._is_typed else None,
-                truncated=cut + unread if start == 0 else 0,
+                truncated=cut + unread if start == ranges[0][0] else 0,
                 source=source,
                 spans=np.pad(spans[own], ((head, tail), (0, 0))),
                 words=np.pad(words[own], (head, tail), constant_values=-1),

@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "activation": (
         "rerank",
         lambda checkpoint: replace(checkpoint, score_activation="identity"),
-        r"largest difference .* at the text '.* / .*: .* tokens: \[CLS\] ",
+        r"largest difference .* at the text '.*/ .*: .* tokens: \[CLS\] ",
     ),
     "segments": (
         "rerank",

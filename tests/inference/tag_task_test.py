@@ -24,6 +24,8 @@ from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabu
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from serving.records import Side
+
 LABELS = ("O", "B-place", "I-place", "B-thing", "I-thing", "bare")
 SURE = 8.0
 OF_SIX = float(np.exp(SURE) / (np.exp(SURE) + len(LABELS) - 1))
@@ -255,13 +257,15 @@ def test_windows_whose_entities_overlap_keep_what_transformers_keeps() -> None:
         assert [(one.start, one.end, one.score) for one in tag.longest(found)] == expected
 
 
-def test_windows_are_those_of_a_stride(tokenizer: TextTokenizer) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_windows_are_those_of_a_stride(side: Side) -> None:
     """A long text is tagged to its end; each window is a text of its own."""
-    text = " ".join(["server"] * 40)
+    tokenizer = TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), 24, len(vocabulary()), truncation_side=side)
+    text = " ".join(f"server {number}" for number in range(20))
     options = TagOptions("simple", windows=Windows(overlap_tokens=4), by_window=True)
     parts = tag.encode(tokenizer, [text], options, truncate=True)
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(stripped_tokenizer()), model_max_length=24
+        tokenizer_object=Tokenizer.from_str(stripped_tokenizer()), model_max_length=24, truncation_side=side
     )
     windows = fast(text, truncation=True, max_length=24, stride=4, return_overflowing_tokens=True)
     assert [list(part.ids) for part in parts] == windows["input_ids"]

@@ -109,6 +109,8 @@ def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[Ali
     """
     if len(windows) == 1:
         return windows[0], arrays[0]
+    # Those of a model that cuts the beginning of texts come from the end on.
+    windows, arrays = zip(*sorted(zip(windows, arrays, strict=True), key=lambda pair: pair[0].start), strict=True)
     ends = [window.start + len(window.ids) - window.head - window.tail for window in windows]
     # Of two neighbours the first has the tokens up to the middle of what they share.
     cuts = [(right.start + end) // 2 for right, end in zip(windows[1:], ends, strict=False)]
