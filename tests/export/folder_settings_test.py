@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from batch.predictor import Model, Predictor
@@ -173,7 +173,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, case: str) -
     sizes: dict[str, Any] = {"vocab_size": SIZE} if family == "bert" else {}
     folder = write_task_checkpoint(tmp_path / "small", family, "embed", **sizes)
     edit(folder)
-    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     # Beyond the positions, which RoBERTa counts from 2 on, Transformers fails.
     theirs.max_seq_length = min(theirs.max_seq_length or LENGTH, LENGTH)
     found = answers(opened(folder), TEXTS)
@@ -187,7 +187,9 @@ def test_scores_are_those_of_a_cross_encoder(tmp_path: Path, case: str) -> None:
     """Of pairs within the limit and around it, with and without the types of tokens."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank", vocab_size=SIZE)
     RERANKING[case](folder)
-    theirs = CrossEncoder(str(folder), device="cpu", local_files_only=True, activation_fn=torch.nn.Identity())
+    theirs = sentence_transformers.CrossEncoder(
+        str(folder), device="cpu", local_files_only=True, activation_fn=torch.nn.Identity()
+    )
     found = answers(opened(folder, asked="rerank"), PAIRS)[:, 0]
     wanted = np.stack([theirs.predict([pair])[0] for pair in PAIRS])
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
@@ -268,7 +270,7 @@ def test_the_end_that_a_request_names_wins_over_the_folders(tmp_path: Path) -> N
     folder = write_task_checkpoint(tmp_path / "small", "bert", "embed", vocab_size=SIZE)
     bert(truncation_side="left")(folder)
     assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
-    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     own = theirs.encode([TEXTS[-1]])[0]
     theirs.tokenizer.truncation_side = "right"
     other = theirs.encode([TEXTS[-1]])[0]

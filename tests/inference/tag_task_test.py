@@ -13,7 +13,6 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers.pipelines.token_classification import AggregationStrategy
 
 from serving.errors import InvalidRequest
 from serving.inference.tasks import tag
@@ -222,7 +221,7 @@ def test_entities_are_those_of_transformers(name: str, text: str, seed: int, sur
         "offset_mapping": [encoding["offset_mapping"]],
         "special_tokens_mask": torch.tensor([encoding["special_tokens_mask"]]),
     }
-    kind = AggregationStrategy(strategy)
+    kind = transformers.pipelines.token_classification.AggregationStrategy(strategy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the tokenizer knows no words
         expected = pipe.postprocess([output], aggregation_strategy=kind, ignore_labels=["O"])

@@ -11,7 +11,6 @@ import torch
 import transformers
 from safetensors import torch as safetensors_torch
 from tokenizers import pre_tokenizers
-from transformers.convert_slow_tokenizer import import_protobuf
 
 from export.progress import quiet
 from tests.support.checkpoints import edit_json, write_json
@@ -122,7 +121,7 @@ def _write_old_files(folder: Path, kind: str) -> None:
 @cache
 def _pieces(kind: str) -> bytes:
     """A SentencePiece model, written and not trained: what a tokenizer is made of is its list of pieces."""
-    model: Any = import_protobuf().ModelProto()
+    model: Any = transformers.convert_slow_tokenizer.import_protobuf().ModelProto()
     control = {
         "AlbertTokenizer": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
         "DebertaV2Tokenizer": ["[PAD]", "[CLS]", "[SEP]", "[UNK]"],
