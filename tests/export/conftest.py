@@ -2,10 +2,22 @@ from __future__ import annotations
 
 import pytest
 
+from export.texts import corpus
 from tests.support.exports import Export, export_small
+
+WHOLE_PROBES = ("folder_settings_test", "folders_test", "text_proof_test")
+"""Where it is tested what each text of `export/texts/probes.jsonl` tells; other tests export with some short ones."""
+_FEW = [text for text in corpus.probes() if len(str(text)) < 200][::5]
 
 
 @pytest.fixture(scope="session")
 def small_export(tmp_path_factory: pytest.TempPathFactory) -> Export:
     """An export of a small checkpoint, for tests that change nothing of it."""
     return export_small(tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(autouse=True)
+def short_proof(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has exports of this process compare few texts with the libraries."""
+    if request.path.stem not in WHOLE_PROBES:
+        monkeypatch.setattr(corpus, "probes", lambda: _FEW)
