@@ -199,15 +199,15 @@ class _Export:
     def _text_proof(self) -> TextProof | None:
         """The answers of the library that users load the folder with; None where it does not load it."""
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
-        with self._progress.stage("loading the folder with its users' library"):
-            try:
-                users = load(self._checkpoint, cut=self._recipe.max_length is not None)
-            except NotLoadedError as error:
-                self._leave_unproven("", 0, str(error))
-                return None
         probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
-        with self._progress.stage(f"answers of {users.name}"):
-            proof = TextProof(users, self._folder, self._manifest((), ()), probes)
+        try:
+            with self._progress.stage("loading the folder with its users' library"):
+                users = load(self._checkpoint, cut=self._recipe.max_length is not None)
+            with self._progress.stage(f"answers of {users.name}"):
+                proof = TextProof(users, self._folder, self._manifest((), ()), probes)
+        except NotLoadedError as error:
+            self._leave_unproven("", 0, str(error))
+            return None
         self._users = Users(proof.name, proof.texts)
         return proof
 

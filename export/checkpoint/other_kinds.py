@@ -143,6 +143,8 @@ def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
 
 def kind_of(config: dict[str, Any]) -> str:
     """What a model of an unknown family is by Transformers' lists, as a clause; empty for an encoder of text."""
+    if config.get("model_type") is None:
+        return ": add the one that the checkpoint is of to config.json"
     # Imported here: it takes seconds, and only what is refused asks for it.
     from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415
 

@@ -29,6 +29,9 @@ _WORDS = ("vocab.txt", "merges.txt", "*.model")
 """Files of a tokenizer that are no JSON."""
 
 _LEAST_LENGTH = 3
+_OF_SENTENCE_TRANSFORMERS = frozenset({"embed", "embed_tokens", "rerank"})
+"""Tasks that users run with Sentence Transformers; the others with Transformers."""
+
 _NO_LABELS = Labels((), multi_label=False)
 
 
@@ -119,8 +122,7 @@ class Checkpoint:
     @property
     def positions(self) -> int:
         """Tokens of the longest input that its positions allow."""
-        own = self.sentence.max_length or self.vocabulary.length_limit
-        return _positions(self.config, self.family, self.vocabulary, own)
+        return _positions(self.config, self.family, self.task, self.vocabulary, self.sentence)
 
     @property
     def first_segment(self) -> bool:
@@ -218,7 +220,9 @@ def open_checkpoint(
     )
     _check_special(source, config, family, task, words)
     own = sentence.max_length or words.length_limit
-    length = _length(source, max_length, own, _positions(config, family, words, own))
+    # So that special tokens alone fit, whatever is asked.
+    least = max(_LEAST_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
+    length = _length(source, max_length, own, least, _positions(config, family, task, words, sentence))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
     if task == "rerank":
@@ -264,10 +268,18 @@ def _check_special(
         )
 
 
-def _positions(config: dict[str, Any], family: Family, words: vocabulary.Vocabulary, own: int | None) -> int:
+def _positions(
+    config: dict[str, Any],
+    family: Family,
+    task: Task,
+    words: vocabulary.Vocabulary,
+    sentence: pooling.SentenceConfig,
+) -> int:
     positions = int(config[family.sizes["positions"]])
     if not family.position_table or ("position_biased_input" in family.settings and not _placed(config)):
-        # The libraries go by the folder's own limit alone.
+        # Transformers goes by the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, and
+        # takes max_seq_length as it is.
+        own = sentence.max_length or (None if task in _OF_SENTENCE_TRANSFORMERS else words.length_limit)
         return max(own or 0, positions)
     # RoBERTa's first token stands at the padding id + 1; what is before is never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
@@ -278,12 +290,12 @@ def _placed(config: dict[str, Any]) -> bool:
     return config.get("position_biased_input") is not False
 
 
-def _length(source: Source, requested: int | None, own: int | None, positions: int) -> int:
+def _length(source: Source, requested: int | None, own: int | None, least: int, positions: int) -> int:
     length = requested or min(own or positions, positions)
-    if not _LEAST_LENGTH <= length <= positions:
+    if not least <= length <= positions:
         raise ExportError(
             f"checkpoint {source.path}: a maximum length of {length} tokens is not possible; "
-            f"the model has {positions} positions, so give one between {_LEAST_LENGTH} and {positions}"
+            f"the model has {positions} positions, so give one between {least} and {positions}"
         )
     return length
 

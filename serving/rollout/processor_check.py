@@ -137,10 +137,13 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
         )
     except subprocess.TimeoutExpired:
         return {}, f"it took more than {_LIMIT_S:g} s"
+    except OSError as error:  # want of memory or of processes
+        return {}, f"it could not be started: {error}"
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         return {}, last or f"it ended with status {done.returncode}"
-    answer: dict[str, tuple[bool, str]] = json.loads(done.stdout)
+    # A library may have written before.
+    answer: dict[str, tuple[bool, str]] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     return answer, ""
 
 

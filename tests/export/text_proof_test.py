@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from export import build
 from export.errors import ExportError
 from export.progress import Progress
 from export.recipe import Recipe
 from serving.models.bundle import BundleWriter
-from tests.support.checkpoints import HEADS, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.checkpoints import (
+    HEADS,
+    edit_json,
+    edit_weights,
+    vocabulary,
+    write_checkpoint,
+    write_json,
+    write_task_checkpoint,
+)
 from tests.support.exports import opened
 from tests.support.skips import SHARED, needs_shared
 
@@ -188,6 +200,101 @@ def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> N
     assert manifest.users.unproven.endswith("finds no weights for a part of the model")
     assert manifest.users.unproven in said
     assert manifest.artifacts[0].at_text is None
+
+
+def test_a_pooler_that_is_not_stored_hides_no_fault(tmp_path: Path) -> None:
+    """Many folders for vectors are saved without one: the library fills it with random numbers that nobody reads."""
+    folder = written(tmp_path / "small", "embed")
+    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "pooler." in name])
+    with pytest.raises(ExportError, match="largest difference from Sentence Transformers"):
+        made(folder, "embed", not_scaled)
+
+
+def nearly_tied(folder: Path, task: str, step: float) -> None:
+    """Makes the two best decisions so near to one another that `step` says which of them is the best."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        name = {"answer": "qa_outputs", "fill_mask": "cls.predictions"}.get(task, "classifier")
+        if task == "answer":
+            weight = tensors["qa_outputs.weight"]
+            tensors["qa_outputs.weight"] = step * torch.rand(weight.shape, generator=generator)
+            return
+        if task == "fill_mask":
+            words = tensors["bert.embeddings.word_embeddings.weight"]
+            words[11] = words[10]
+        else:
+            tensors[f"{name}.weight"][1] = tensors[f"{name}.weight"][0]
+        first = 10 if task == "fill_mask" else 0
+        tensors[f"{name}.bias"][first : first + 2] = torch.tensor([8 + step, 8 - step])
+
+    edit_weights(folder, change)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "fill_mask", "answer"])
+def test_a_near_tie_is_decided_by_rounding_and_no_fault(tmp_path: Path, task: str) -> None:
+    """Two labels, words or places whose numbers are equal but for the last bits may stand either way round."""
+    folder, other = written(tmp_path / "small", task), written(tmp_path / "other", task)
+    nearly_tied(folder, task, 1e-6)
+    nearly_tied(other, task, -1e-6)
+    manifest, _ = made(folder, task, lambda opened: replace(opened, source=replace(opened.source, path=other)))
+    found = manifest.artifacts[0].at_text
+    assert found is not None
+    assert found.agreement in (1, None)
+
+
+def test_a_library_that_fails_on_a_text_proves_nothing(tmp_path: Path) -> None:
+    """Here for want of a word embedding's rows: a note says so, and the export goes on."""
+    folder, other = written(tmp_path / "small", "rerank"), tmp_path / "other"
+    shutil.copytree(folder, other)
+    name = "bert.embeddings.word_embeddings.weight"
+    edit_weights(other, lambda tensors: tensors.update({name: tensors[name][:8].clone()}))
+    edit_json(other / "config.json", vocab_size=8)
+    manifest, said = made(folder, "rerank", lambda opened: replace(opened, source=replace(opened.source, path=other)))
+    assert manifest.users is not None
+    assert "does not answer a text: " in manifest.users.unproven
+    assert manifest.users.unproven in said
+
+
+def test_a_special_token_that_the_model_has_no_row_of_is_asked_of_nobody(tmp_path: Path) -> None:
+    """BERT's class adds a mask to a vocabulary without one, and the model fails on it."""
+    folder = written(tmp_path / "small", "classify")
+    words = [name for name in vocabulary() if name != "[MASK]"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 64})
+    config = json.loads((folder / "config.json").read_text())
+    name = "bert.embeddings.word_embeddings.weight"
+    edit_weights(folder, lambda tensors: tensors.update({name: tensors[name][: len(words)].clone()}))
+    edit_json(folder / "config.json", vocab_size=len(words))
+    assert config["vocab_size"] > len(words)
+    manifest, _ = made(folder, "classify")
+    assert manifest.users is not None
+    assert not manifest.users.unproven
+
+
+@pytest.mark.parametrize(("task", "longest"), [("embed_tokens", 64), ("rerank", 64), ("classify", 100)])
+@pytest.mark.parametrize("family", ["modernbert", "deberta-v2"])
+def test_a_limit_beyond_the_positions_counts_where_the_library_takes_it(
+    tmp_path: Path, family: str, task: str, longest: int
+) -> None:
+    """Without a table of positions: Sentence Transformers caps the tokenizer's limit at them, Transformers does not."""
+    folder = written(tmp_path / "small", task, family)
+    edit_json(folder / "tokenizer_config.json", model_max_length=100)
+    manifest, _ = made(folder, task)
+    assert manifest.max_length == longest
+    assert manifest.users is not None
+    assert not manifest.users.unproven
+
+
+def test_loading_a_folder_for_its_proof_logs_nothing(tmp_path: Path) -> None:
+    """Sentence Transformers warns where it makes modules of its own, and its log has no handler."""
+    folder = written(tmp_path / "small", "embed_tokens")
+    code = "import sys; from export.cli.export import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(folder), "--task", "embed", "--out", str(tmp_path / "models")]
+    done = subprocess.run([*command, "--precision", "fp32"], check=True, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if not re.search(r" {2}.* \d+\.\d s$|^  note: ", line)]
+    assert lines == []
 
 
 @pytest.mark.long

@@ -20,6 +20,9 @@ FEW = 4
 MANY = 48
 """Likewise, where it is another reading of the same numbers."""
 
+NEAR = 1e-4
+"""Logits, and shares of a probability, that fp32 may confuse: as far apart as its limit lets a number be."""
+
 
 @dataclass(slots=True, frozen=True)
 class Form:
@@ -49,11 +52,13 @@ class Answer:
         told: What it says whatever the precision: sizes, names, places.
         decided: What follows from the numbers: labels, words, spans.
         numbers: The numbers, float64 [n].
+        sure: Whether no decision is a near-tie, which rounding may decide otherwise.
     """
 
     told: tuple[object, ...]
     decided: tuple[object, ...]
     numbers: NDArray[np.float64]
+    sure: bool = True
 
 
 def vector(numbers: Any) -> Answer:  # noqa: ANN401  an array of NumPy's or of PyTorch's
@@ -72,7 +77,7 @@ def labels(scores: Iterable[tuple[str, float]], *, chosen: bool) -> Answer:
     ordered = sorted(scores)
     best = max(ordered, key=lambda pair: pair[1])[0]
     numbers = np.array([number for _, number in ordered], np.float64)
-    return Answer(tuple(name for name, _ in ordered), (best,) if chosen else (), numbers)
+    return Answer(tuple(name for name, _ in ordered), (best,) if chosen else (), numbers, _is_clear(numbers))
 
 
 def tagged(found: Iterable[tuple[str, float, int, str, int, int]]) -> Answer:
@@ -93,7 +98,14 @@ def fillings(masks: Iterable[Sequence[tuple[float, int, str, str]]]) -> Answer:
     """The best words of each mask: score, token, word, whole text of each, best first."""
     whole = list(masks)
     numbers = np.array([word[0] for best in whole for word in best], np.float64)
-    return Answer((len(whole),), tuple(best[0][1:] for best in whole), numbers)
+    sure = all(_is_clear([word[0] for word in best]) for best in whole)
+    return Answer((len(whole),), tuple(best[0][1:] for best in whole), numbers, sure)
+
+
+def _is_clear(scores: Sequence[float] | NDArray[np.float64]) -> bool:
+    """Whether the largest number stands clear of the others."""
+    *_, second, best = [-np.inf, *sorted(scores)]
+    return bool(best - second > NEAR * abs(best))
 
 
 def span(answer: str, number: float, start: int, end: int) -> Answer:

@@ -62,18 +62,23 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
             f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
         )
     kind = _LIBRARIES[checkpoint.task]
-    with quiet(), _no_bars(), _without_pickles(checkpoint) as folder:
-        try:
-            library = kind(checkpoint, folder)
-        except Exception as error:
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            raise NotLoadedError(
-                f"{'Sentence Transformers' if issubclass(kind, SentenceTransformers) else 'Transformers'} "
-                f"cannot load the folder by itself: {reason}"
-            ) from error
+    name = "Sentence Transformers" if issubclass(kind, SentenceTransformers) else "Transformers"
+    failure = as_not_loaded(f"{name} cannot load the folder by itself")
+    with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
+        library = kind(checkpoint, folder)
     # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.
     library.longest = checkpoint.max_length if cut else min(library.longest, checkpoint.positions)
     return library
+
+
+@contextmanager
+def as_not_loaded(sentence: str) -> Iterator[None]:
+    """Turns whatever a library raises into a `NotLoadedError` that begins with a sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise NotLoadedError(f"{sentence}: {reason}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from export.proof.users.answers import MANY, Form, span
 from export.proof.users.library import BESIDE, tokens
-from export.proof.users.pipelines import Transformers
+from export.proof.users.pipelines import Transformers, surely
 from serving.records import AnswerOptions
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from export.proof.users.answers import Answer
     from export.proof.users.library import Tokens
+    from export.proof.users.pipelines import Shake
     from export.texts.corpus import Text
 
     Numbers = NDArray[np.float64]
@@ -81,9 +82,13 @@ class Reader(Transformers):
 
     def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
         options = form.options
-        return [self._answer(text, options) for text in texts if isinstance(options, AnswerOptions)]
+        return [
+            surely(lambda shake, text=text: self._answer(text, options, shake))  # type: ignore[misc]
+            for text in texts
+            if isinstance(options, AnswerOptions)
+        ]
 
-    def _answer(self, text: Text, options: AnswerOptions) -> Answer:
+    def _answer(self, text: Text, options: AnswerOptions, shake: Shake) -> Answer:
         windows, context = self._windows(text), text[1]
         found: dict[str, list[Any]] = {}
         null = 1.0
@@ -92,7 +97,7 @@ class Reader(Transformers):
             allowed = np.array([part == 1 for part in windows.sequence_ids(row)])
             allowed |= np.array(ids) == self.tokenizer.cls_token_id
             starts, ends = (
-                _softmax(np.where(allowed, logits[0].numpy(), np.float32(-10000.0)))
+                _softmax(np.where(allowed, shake(logits)[0].numpy(), np.float32(-10000.0)))
                 for logits in (output.start_logits, output.end_logits)
             )
             null = min(null, float(starts[0] * ends[0]))

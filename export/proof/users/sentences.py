@@ -37,10 +37,14 @@ class SentenceTransformers(Library):
             self._model = getattr(sentence_transformers, self._kind)(
                 str(folder), device="cpu", local_files_only=True, trust_remote_code=False
             ).float()
-        self.missing = any("MISSING" in report for report in reports)
+        self.missing = any(self._needs(line) for report in reports for line in report.splitlines())
         self.tokenizer = self._model.tokenizer
 
     _kind: str
+
+    def _needs(self, line: str) -> bool:
+        """Whether a line of Transformers' table names weights that it did not find: `name | MISSING |`."""
+        return "MISSING" in line and "|" in line
 
     def encode(self, text: Text) -> list[Tokens]:
         return [tokens(self._model.preprocess([text]))]
@@ -48,6 +52,10 @@ class SentenceTransformers(Library):
 
 class Encoder(SentenceTransformers):
     _kind = "SentenceTransformer"
+
+    def _needs(self, line: str) -> bool:
+        """Vectors are not of the pooler, which many folders are saved without."""
+        return super()._needs(line) and "pooler." not in line
 
     def forms(self) -> list[Form]:
         checkpoint = self._checkpoint
@@ -97,19 +105,22 @@ class CrossEncoder(SentenceTransformers):
 
 @contextmanager
 def _reports() -> Iterator[list[str]]:
-    """What Transformers logs in the block: where another library calls it, its log alone says what is missing."""
+    """What both libraries log in the block: where one calls the other, a log alone says what is missing."""
     reports: list[str] = []
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             reports.append(record.getMessage())
 
-    logger = logging.getLogger("transformers")
-    handlers, propagate, disabled = logger.handlers, logger.propagate, logging.root.manager.disable
-    logger.handlers, logger.propagate = [Collector()], False
+    loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers")]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    disabled = logging.root.manager.disable
+    for logger in loggers:
+        logger.handlers, logger.propagate = [Collector()], False
     logging.disable(logging.NOTSET)
     try:
         yield reports
     finally:
         logging.disable(disabled)
-        logger.handlers, logger.propagate = handlers, propagate
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
