@@ -51,7 +51,6 @@ FIELDS: dict[str, Draw] = {
     "chinese-is-not-split": EMBED | {f"{TOKENIZER} tokenize_chinese_chars": "False"},
     "added-tokens-decoder": EMBED | {"added_tokens_decoder": "one more, special"},
     "added-tokens-of-old": EMBED | {"tokenizer files": "old", "added_tokens.json": "one more"},
-    "lower-case-of-sentences-twice": EMBED | SENTENCES_LOWER | LOWER,
     "lower-case-of-sentences-alone": EMBED
     | SENTENCES_LOWER
     | KEPT

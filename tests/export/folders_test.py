@@ -37,7 +37,7 @@ def _marks(seeds: range) -> list[pytest.MarkDecorator]:
 
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes most of the time: the imports of the process that reads pickles, and the exporter's texts."""
+    """Leaves out what takes most of the time: imports of the process that reads pickles, and the exporter's texts."""
     monkeypatch.setattr(weights, "unpickle", _unpickled)
     short = [text for text in corpus.probes() if len(str(text)) < 200][::5]
     monkeypatch.setattr(corpus, "probes", lambda: short)
