@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from export.benchmarks import asked_for, random_checkpoints
 from export.checkpoint import modules, pooling
 from export.checkpoint.families import FAMILIES, TOLD
-from export.checkpoint.families.family import FIXED, READ, UNUSED
+from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.recipe import FORMS, TASKS
 from serving.host import available_cpus, installed, processor
@@ -130,48 +130,72 @@ def _heads() -> str:
 
 
 def _settings() -> str:
-    """What each family reads of config.json, and the values that are built."""
-    rows = {(_names(READ), _values(FIXED), _names(sorted(UNUSED))): ["every family"]}
-    others = [(f"`{family.model_type}` in another form", family) for family in TOLD if family not in FAMILIES.values()]
-    for name, family in [*((f"`{name}`", family) for name, family in FAMILIES.items()), *others]:
-        only = {key: value for key, value in family.fixed.items() if key not in FIXED}
-        row = _names(family.read()), _values(only), _names(sorted(family.unused))
-        rows.setdefault(row, []).append(name)
-    head = ("family", "read", "only this value", "changes no answer")
-    return _table(head, [(", ".join(names), *row) for row, names in rows.items()], text=4)
+    """What is read of config.json, a row for each setting, and below it what changes no answer."""
+    forms = {f"`{name}`": family for name, family in FAMILIES.items()}
+    others = (family for family in TOLD if family not in FAMILIES.values())
+    forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, family in forms.items():
+        activations = _names(family.activations or (*ACTIVATIONS, *ALIASES))
+        values = dict.fromkeys((*READ, *family.read()), "read") | _only({**FIXED, **family.fixed})
+        if values[family.activation] == "read":
+            values[family.activation] = activations
+        for key, value in values.items():
+            rows.setdefault((key, value), []).append(name)
+    table = [(f"`{key}`", value, _among(names, forms)) for (key, value), names in sorted(rows.items())]
+    unused = {"every family": UNUSED, **{name: family.unused for name, family in forms.items() if family.unused}}
+    return f"{_table(('setting', 'values', 'families'), table, text=3)}\n\n{_without_effect(unused)}"
+
+
+_FORMS = {
+    "bert": "with relative positions",
+    "jina_bert": "for code",
+    "nomic_bert": "in its first form",
+    "ernie": "with task ids",
+}
+"""How the families of `TOLD` differ from those that share their model_type."""
 
 
 def _files() -> str:
-    """What is read of each file of Sentence Transformers."""
+    """What is read of each file of Sentence Transformers, a row for each setting, and what changes no answer."""
     only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
-    rows = [
-        (
-            _names(pooling.TRANSFORMER_FILES),
-            _names(pooling.TRANSFORMER_READ),
-            _values(only),
-            _names(sorted(pooling.TRANSFORMER_UNUSED)),
-        ),
-        *(
-            (f"{_names(names)} in it", "", "", _names(sorted(unused)))
-            for names, unused in pooling.ARGUMENTS_UNUSED.items()
-        ),
-        ("`modules.json`", _names(("type", "path")), "", _names(("idx", "name", "kwargs"))),
-        ("config.json of Pooling", _names((*pooling.POOLING_READ, *pooling.OLD_FLAGS)), "", ""),
-        *(
-            (f"config.json of {kind}", _names(read), _values(modules.FIXED if kind != "Dropout" else {}), "")
-            for kind, read in modules.READ.items()
-        ),
-        ("`config_sentence_transformers.json`", _names(pooling.SETTINGS_READ), "", ""),
-    ]
-    return _table(("file", "read", "only this value", "changes no answer"), rows, text=4)
+    transformer, own = "`sentence_*_config.json`", "`config.json` of"
+    files: dict[str, dict[str, str]] = {
+        transformer: dict.fromkeys(pooling.TRANSFORMER_READ, "read") | _only(only),
+        "`modules.json`": dict.fromkeys(("type", "path"), "read"),
+        f"{own} Pooling": dict.fromkeys((*pooling.POOLING_READ, *pooling.OLD_FLAGS), "read"),
+        "`config_sentence_transformers.json`": dict.fromkeys(pooling.SETTINGS_READ, "read"),
+    }
+    for kind, names in modules.READ.items():
+        files[f"{own} {kind}"] = dict.fromkeys(names, "read") | _only(modules.FIXED if kind != "Dropout" else {})
+    rows = [(file, f"`{key}`", value) for file, values in files.items() for key, value in values.items()]
+    unused = {transformer: pooling.TRANSFORMER_UNUSED, "`modules.json`": frozenset({"idx", "name", "kwargs"})}
+    unused |= {f"{_names(names)} of {transformer}": keys for names, keys in pooling.ARGUMENTS_UNUSED.items()}
+    return (
+        f"The star stands for {', '.join(name.split('_')[1] for name in pooling.TRANSFORMER_FILES)}.\n\n"
+        f"{_table(('file', 'setting', 'values'), rows, text=3)}\n\n{_without_effect(unused)}"
+    )
+
+
+def _without_effect(settings: Mapping[str, Iterable[str]]) -> str:
+    lines = (f"- {name}: {_names(sorted(keys))}" for name, keys in settings.items())
+    return "\n".join(["Settings that change no answer:", "", *lines])
+
+
+def _among(names: Sequence[str], every: Iterable[str]) -> str:
+    """Names, told by those that are missing where these are fewer."""
+    others = [name for name in every if name not in names]
+    if len(others) < len(names):
+        return f"all but {', '.join(others)}" if others else "all"
+    return ", ".join(names)
+
+
+def _only(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: f"only `{json.dumps(value)}`" for key, value in values.items()}
 
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name}` {json.dumps(value)}" for name, value in values.items())
 
 
 def _speed(store: Store) -> str:

@@ -19,6 +19,7 @@ from tests.support.checkpoints import (
     vocabulary,
     write_checkpoint,
     write_json,
+    write_modules,
     write_task_checkpoint,
 )
 from tests.support.own_forms import to_first_nomic_bert
@@ -94,8 +95,7 @@ def first_nomic_bert(**changes: object) -> Spoil:
 
 def kinds(*names: str, path: str = "", prefix: str = "sentence_transformers.x.") -> Spoil:
     """A modules.json of these classes, all of them in one folder."""
-    listed = [{"idx": at, "name": str(at), "path": path, "type": f"{prefix}{name}"} for at, name in enumerate(names)]
-    return write("modules.json", listed)
+    return lambda folder: write_modules(folder, *((f"{prefix}{name}", path) for name in names))
 
 
 def follow(kind: str, config: dict[str, object], **shapes: list[int]) -> Spoil:
@@ -726,6 +726,20 @@ CASES: dict[str, tuple[Spoil, str]] = {
         instead(write("vocab.txt", lines(99)), tokenizer_class="XLMRobertaTokenizer"),
         r"no tokenizer can be made of vocab\.txt: it holds 104 entries, of which XLMRobertaTokenizer took",
     ),
+    "a-tokenizer-of-another-class": (
+        put("tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer"),
+        r"no tokenizer can be made of tokenizer\.json",
+    ),
+    "a-tokenizer-in-python": (put("tokenizer_config.json", tokenizer_class="CanineTokenizer"), "CanineTokenizer"),
+    "words-in-japanese": (
+        instead(write("vocab.txt", lines(9)), tokenizer_class="BertJapaneseTokenizer", word_tokenizer_type="mecab"),
+        r"no tokenizer can be made of vocab\.txt",
+    ),
+    "special-tokens-that-are-split": (
+        put("tokenizer_config.json", split_special_tokens=True),
+        r"split_special_tokens in tokenizer_config\.json",
+    ),
+    "a-truncation-side-that-is-none": (put("tokenizer_config.json", truncation_side="middle"), "middle"),
     "a-vocabulary-too-long": (
         instead(write("vocab.txt", lines(5000)), tokenizer_class="BertTokenizer"),
         r"tokenizer\.json has ids up to 5004, the model takes ids below",

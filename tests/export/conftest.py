@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from export.texts import corpus
 from tests.support.exports import Export, export_small
@@ -8,6 +9,12 @@ from tests.support.exports import Export, export_small
 WHOLE_PROBES = ("folder_settings_test", "folders_test", "text_proof_test")
 """Where it is tested what each text of `export/texts/probes.jsonl` tells; other tests export with some short ones."""
 _FEW = [text for text in corpus.probes() if len(str(text)) < 200][::5]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Several threads wait for each other awake: with them, products of tiny matrices take ten times as long."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

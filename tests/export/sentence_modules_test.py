@@ -23,7 +23,7 @@ from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
 from serving.inference.tasks import embed
 from serving.records import EmbedOptions
-from tests.support.checkpoints import edit_json, write_checkpoint, write_json
+from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_modules
 from tests.support.exports import answers_together
 from tests.support.graphs import check_ranges
 
@@ -188,11 +188,7 @@ def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, t
     folder = tmp_path / "model"
     saved(encoder, folder, [modules.Pooling(WIDTH), modules.Dense(2 * WIDTH, 8)])
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
-    listed = [
-        {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for path, kind in kinds.items()
-    ]
-    write_json(folder / "modules.json", [{**module, "idx": at, "name": str(at)} for at, module in enumerate(listed)])
+    write_modules(folder, *((f"sentence_transformers.models.{kind}", path) for path, kind in kinds.items()))
     flags = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
     write_json(folder / "1_Pooling" / "config.json", {**flags, "pooling_mode_max_tokens": False})
     dense = modules.Dense(2 * WIDTH, 8)

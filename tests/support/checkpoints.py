@@ -257,14 +257,21 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
+def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
+    """Writes the modules.json of Sentence Transformers: the class and the folder of each module."""
+    listed = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (kind, path) in enumerate(modules)]
+    write_json(folder / "modules.json", listed)
+
+
+def added_token(identity: int, content: str, **flags: bool) -> dict[str, Any]:
+    """A token of its own, as tokenizer.json has them."""
+    usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": identity, "content": content, **usual, **flags}
+
+
 def _write_sentence_files(folder: Path, hidden_size: int, pooling: str) -> None:
-    kind = "sentence_transformers.models."
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": f"{kind}Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{kind}Pooling"},
-        {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{kind}Normalize"},
-    ]
-    write_json(folder / "modules.json", modules)
+    places = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    write_modules(folder, *((f"sentence_transformers.models.{kind}", path) for kind, path in places.items()))
     flags = {
         "pooling_mode_mean_tokens": pooling == "mean",
         "pooling_mode_cls_token": pooling == "cls",
@@ -301,18 +308,7 @@ def _tokenizer() -> dict[str, Any]:
             "pad_type_id": 0,
             "pad_token": "[PAD]",
         },
-        "added_tokens": [
-            {
-                "id": ids[token],
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token in SPECIAL
-        ],
+        "added_tokens": [added_token(ids[token], token, special=True) for token in SPECIAL],
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,

@@ -5,6 +5,7 @@ Transformers 5 has none.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,38 +44,10 @@ class Reader(Transformers):
         return min(self.longest, AnswerOptions().window_tokens)
 
     def asked(self, text: Text) -> Text | None:
-        """A question and its context, where the pipeline takes them, in the windows in which a server reads them.
-
-        The pipeline refuses an empty context, and a question that leaves no room, which a server cuts. Where little
-        is left to a context, a server's windows overlap less. Where a window ends inside of a word, a server answers
-        the whole word and the pipeline a part of it.
-        """
-        if not isinstance(text, tuple) or not text[1]:
-            return None
-        used = len(self.tokenizer(text[0], add_special_tokens=False)["input_ids"])
-        used += self.tokenizer.num_special_tokens_to_add(pair=True)
-        room = self._length - used
-        step = room - self._stride
-        if used > self._length // 2 or step < self._length // 6:
-            return None
-        words = self.tokenizer(text[1], add_special_tokens=False).word_ids()
-        starts = range(step, max(len(words) - self._stride, step), step)
-        edges = [*starts, *(start - step + room for start in starts)]
-        return None if any(words[edge] == words[edge - 1] for edge in edges if edge < len(words)) else text
-
-    @property
-    def _stride(self) -> int:
-        return min(self._length // 2, 128)
+        return text if isinstance(text, tuple) and reads_as_a_server(self.tokenizer, text, self._length) else None
 
     def _windows(self, text: Text) -> Any:  # noqa: ANN401  what a tokenizer of Transformers gives
-        return self.tokenizer(
-            *text,
-            truncation="only_second",
-            max_length=self._length,
-            stride=self._stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        return _windows(self.tokenizer, text, self._length)
 
     def encode(self, text: Text) -> list[Tokens]:
         windows = self._windows(text)
@@ -127,6 +100,44 @@ class Reader(Transformers):
             return offsets[start][0], offsets[end][1]
         first = windows.word_to_chars(row, words[start], sequence_index=1)
         return first.start, windows.word_to_chars(row, words[end], sequence_index=1).end
+
+
+def reads_as_a_server(tokenizer: Any, text: tuple[str, str], length: int) -> bool:  # noqa: ANN401  of Transformers
+    """Whether the pipeline takes a question and its context, in the windows in which a server reads them.
+
+    It refuses an empty context, and a question that leaves no room, which a server cuts. Where little is left to a
+    context, a server's windows overlap less. Where a window ends inside of a word, a server answers the whole word and
+    the pipeline a part of it.
+    """
+    length = min(length, AnswerOptions().window_tokens)
+    used = len(tokenizer(text[0], add_special_tokens=False)["input_ids"])
+    used += tokenizer.num_special_tokens_to_add(pair=True)
+    step = length - used - _stride(length)
+    if not text[1] or used > length // 2 or step < length // 6:
+        return False
+    whole = Counter(tokenizer(text[1], add_special_tokens=False).word_ids())
+    windows = _windows(tokenizer, text, length)
+    for row in range(len(windows["input_ids"])):
+        places = zip(windows.word_ids(row), windows.sequence_ids(row), strict=True)
+        seen = Counter(word for word, part in places if part == 1)
+        if any(count < whole[word] for word, count in seen.items()):
+            return False
+    return True
+
+
+def _stride(length: int) -> int:
+    return min(length // 2, 128)
+
+
+def _windows(tokenizer: Any, text: Text, length: int) -> Any:  # noqa: ANN401  likewise
+    return tokenizer(
+        *text,
+        truncation="only_second",
+        max_length=length,
+        stride=_stride(length),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
 
 
 def _softmax(logits: Numbers) -> Numbers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
+import torch
+
 from tests.support.folders import grammar, search
 
 
@@ -15,6 +17,7 @@ def _seeds(words: list[str]) -> list[int]:
 
 def main(words: list[str]) -> int:
     """Prints what became of each folder, and each one with a fault reduced; returns 1 if there is one."""
+    torch.set_num_threads(1)  # as in tests/export/conftest.py
     counts: Counter[str] = Counter()
     for seed in _seeds(words):
         draw = grammar.drawn(seed)

@@ -7,11 +7,11 @@ import io
 import json
 import shutil
 import warnings
-from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import sentence_transformers
 import torch
@@ -25,6 +25,7 @@ from export.progress import Progress, quiet
 from export.proof import reference
 from export.proof.engine import open_engine
 from export.proof.parity import run_batch
+from export.proof.users.questions import reads_as_a_server
 from export.recipe import Recipe
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
@@ -76,10 +77,12 @@ def library_answers(folder: Path, task: str, inputs: Sequence[Input], aggregatio
     """What the folder's users get at home, each text alone and in fp32; raises whatever a library raises."""
     with _silent(), torch.inference_mode():
         ask = _LIBRARIES[task](str(folder), aggregation)
+        read = _READ[task]
         answers: list[Answer | Unanswered] = []
         for each in inputs:
             try:
-                answers.append(ask(each))
+                found = ask(each)
+                answers.append(found if isinstance(found, Unanswered) else read(found))
             # A text that is too long for its positions, or too short for a window.
             except BaseException as error:
                 if (
@@ -101,14 +104,14 @@ def _silent() -> Iterator[None]:
 _FP32 = {"dtype": "float32"}
 
 
-def _embed(folder: str, _: str) -> Callable[[Any], Answer]:
+def _embed(folder: str, _: str) -> Callable[[Any], Any]:
     model = sentence_transformers.SentenceTransformer(folder, device="cpu", local_files_only=True, model_kwargs=_FP32)
-    return lambda text: model.encode(text, show_progress_bar=False).tolist()
+    return lambda text: model.encode(text, show_progress_bar=False)
 
 
-def _rerank(folder: str, _: str) -> Callable[[Any], Answer]:
+def _rerank(folder: str, _: str) -> Callable[[Any], Any]:
     model = sentence_transformers.CrossEncoder(folder, device="cpu", local_files_only=True, model_kwargs=_FP32)
-    return lambda pair: float(model.predict(pair, show_progress_bar=False))
+    return lambda pair: model.predict(pair, show_progress_bar=False)
 
 
 def _pipeline(kind: str, folder: str, **options: Any) -> Any:
@@ -118,69 +121,41 @@ def _pipeline(kind: str, folder: str, **options: Any) -> Any:
     return pipe
 
 
-def _classify(folder: str, _: str) -> Callable[[Any], Answer]:
+def _classify(folder: str, _: str) -> Callable[[Any], Any]:
     pipe = _pipeline("text-classification", folder)
 
-    def ask(each: Input) -> Answer:
-        named = each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]}
-        found = pipe(named, top_k=None, truncation=True)
-        found = found[0] if isinstance(found[0], list) else found
-        return sorted([str(label["label"]), label["score"]] for label in found)
+    def ask(each: Input) -> Any:
+        found = pipe(_named(each), top_k=None, truncation=True)
+        return found[0] if isinstance(found[0], list) else found
 
     return ask
 
 
-def _tag(folder: str, aggregation: str) -> Callable[[Any], Answer]:
-    pipe = _pipeline("token-classification", folder, aggregation_strategy=aggregation)
-    name = "entity" if aggregation == "none" else "entity_group"
-    return lambda text: [[str(each[name]), float(each["score"]), each["start"], each["end"]] for each in pipe(text)]
+def _named(each: Input) -> str | dict[str, str]:
+    return each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]}
 
 
-def _fill_mask(folder: str, _: str) -> Callable[[Any], Answer]:
+def _tag(folder: str, aggregation: str) -> Callable[[Any], Any]:
+    return _pipeline("token-classification", folder, aggregation_strategy=aggregation)
+
+
+def _fill_mask(folder: str, _: str) -> Callable[[Any], Any]:
     pipe = _pipeline("fill-mask", folder)
-
-    def ask(text: str) -> Answer:
-        found = pipe(text, top_k=FILLED, tokenizer_kwargs={"truncation": True})
-        masks = found if isinstance(found[0], list) else [found]
-        return [
-            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask] for mask in masks
-        ]
-
-    return ask
+    return lambda text: pipe(text, top_k=FILLED, tokenizer_kwargs={"truncation": True})
 
 
-def _answer(folder: str, _: str) -> Callable[[Any], Answer]:
+def _answer(folder: str, _: str) -> Callable[[Any], Any]:
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder, dtype="float32").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # The pipeline takes 384 tokens where nothing names fewer, which these models cannot.
     tokenizer.model_max_length = min(tokenizer.model_max_length, POSITIONS)
 
-    def ask(pair: tuple[str, str]) -> Answer:
-        length = min(tokenizer.model_max_length, 384)
-        used = len(tokenizer(pair[0], add_special_tokens=False)["input_ids"])
-        used += tokenizer.num_special_tokens_to_add(pair=True)
-        if used > length // 2 or length - used - length // 2 < length // 6:
-            return Unanswered("a server's windows overlap less where little is left to a context")
-        if _cuts_words(tokenizer, pair, length):
-            return Unanswered("a server answers whole words, where the pipeline answers their parts in a window")
-        found = answers_of(model, tokenizer, *pair, top_k=3)
-        return [[each["answer"], each["score"], each["start"], each["end"]] for each in found]
+    def ask(pair: tuple[str, str]) -> Any:
+        if not reads_as_a_server(tokenizer, pair, tokenizer.model_max_length):
+            return Unanswered("a server reads it in other windows")
+        return answers_of(model, tokenizer, *pair, top_k=3)
 
     return ask
-
-
-def _cuts_words(tokenizer: Any, pair: tuple[str, str], length: int) -> bool:
-    """Whether a window begins or ends inside of a word."""
-    whole = Counter(tokenizer(pair[1], add_special_tokens=False).word_ids())
-    windows = tokenizer(
-        *pair, truncation="only_second", max_length=length, stride=length // 2, return_overflowing_tokens=True
-    )
-    for row in range(len(windows["input_ids"])):
-        parts = zip(windows.word_ids(row), windows.sequence_ids(row), strict=True)
-        seen = Counter(word for word, part in parts if part == 1)
-        if any(count < whole[word] for word, count in seen.items()):
-            return True
-    return False
 
 
 _LIBRARIES = {
@@ -262,8 +237,13 @@ class Served:
             task.finish(Work([each], options, texts, [next(rows) for _ in texts], model.manifest, model.tokenizer))[0]
             for each, texts in whole
         )
-        form = _FORMS[model.manifest.task]
-        return [answer if isinstance(answer, Unanswered) else form(next(finished)) for answer in answers]
+        read = _READ[model.manifest.task]
+        return [
+            answer
+            if isinstance(answer, Unanswered)
+            else read(msgspec.to_builtins(next(finished), enc_hook=np.ndarray.tolist))
+            for answer in answers
+        ]
 
     def _rows(self, texts: Sequence[Any]) -> Iterator[Any]:
         output = run_batch(self._engine, texts)
@@ -299,7 +279,10 @@ class Asked:
         reply = post_json(self._address, f"/models/{self._name}", json.dumps(self._body(inputs, aggregation)).encode())
         if reply.status != HTTPStatus.OK:
             return [Unanswered(f"{reply.status}: {reply.body.decode()}")]
-        return _REPLIES[self._task](reply.json())
+        found = reply.json()
+        if self._task == "rerank":
+            found = [each["score"] for each in sorted(found, key=lambda each: each["index"])]
+        return list(map(_READ[self._task], found))
 
     def _body(self, inputs: Sequence[Input], aggregation: str) -> dict[str, Any]:
         if self._task == "rerank":
@@ -308,45 +291,28 @@ class Asked:
         if self._task == "answer":
             listed = [{"question": question, "context": context} for question, context in inputs]
         if self._task == "classify":
-            listed = [each if isinstance(each, str) else {"text": each[0], "text_pair": each[1]} for each in inputs]
+            listed = list(map(_named, inputs))
         further = {"tag": {"aggregation_strategy": aggregation}, "fill_mask": {"top_k": FILLED}, "answer": {"top_k": 3}}
         return {"inputs": listed, "parameters": {"truncate": True, **further.get(self._task, {})}}
 
 
-_REPLIES: dict[str, Callable[[Any], list[Answer]]] = {
-    "embed": list,
-    "rerank": lambda ranks: [each["score"] for each in sorted(ranks, key=lambda each: each["index"])],
-    "classify": lambda rows: [sorted([each["label"], each["score"]] for each in row) for row in rows],
-    "tag": lambda rows: [
-        [[each.get("entity_group") or each["entity"], each["score"], each["start"], each["end"]] for each in row]
-        for row in rows
-    ],
-    "fill_mask": lambda rows: [
-        [
-            [[each["token"], each["score"], each["token_str"], each["sequence"]] for each in mask]
-            for mask in (row if isinstance(row[0], list) else [row])
-        ]
-        for row in rows
-    ],
-    "answer": lambda rows: [
-        [[each["answer"], each["score"], each["start"], each["end"]] for each in row] for row in rows
-    ],
-}
+def _read_masks(found: Any) -> Answer:
+    masks = found if found and isinstance(found[0], list) else [found]
+    return [[[one["token"], one["score"], one["token_str"], one["sequence"]] for one in mask] for mask in masks]
 
 
-_FORMS: dict[str, Callable[[Any], Answer]] = {
-    "embed": lambda vector: np.asarray(vector).tolist(),
+_READ: dict[str, Callable[[Any], Answer]] = {
+    "embed": lambda vector: [float(number) for number in vector],
     "rerank": float,
-    "classify": lambda labels: sorted([each.label, each.score] for each in labels),
+    "classify": lambda found: sorted([str(one["label"]), one["score"]] for one in found),
     "tag": lambda found: [
-        [each.entity_group if hasattr(each, "entity_group") else each.entity, each.score, each.start, each.end]
-        for each in found
+        [str(one.get("entity_group", one.get("entity"))), float(one["score"]), one["start"], one["end"]]
+        for one in found
     ],
-    "fill_mask": lambda masks: [
-        [[each.token, each.score, each.token_str, each.sequence] for each in mask] for mask in masks
-    ],
-    "answer": lambda spans: [[each.answer, each.score, each.start, each.end] for each in spans],
+    "fill_mask": _read_masks,
+    "answer": lambda found: [[one["answer"], one["score"], one["start"], one["end"]] for one in found],
 }
+"""What is compared of an answer; the libraries, the server's tasks and its replies have the same names."""
 
 
 def difference(found: Answer, wanted: Answer) -> float:

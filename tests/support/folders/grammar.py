@@ -22,7 +22,8 @@ ABSENT = object()
 POSITIONS = 48
 """Tokens of the longest input."""
 
-TOKENIZER, CONFIG, SENTENCE = "tokenizer_config.json", "config.json", "config_sentence_transformers.json"
+SAVED, TOKENIZER = "tokenizer.json", "tokenizer_config.json"
+CONFIG, SENTENCE = "config.json", "config_sentence_transformers.json"
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mpnet": Family("MPNet", "MPNetTokenizer"),
     "electra": Family(
-        "Electra",
-        "ElectraTokenizer",
-        {"embedding_size": 16},
-        {"narrow embeddings": {"embedding_size": 8}},
+        "Electra", "ElectraTokenizer", {"embedding_size": 16}, {"narrow embeddings": {"embedding_size": 8}}
     ),
     "camembert": Family("Camembert", "CamembertTokenizer", {"type_vocab_size": 1}),
     "albert": Family(
@@ -214,6 +212,10 @@ def _byte_level(draw: Draw) -> bool:
     return tokenizer_class(draw) in BYTE_LEVEL
 
 
+def _names(*choices: str) -> dict[str, None]:
+    return dict.fromkeys(choices)
+
+
 def _field(
     file: str,
     name: str,
@@ -239,37 +241,30 @@ _NO_CODE = "the server computes no such function"
 _TOKENIZERS = [
     Axis(
         "tokenizer",
-        {"of the family": None, "BertTokenizer": None, "RobertaTokenizer": None, "XLMRobertaTokenizer": None},
+        _names("of the family", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"),
         lambda draw: draw["family"] in {"bert", "distilbert", "nomic_bert", "gte", "modernbert", "electra"},
     ),
     # For ModernBERT no library reads older files.
     Axis(
         "tokenizer files",
-        {"tokenizer.json": None, "old": None, "both": None},
+        _names("tokenizer.json", "old", "both"),
         lambda draw: draw["family"] != "modernbert" or draw.get("tokenizer", "of the family") != "of the family",
     ),
     Axis(
         "tokenizer_class",
-        {
-            "own": None,
-            "own with Fast": None,
-            "PreTrainedTokenizerFast": None,
-            "TokenizersBackend": None,
-            "absent": None,
-        },
+        _names("own", "own with Fast", "PreTrainedTokenizerFast", "TokenizersBackend", "absent"),
         # Of older files no library makes a tokenizer without a class.
         lambda draw: draw.get("tokenizer files") != "old",
     ),
     # How the author's tokenizer.json was saved, whatever tokenizer_config.json says.
-    Axis("tokenizer.json do_lower_case", {"True": True, "False": False}, _wordpiece),
-    Axis("tokenizer.json strip_accents", {"None": None, "True": True, "False": False}, _wordpiece),
-    Axis("tokenizer.json tokenize_chinese_chars", {"True": True, "False": False}, _wordpiece),
-    Axis("tokenizer.json add_prefix_space", {"False": False, "True": True}, _byte_level),
-    Axis("tokenizer.json trim_offsets", {"True": True, "False": False}, _byte_level),
-    Axis("tokenizer.json spaces before pieces", {"True": True, "False": False}, _pieces),
+    _field(SAVED, "do_lower_case", False, usual=True, when=_wordpiece),
+    _field(SAVED, "strip_accents", True, False, usual=None, when=_wordpiece),
+    _field(SAVED, "tokenize_chinese_chars", False, usual=True, when=_wordpiece),
+    _field(SAVED, "add_prefix_space", True, usual=False, when=_byte_level),
+    _field(SAVED, "trim_offsets", False, usual=True, when=_byte_level),
+    _field(SAVED, "spaces before pieces", False, usual=True, when=_pieces),
     Axis(
-        "tokenizer.json truncation",
-        {"None": None, "8": ("Right", "LongestFirst"), "8 left": ("Left", "LongestFirst")},
+        "tokenizer.json truncation", {"None": None, "8": ("Right", "LongestFirst"), "8 left": ("Left", "LongestFirst")}
     ),
     Axis(
         "tokenizer.json padding",
@@ -281,7 +276,7 @@ _TOKENIZERS = [
             "multiple of 8": "multiple",
         },
     ),
-    Axis("tokenizer.json types", {"as usual": None, "all 0": None}, _wordpiece),
+    Axis("tokenizer.json types", _names("as usual", "all 0"), _wordpiece),
     Axis("tokenizer.json added token", {"none": None, "plain": False, "special": True}),
     _field(TOKENIZER, "do_lower_case", True, False),
     _field(TOKENIZER, "strip_accents", None, True, False, when=_wordpiece),
@@ -308,16 +303,7 @@ _TOKENIZERS = [
     _field(TOKENIZER, "add_bos_token", False, when=lambda draw: not _wordpiece(draw)),
     _field(TOKENIZER, "use_fast", False),
     _field(TOKENIZER, "sp_model_kwargs", {}, when=_pieces),
-    Axis(
-        "special tokens",
-        {
-            "by name": None,
-            "as objects": None,
-            "in special_tokens_map.json": None,
-            "as objects there": None,
-            "absent": None,
-        },
-    ),
+    Axis("special tokens", _names("by name", "as objects", "in special_tokens_map.json", "as objects there", "absent")),
     Axis("mask token", {"as usual": None, "lstrip": {"lstrip": True}, "normalized": {"normalized": True}}),
     Axis(
         "added_tokens_decoder",
@@ -331,7 +317,7 @@ _TOKENIZERS = [
             "one more, special": {"special": True},
         },
     ),
-    Axis("added_tokens.json", {"absent": None, "one more": None}),
+    Axis("added_tokens.json", _names("absent", "one more")),
 ]
 
 _LINEAR = "torch.nn.modules.linear.Identity"
@@ -351,7 +337,7 @@ _CONFIGS = [
     ),
     # Each family has its own.
     Axis("settings", {"as usual": {}}, refused=dict.fromkeys(("talking_head", "sparse_prediction"), _ANOTHER_MODEL)),
-    Axis("settings written", {"what differs": None, "all": None}),
+    Axis("settings written", _names("what differs", "all")),
     Axis(
         "epsilon", {"absent": ABSENT, "1e-5": 1e-5, "1e-2": 1e-2}, lambda draw: bool(FAMILIES[draw["family"]].epsilon)
     ),
@@ -360,17 +346,8 @@ _CONFIGS = [
         {
             name: name
             for name in (
-                "absent",
-                "gelu",
-                "relu",
-                "gelu_new",
-                "silu",
-                "gelu_pytorch_tanh",
-                "gelu_fast",
-                "tanh",
-                "quick_gelu",
-                "swish",
-                "gelu_python",
+                *("absent", "gelu", "relu", "gelu_new", "silu", "gelu_pytorch_tanh", "gelu_fast", "tanh"),
+                *("quick_gelu", "swish", "gelu_python"),
             )
         },
         refused=dict.fromkeys(("tanh", "quick_gelu"), _CODE),
@@ -394,9 +371,7 @@ _CONFIGS = [
         "tokenizer_class",
         "BertTokenizer",
         "XLMRobertaTokenizer",
-        refused=dict.fromkeys(
-            ("BertTokenizer", "XLMRobertaTokenizer"), "of another kind of vocabulary it makes another"
-        ),
+        refused=dict.fromkeys(("BertTokenizer", "XLMRobertaTokenizer"), "it is for another kind of vocabulary"),
     ),
     _field(CONFIG, "_name_or_path", "someone/else"),
     _field(CONFIG, "max_length", 20),
@@ -449,20 +424,18 @@ _CONFIGS = [
     Axis("num_labels", {"1": 1, "2": 2}, _of("rerank"), refused={"2": "a relevance is one number"}),
 ]
 _WEIGHTS = [
-    Axis("weights", {"safetensors": None, "bin": None, "two safetensors": None, "two bin": None}),
+    Axis("weights", _names("safetensors", "bin", "two safetensors", "two bin")),
     Axis(
         "prefix",
-        {"as saved": None, "the family's": None, "none": None, "module.": None, "model.": None, "encoder.": None},
+        _names("as saved", "the family's", "none", "module.", "model.", "encoder."),
         refused=dict.fromkeys(("module.", "model.", "encoder."), "its own library finds none of the weights either"),
     ),
-    Axis("names of normalizations", {"weight and bias": None, "gamma and beta": None}),
-    Axis("dtype", {"float32": None, "float16": None, "bfloat16": None}),
-    Axis("tensors beside", {"none": None, "position_ids": None, "another head": None}),
-    Axis("pooler", {"stored": None, "absent": None}, _of("embed")),
+    Axis("names of normalizations", _names("weight and bias", "gamma and beta")),
+    Axis("dtype", _names("float32", "float16", "bfloat16")),
+    Axis("tensors beside", _names("none", "position_ids", "another head")),
+    Axis("pooler", _names("stored", "absent"), _of("embed")),
 ]
 
-_ANY = "sentence_transformers.models."
-_NEW = "sentence_transformers.sentence_transformer.modules."
 _FOLLOWING = {
     "none": (),
     "Normalize": ("Normalize",),
@@ -490,11 +463,11 @@ def _mode(**flags: bool) -> dict[str, Any]:
 _SENTENCES = [
     Axis(
         "layout",
-        {"modules.json": None, "0_Transformer": None, "1_Pooling alone": None, "no file": None},
+        _names("modules.json", "0_Transformer", "1_Pooling alone", "no file"),
         _of("embed"),
         refused={"1_Pooling alone": "Sentence Transformers does not read it, and its author meant it"},
     ),
-    Axis("module types", {"old": _ANY, "new": _NEW}, _has_modules),
+    Axis("module types", _names("old", "new"), _has_modules),
     Axis(
         "pooling",
         {
@@ -516,16 +489,16 @@ _SENTENCES = [
         lambda draw: draw["task"] == "embed" and draw.get("layout") != "no file",
         refused={"include_prompt": "it depends on the length of a prompt"},
     ),
-    Axis("width of pooling", {"word_embedding_dimension": None, "embedding_dimension": None}, _has_modules),
+    Axis("width of pooling", _names("word_embedding_dimension", "embedding_dimension"), _has_modules),
     Axis("modules after", _FOLLOWING, _has_modules),
-    Axis("weights of modules", {"safetensors": None, "bin": None}, _has_modules),
+    Axis("weights of modules", _names("safetensors", "bin"), _has_modules),
     Axis(
         "sentence config",
         {
             f"sentence_{name}_config.json": None
             for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
         }
-        | {"absent": None},
+        | _names("absent"),
         lambda draw: _has_modules(draw) or draw.get("layout of a reranker") == "modules.json",
     ),
     Axis(
@@ -557,7 +530,7 @@ _SENTENCES = [
     _field(SENTENCE, "similarity_fn_name", "cosine", "dot", None, when=_of("embed")),
     _field(SENTENCE, "truncate_dim", 5, None, when=_of("embed")),
     _field(SENTENCE, "model_type", "SentenceTransformer", when=_of("embed")),
-    Axis("layout of a reranker", {"no file": None, "modules.json": None}, _of("rerank")),
+    Axis("layout of a reranker", _names("no file", "modules.json"), _of("rerank")),
 ]
 
 AXES = {

@@ -17,11 +17,13 @@ from tests.support.folders.answering import Served, Unanswered, difference, expo
 from tests.support.folders.writing import LETTERS, special_tokens, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from serving.models.manifest import Task
     from tests.support.folders.answering import Answer, Asked, Input
     from tests.support.folders.grammar import Draw
+
+    Change = Callable[[Path], None]
 
 Outcome = Literal["same", "refused", "no library", "fault"]
 
@@ -40,6 +42,7 @@ _TEXTS = (
     "".join(f"the {letter} " for letter in "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstu") + "END",
     "THE AND er: é, e\u0301 ü",
 )
+_MORE_TEXTS = ("naïve café Élan déjà vu", "THE QUICK BROWN FOX", "私はアリスです", "a\u200bb\u00a0c", "é e\u0301")
 _QUERIES = ("the server?", "Café ÉLAN", "a b c d e f g h i j k l m n o p q r s t u v w x y z the and server text in")
 _LONG = "the text and server in an e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k the"
 _NAMED = re.compile(
@@ -82,10 +85,10 @@ class Finding:
 
 
 def inputs_of(draw: Draw, seed: int) -> list[Input]:
-    """The texts that a folder is asked: those that tell settings apart, some of the exporter's probes by the seed."""
+    """The texts that a folder is asked: those that tell settings apart, and some by the seed."""
     rng = random.Random(seed)
     task = draw["task"]
-    texts = [*_TEXTS, *rng.sample(_probes(), 3)]
+    texts = [*_TEXTS, *rng.sample(_MORE_TEXTS, 3)]
     if task == "rerank":
         pairs = [(rng.choice(_QUERIES[:2]), text) for text in texts]
         return [*pairs, (_QUERIES[2], _LONG), (_LONG, _QUERIES[2]), (_QUERIES[0], _LONG + " a b c")]
@@ -108,14 +111,14 @@ def inputs_of(draw: Draw, seed: int) -> list[Input]:
     return list(texts)
 
 
-def _probes() -> list[str]:
-    return ["naïve café Élan déjà vu", "THE QUICK BROWN FOX", "私はアリスです", "a\u200bb\u00a0c", "é e\u0301"]
+def _as_it_is(_folder: Path) -> None:
+    pass
 
 
-def judged(draw: Draw, seed: int, *, fused: bool) -> Verdict:
+def judged(draw: Draw, seed: int, *, fused: bool, change: Change = _as_it_is) -> Verdict:
     """Writes a folder, asks its library and the server, and compares; without fusions it takes half of the time."""
     with tempfile.TemporaryDirectory(prefix="folders-") as place:
-        case = prepared(draw, seed, Path(place), "folder", fused=fused)
+        case = prepared(draw, seed, Path(place), "folder", fused=fused, change=change)
         return case if isinstance(case, Verdict) else answered(case, case.served)
 
 
@@ -135,13 +138,15 @@ class Case:
         return Served(self.bundle)
 
 
-def prepared(draw: Draw, seed: int, place: Path, name: str, *, fused: bool) -> Case | Verdict:
+def prepared(
+    draw: Draw, seed: int, place: Path, name: str, *, fused: bool, change: Change = _as_it_is
+) -> Case | Verdict:
     """Writes a folder, asks its library, and exports it below `place`; a verdict where it comes to no comparison."""
     folder = place / "folders" / name
     inputs, task = inputs_of(draw, seed), cast("Task", draw["task"])
     aggregation = random.Random(seed).choice(("simple", "first", "average", "max", "none"))
     try:
-        write(folder, draw, seed)
+        change(write(folder, draw, seed))
         wanted = library_answers(folder, task, inputs, aggregation)
     except Exception as error:  # noqa: BLE001  whatever a library raises says that it does not take the folder
         return Verdict("no library", _told(error))

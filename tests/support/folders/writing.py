@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,12 @@ from safetensors import torch as safetensors_torch
 from tokenizers import pre_tokenizers
 
 from export.progress import quiet
-from tests.support.checkpoints import edit_json, write_json
+from tests.support.checkpoints import BYTE_ROLES, ROLES, added_token, edit_json, write_json, write_modules
 from tests.support.folders import grammar
 from tests.support.folders.grammar import ABSENT, BYTE_LEVEL, OFFSET, PIECES, POSITIONS, WORDPIECE, value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from tests.support.folders.grammar import Draw
 
@@ -31,32 +31,20 @@ _WORDS = ("the", "The", "server", "cafe", "café", "élan", "text", "and", "in",
 _SPARE = 8
 """Rows of the embedding behind the vocabulary, for tokens that other files add."""
 
+
+def _roles(tokens: Mapping[str, str]) -> dict[str, str]:
+    return {name.removesuffix("_token"): token for name, token in tokens.items()}
+
+
+_BERT, _ROBERTA = _roles(ROLES), {**_roles(BYTE_ROLES), "bos": "<s>", "eos": "</s>"}
+_DEBERTA = {role: _BERT[role] for role in ("pad", "cls", "sep", "unk", "mask")}
 _SPECIAL = {
-    "BertTokenizer": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    "MPNetTokenizer": {
-        "bos": "<s>",
-        "pad": "<pad>",
-        "eos": "</s>",
-        "unk": "[UNK]",
-        "cls": "<s>",
-        "sep": "</s>",
-        "mask": "<mask>",
-    },
-    "RobertaTokenizer": {
-        "bos": "<s>",
-        "pad": "<pad>",
-        "eos": "</s>",
-        "unk": "<unk>",
-        "cls": "<s>",
-        "sep": "</s>",
-        "mask": "<mask>",
-    },
-    "DebertaTokenizer": {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"},
-    "AlbertTokenizer": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _BERT),
+    **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), _ROBERTA),
+    **dict.fromkeys(("DebertaTokenizer", "DebertaV2Tokenizer"), _DEBERTA),
+    "MPNetTokenizer": {**_ROBERTA, "unk": "[UNK]"},
+    "AlbertTokenizer": {**_BERT, "pad": "<pad>", "unk": "<unk>"},
 }
-_SPECIAL |= dict.fromkeys(("DistilBertTokenizer", "ElectraTokenizer"), _SPECIAL["BertTokenizer"])
-_SPECIAL |= dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), _SPECIAL["RobertaTokenizer"])
-_SPECIAL["DebertaV2Tokenizer"] = _SPECIAL["DebertaTokenizer"]
 
 
 def special_tokens(draw: Draw) -> dict[str, str]:
@@ -86,8 +74,6 @@ def write(folder: Path, draw: Draw, seed: int) -> Path:
 def _vocabulary(kind: str) -> tuple[str, ...]:
     special = tuple(dict.fromkeys(_SPECIAL[kind].values()))
     if kind in WORDPIECE:
-        if kind == "MPNetTokenizer":
-            special = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
         return tuple(dict.fromkeys([*special, *_CHARACTERS, *(f"##{c}" for c in _CHARACTERS), *_WORDS, "##er", "##an"]))
     return (*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in _MERGES))
 
@@ -145,8 +131,6 @@ def _authors(kind: str, settings: tuple[tuple[str, Any], ...]) -> str:
     """A tokenizer.json as its author saved it."""
     made = getattr(transformers, kind)
     with TemporaryDirectory() as folder:
-        from pathlib import Path  # noqa: PLC0415  for this alone
-
         _write_old_files(Path(folder), kind)
         document: str = made.from_pretrained(folder, **dict(settings)).backend_tokenizer.to_str()
     return document
@@ -179,7 +163,7 @@ def _document(draw: Draw) -> dict[str, Any]:
         for step in document["post_processor"]["pair"]:
             next(iter(step.values()))["type_id"] = 0
     if (special := value(draw, "tokenizer.json added token")) is not None:
-        document["added_tokens"].append(_added(len(_ids(document)), "<j>", special=special))
+        document["added_tokens"].append(added_token(len(_ids(document)), "<j>", special=special))
     return document
 
 
@@ -187,11 +171,6 @@ def _ids(document: Mapping[str, Any]) -> dict[str, int]:
     vocabulary = document["model"]["vocab"]
     listed = vocabulary if isinstance(vocabulary, dict) else {token: at for at, (token, _) in enumerate(vocabulary)}
     return {**listed, **{token["content"]: token["id"] for token in document["added_tokens"]}}
-
-
-def _added(identity: int, content: str, **flags: bool) -> dict[str, Any]:
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    return {"id": identity, "content": content, **usual, **flags}
 
 
 def _write_tokenizer(folder: Path, draw: Draw) -> tuple[int, int]:
@@ -240,7 +219,7 @@ def _write_settings(folder: Path, draw: Draw, ids: Mapping[str, int]) -> None:
 
 
 def _object(token: str, **flags: bool) -> dict[str, Any]:
-    entry = _added(0, token, **flags)
+    entry = added_token(0, token, **flags)
     del entry["id"]
     return entry
 
@@ -412,17 +391,14 @@ def _write_sentences(folder: Path, encoder: Path, draw: Draw) -> None:
     if layout == "1_Pooling alone":
         return
     path = "0_Transformer" if layout == "0_Transformer" else ""
-    kinds = [("Transformer", path), ("Pooling", "1_Pooling")]
+    listed = [(_type(draw, "Transformer"), path), (_type(draw, "Pooling"), "1_Pooling")]
     modes = pooling.get("pooling_mode") or [key for key, flag in pooling.items() if key.startswith("pooling_") and flag]
     width = WIDTH * (1 if isinstance(modes, str) else max(len(modes), 1))
     for at, words in enumerate(value(draw, "modules after"), start=2):
         kind, _, further = words.partition(" ")
-        kinds.append((kind, f"{at}_{kind}"))
+        listed.append((_type(draw, kind), f"{at}_{kind}"))
         width = _write_module(folder / f"{at}_{kind}", kind, further, width, draw)
-    listed = [
-        {"idx": at, "name": str(at), "path": place, "type": _type(draw, kind)} for at, (kind, place) in enumerate(kinds)
-    ]
-    write_json(folder / "modules.json", listed)
+    write_modules(folder, *listed)
     _write_sentence_config(encoder, draw)
 
 
@@ -474,8 +450,7 @@ def _form(draw: Draw) -> str:
 def _write_reranker(folder: Path, draw: Draw) -> None:
     settings = value(draw, "prompts")
     if draw.get("layout of a reranker") == "modules.json":
-        listed = [{"idx": 0, "name": "0", "path": "", "type": _type({**draw, "module types": "new"}, "Transformer")}]
-        write_json(folder / "modules.json", listed)
+        write_modules(folder, (_type({"module types": "new"}, "Transformer"), ""))
         _write_sentence_config(folder, draw, transformer_task="sequence-classification")
         hint = value(draw, "activation_fn").get("sentence_transformers", {})
         settings = {**settings, "model_type": "CrossEncoder", **hint}
