@@ -23,10 +23,10 @@ from export.errors import BrokenLimitError, ExportError, NoRoomError
 from export.graph import draft, optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import accuracy, parity, reference
-from export.proof.at_text import TextProof
 from export.proof.decisions import Judge
+from export.proof.end_to_end import EndToEndProof
 from export.proof.engine import open_engine
-from export.proof.users.load import NotLoadedError, load
+from export.proof.reference_libraries.load import NotLoadedError, load
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
@@ -43,8 +43,8 @@ from serving.models.manifest import (
     GraphProof,
     Manifest,
     Quantisation,
+    ReferenceLibrary,
     Source,
-    Users,
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
@@ -125,7 +125,7 @@ class _Export:
         self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
         self._refused: list[str] = []
-        self._users = Users()
+        self._reference_library = ReferenceLibrary()
 
     def run(self) -> Built:
         cache = self._recipe.cache_dir
@@ -194,26 +194,26 @@ class _Export:
         answers = parity.Reference(texts, encoded, rows[: len(encoded)])
         del model  # before another library loads the same
         gc.collect()
-        return Yardstick(self._judge, answers, labelled, checkpoint.max_length, self._text_proof())
+        return Yardstick(self._judge, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
 
-    def _text_proof(self) -> TextProof | None:
-        """The answers of the library that users load the folder with; None where it does not load it."""
+    def _end_to_end_proof(self) -> EndToEndProof | None:
+        """The reference library's answers; None where it does not load the folder."""
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
         probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
         try:
-            with self._progress.stage("loading the folder with its users' library"):
-                users = load(self._checkpoint, cut=self._recipe.max_length is not None)
-            with self._progress.stage(f"answers of {users.name}"):
-                proof = TextProof(users, self._folder, self._manifest((), ()), probes)
+            with self._progress.stage("loading the folder with the reference library"):
+                library = load(self._checkpoint, cut=self._recipe.max_length is not None)
+            with self._progress.stage(f"answers of {library.name}"):
+                proof = EndToEndProof(library, self._folder, self._manifest((), ()), probes)
         except NotLoadedError as error:
             self._leave_unproven("", 0, str(error))
             return None
-        self._users = Users(proof.name, proof.texts)
+        self._reference_library = ReferenceLibrary(proof.name, proof.texts)
         return proof
 
     def _leave_unproven(self, name: str, texts: int, reason: str) -> None:
-        self._users = Users(name, texts, reason)
-        self._progress.notice(f"answers were not compared from the text on, only from token ids on: {reason}")
+        self._reference_library = ReferenceLibrary(name, texts, reason)
+        self._progress.notice(f"no end-to-end check, answers were compared by token ids only: {reason}")
 
     def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
         """An artifact; None where it cannot be had, which costs no other one: fp32 alone every model must have."""
@@ -368,7 +368,7 @@ class _Export:
             proven_on=integer_kernels() if form.target != "cuda" else (),
             sample=None if quantisation is None else verdict.sample,
             quantisation=quantisation,
-            at_text=result.at_text,
+            end_to_end=result.end_to_end,
             split_by=self._recipe.split_by if others else None,
             parts=tuple(map(part_entry, others)),
             ranks=self._recipe.ranks,
@@ -407,8 +407,8 @@ class _Export:
             )
             engine = open_engine(spec, target, available_cpus())
             result = yardstick.compare(engine, limits, self._progress.count, exact=name == "fp32")
-        proof = yardstick.text_proof
-        if proof is not None and proof.obstacle and not self._users.unproven:
+        proof = yardstick.end_to_end_proof
+        if proof is not None and proof.obstacle and not self._reference_library.unproven:
             self._leave_unproven(proof.name, proof.texts, proof.obstacle)
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
@@ -463,7 +463,7 @@ class _Export:
             prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
-            users=self._users,
+            reference_library=self._reference_library,
             truncation_side=checkpoint.vocabulary.truncation_side,
         )
 

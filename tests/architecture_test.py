@@ -311,7 +311,7 @@ BROAD_HANDLERS = {
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
-    "export.proof.users.load": "whatever other people's libraries raise for a folder that they do not load",
+    "export.proof.reference_libraries.load": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }

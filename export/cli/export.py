@@ -123,7 +123,7 @@ def _tell(bundle: Bundle, ending: str) -> None:
     manifest = bundle.manifest
     print(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
-        f"{terminal.table(manifest.artifacts)}\n  at the text: {terminal.at_text(manifest)}\n\n{ending}"
+        f"{terminal.table(manifest.artifacts)}\n  end to end: {terminal.end_to_end(manifest)}\n\n{ending}"
     )
 
 

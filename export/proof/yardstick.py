@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.proof import parity
-from serving.models.manifest import Accuracy, AtText
+from serving.models.manifest import Accuracy, EndToEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from export.proof.accuracy import Examples
-    from export.proof.at_text import TextProof
     from export.proof.decisions import Judge
+    from export.proof.end_to_end import EndToEndProof
     from export.recipe import Limits
     from serving.engine.base import Engine
 
@@ -34,13 +34,13 @@ class Result:
         verdict: Its raw answers.
         accuracy: The task's own metric on each labelled text.
         broken: The limits that were broken, by name, each with a sentence.
-        at_text: Its answers from the text on; None where those were not compared.
+        end_to_end: Its answers from the text on; None where those were not compared.
     """
 
     verdict: parity.Verdict
     accuracy: tuple[Accuracy, ...]
     broken: Mapping[str, str]
-    at_text: AtText | None = None
+    end_to_end: EndToEnd | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,17 +52,17 @@ class Yardstick:
         reference: Texts and answers.
         labelled: Labelled texts and scores.
         max_length: The model's longest input in tokens.
-        text_proof: What its users' library answers to texts; None where that is not asked.
+        end_to_end_proof: The reference library's answers to texts; None where it is not asked.
     """
 
     judge: Judge
     reference: parity.Reference
     labelled: Sequence[Labelled]
     max_length: int
-    text_proof: TextProof | None = None
+    end_to_end_proof: EndToEndProof | None = None
 
     def compare(self, engine: Engine, limits: Limits, count: parity.Count, *, exact: bool = False) -> Result:
-        """Runs an artifact over all texts; the arguments are those of `parity.verify`, and of `TextProof.compare`.
+        """Runs an artifact over all texts; the arguments are those of `parity.verify`, and of `EndToEndProof.compare`.
 
         Raises:
             ExportError: The engine failed on a batch.
@@ -70,10 +70,10 @@ class Yardstick:
         verdict = parity.verify(engine, self.judge, self.reference, limits, max_length=self.max_length, count=count)
         accuracy = tuple(figure for each in self.labelled for figure in self._score(engine, each, count))
         broken = verdict.broken | parity.broken_accuracy(accuracy, limits)
-        if self.text_proof is None:
+        if self.end_to_end_proof is None:
             return Result(verdict, accuracy, broken)
-        at_text, apart = self.text_proof.compare(engine, limits, exact=exact, batched=verdict.batch_invariant)
-        return Result(verdict, accuracy, apart | broken, at_text)
+        end_to_end, apart = self.end_to_end_proof.compare(engine, limits, exact=exact, batched=verdict.batch_invariant)
+        return Result(verdict, accuracy, apart | broken, end_to_end)
 
     def _score(self, engine: Engine, labelled: Labelled, count: parity.Count) -> list[Accuracy]:
         examples, pytorch = labelled.examples, labelled.pytorch

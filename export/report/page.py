@@ -12,7 +12,7 @@ import numpy as np
 from charts.distributions import distances, scatter
 from export.recipe import Limits, limits_of
 from export.report.markup import Markup, element, join
-from export.report.terminal import answer, at_text, executor, ranges, size
+from export.report.terminal import answer, end_to_end, executor, ranges, size
 from export.texts.corpus import shown
 from serving.models.manifest import FileEntry
 
@@ -91,7 +91,7 @@ def _head(manifest: Manifest, reference: Reference) -> Markup:
         "Made on": manifest.created.replace("T", " "),
         "Compared with": f"PyTorch {manifest.tools.get('torch', '')}, fp32, on {len(reference.texts)} texts, "
         "each alone, and padded in mixed batches",
-        "Answers at the text": at_text(manifest),
+        "End-to-end check": end_to_end(manifest),
     }
     return join(element("h1", f"{manifest.model} version {manifest.version}"), _facts(facts))
 
@@ -238,15 +238,15 @@ def _figures(artifact: Artifact, limits: Limits) -> Markup | None:
             _most(f"points of {f.metric} lost", f.pytorch - f.artifact, limits.metric_loss, "metric_loss", waived)
             for f in artifact.evidence.accuracy
         ),
-        *_at_text(artifact, limits),
+        *_end_to_end(artifact, limits),
         _most("padded or batched: largest difference", invariance.max_abs_difference, limits.invariance_difference),
         _least("padded or batched: least cosine", invariance.cosine_min, limits.invariance_cosine),
     ]
     return _table(["figure", _Number("found"), _Number("limit"), ""], [row for row in rows if row])
 
 
-def _at_text(artifact: Artifact, limits: Limits) -> list[list[str]]:
-    found, waived = artifact.at_text, artifact.waived
+def _end_to_end(artifact: Artifact, limits: Limits) -> list[list[str]]:
+    found, waived = artifact.end_to_end, artifact.waived
     if found is None:
         return []
     limit, title = limits.max_abs_difference, f"at {found.texts} texts"

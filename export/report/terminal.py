@@ -37,19 +37,19 @@ def answer(manifest: Manifest) -> str:
     return ", ".join(word for word in (manifest.task, details.get(manifest.task)) if word)
 
 
-def at_text(manifest: Manifest) -> str:
+def end_to_end(manifest: Manifest) -> str:
     """Who answered the same texts as the artifacts, and how near they are."""
-    users = manifest.users
-    if users is None:
+    reference = manifest.reference_library
+    if reference is None:
         return "not compared"
-    if users.unproven:
-        return f"not compared: {users.unproven}"
+    if reference.unproven:
+        return f"not compared: {reference.unproven}"
     differences = ", ".join(
         f"{artifact.file} within {found.max_difference:.1e} over {found.texts}"
         for artifact in manifest.artifacts
-        if (found := artifact.at_text) is not None
+        if (found := artifact.end_to_end) is not None
     )
-    return f"beside {users.library}, with the tokens of {users.texts} texts; answers of {differences or 'none'}"
+    return f"beside {reference.library}, with the tokens of {reference.texts} texts; answers of {differences or 'none'}"
 
 
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
@@ -98,7 +98,7 @@ def whole(bundle: Bundle) -> str:
         "source": f"{source.name} ({source.architecture}), SHA-256 {source.sha256}",
         "made": f"{manifest.created}, with " + ", ".join(f"{name} {word}" for name, word in manifest.tools.items()),
         "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
-        "at text": at_text(manifest),
+        "at text": end_to_end(manifest),
         "vectors": "; ".join(_vectors(manifest)),
         "labels": ", ".join(manifest.labels),
         "prompts": ", ".join(

@@ -79,11 +79,11 @@ class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cosine_min: float | None
 
 
-class AtText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers from the text on, beside those of `Manifest.users`.
+class EndToEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artifact's answers to texts beside those of `Manifest.reference_library`.
 
     Attributes:
-        texts: Whose answers were compared; the tokens of all of `Users.texts` were.
+        texts: Whose answers were compared; the tokens of all of `ReferenceLibrary.texts` were.
         max_difference: Largest difference of any number that a client gets, by the number's size where that is above 1.
         cosine_mean: Of vectors.
         agreement: Share of labels, tags, words and spans that are the same; None where nothing is decided.
@@ -95,8 +95,8 @@ class AtText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agreement: float | None = None
 
 
-class Users(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The library that a checkpoint's users load its folder with, and that artifacts were compared with at the text.
+class ReferenceLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The library whose answers to texts were the reference of the end-to-end check.
 
     Attributes:
         library: Its name and version; empty where none loads the folder.
@@ -175,7 +175,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quantisation: None where activations are not quantised.
         data: The file beside a graph that holds its weights; None where they lie in the graph.
         graph: Of an engine: how its graph compares; None where it was not compared.
-        at_text: None where it was not compared from the text on.
+        end_to_end: The end-to-end check; None where there was none.
         split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
         parts: The others, in their order.
         ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
@@ -202,7 +202,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantisation: Quantisation | None = None
     data: FileEntry | None = None
     graph: GraphProof | None = None
-    at_text: AtText | None = None
+    end_to_end: EndToEnd | None = None
     split_by: SplitBy | None = None
     parts: tuple[Part, ...] = ()
     ranks: int = 1
@@ -298,7 +298,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outputs: In the order in which the graph answers.
         tools: Versions of the libraries that took part.
         recipe: A digest of the export's options and version; empty in bundles of earlier versions.
-        users: What answered the same texts at the export; None in bundles of earlier versions.
+        reference_library: What answered the same texts at the export; None in bundles of earlier versions.
     """
 
     schema_version: int
@@ -329,7 +329,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     recipe: str = ""
-    users: Users | None = None
+    reference_library: ReferenceLibrary | None = None
     truncation_side: Side = "right"
 
     @property

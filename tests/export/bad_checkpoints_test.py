@@ -367,6 +367,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         put(CONFIG, layer_norm_eps="small"),
         r"Transformers makes nothing of config\.json: .*layer_norm_eps",
     ),
+    "a-normalization-that-is-not-fused": (
+        family("deberta", "embed", layer_norm_eps=0.01),
+        r"layer_norm_eps 0\.01 in config\.json cannot be exported; supported: up to 0\.0001",
+    ),
     "angles-in-a-part": (
         family("nomic_bert", "embed", partial_rotary_factor=0.5),
         "partial_rotary_factor 0.5 in config.json cannot be exported; supported: 1",

@@ -6,7 +6,7 @@ import torch
 from export.texts import corpus
 from tests.support.exports import Export, export_small
 
-WHOLE_PROBES = ("folder_settings_test", "folders_test", "text_proof_test")
+WHOLE_PROBES = ("folder_settings_test", "folders_test", "end_to_end_test")
 """Where it is tested what each text of `export/texts/probes.jsonl` tells; other tests export with some short ones."""
 _FEW = [text for text in corpus.probes() if len(str(text)) < 200][::5]
 

@@ -25,7 +25,7 @@ from export.progress import Progress, quiet
 from export.proof import reference
 from export.proof.engine import open_engine
 from export.proof.parity import run_batch
-from export.proof.users.questions import reads_as_a_server
+from export.proof.reference_libraries import questions
 from export.recipe import Recipe
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
@@ -151,7 +151,7 @@ def _answer(folder: str, _: str) -> Callable[[Any], Any]:
     tokenizer.model_max_length = min(tokenizer.model_max_length, POSITIONS)
 
     def ask(pair: tuple[str, str]) -> Any:
-        if not reads_as_a_server(tokenizer, pair, tokenizer.model_max_length):
+        if not questions.reads_as_a_server(tokenizer, pair, tokenizer.model_max_length):
             return Unanswered("a server reads it in other windows")
         return answers_of(model, tokenizer, *pair, top_k=3)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from export.proof.users.answers import MANY, Form, span
-from export.proof.users.library import BESIDE, tokens
-from export.proof.users.pipelines import Transformers, surely
+from export.proof.reference_libraries.answers import MANY, Form, span
+from export.proof.reference_libraries.library import BESIDE, tokens
+from export.proof.reference_libraries.pipelines import Transformers, surely
 from serving.records import AnswerOptions
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.proof.users.answers import Answer
-    from export.proof.users.library import Tokens
-    from export.proof.users.pipelines import Shake
+    from export.proof.reference_libraries.answers import Answer
+    from export.proof.reference_libraries.library import Tokens
+    from export.proof.reference_libraries.pipelines import Shake
     from export.texts.corpus import Text
 
     Numbers = NDArray[np.float64]

@@ -49,14 +49,14 @@ class Answer:
     """What one text is answered.
 
     Attributes:
-        told: What it says whatever the precision: sizes, names, places.
-        decided: What follows from the numbers: labels, words, spans.
+        structure: What it says whatever the precision: sizes, names, places.
+        decisions: What follows from the numbers: labels, words, spans.
         numbers: The numbers, float64 [n].
         sure: Whether no decision is a near-tie, which rounding may decide otherwise.
     """
 
-    told: tuple[object, ...]
-    decided: tuple[object, ...]
+    structure: tuple[object, ...]
+    decisions: tuple[object, ...]
     numbers: NDArray[np.float64]
     sure: bool = True
 
@@ -90,8 +90,8 @@ def tagged(found: Iterable[tuple[str, float, int, str, int, int]]) -> Answer:
 def entities(found: Iterable[tuple[str, float, int, int]]) -> Answer:
     """Entities: tag, score, start, end of each."""
     whole = list(found)
-    decided = tuple((tag, start, end) for tag, _, start, end in whole)
-    return Answer((), decided, np.array([one[1] for one in whole], np.float64))
+    decisions = tuple((tag, start, end) for tag, _, start, end in whole)
+    return Answer((), decisions, np.array([one[1] for one in whole], np.float64))
 
 
 def fillings(masks: Iterable[Sequence[tuple[float, int, str, str]]]) -> Answer:

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's folder as its users do: by what the folder says alone."""
+"""Loads a checkpoint's folder with its reference library."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import transformers
 
 from export.checkpoint.weights import unpickle
 from export.progress import quiet
-from export.proof.users.pipelines import Classifier, Filler, Tagger, Transformers
-from export.proof.users.questions import Reader
-from export.proof.users.sentences import CrossEncoder, Encoder, SentenceTransformers
+from export.proof.reference_libraries.pipelines import Classifier, Filler, Tagger, Transformers
+from export.proof.reference_libraries.questions import Reader
+from export.proof.reference_libraries.sentences import CrossEncoder, Encoder, SentenceTransformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from export.checkpoint.reader import Checkpoint
-    from export.proof.users.library import Library
+    from export.proof.reference_libraries.library import Library
     from serving.models.manifest import Task
 
 _LONGEST_REASON = 200
@@ -44,7 +44,7 @@ _LIBRARIES: Mapping[Task, type[SentenceTransformers | Transformers]] = {
 
 
 def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
-    """Loads a checkpoint's folder as its users do, by what the folder says alone; nothing is asked of the hub.
+    """Loads a checkpoint's folder with its reference library; nothing is asked of the hub.
 
     Args:
         checkpoint: The checkpoint.
@@ -63,7 +63,7 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
         )
     kind = _LIBRARIES[checkpoint.task]
     name = "Sentence Transformers" if issubclass(kind, SentenceTransformers) else "Transformers"
-    failure = as_not_loaded(f"{name} cannot load the folder by itself")
+    failure = as_not_loaded(f"{name} cannot load the folder")
     with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
         library = kind(checkpoint, folder)
     # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from export.proof.users.answers import FEW, Form, score, vector
-from export.proof.users.library import Library, tokens
+from export.proof.reference_libraries.answers import FEW, Form, score, vector
+from export.proof.reference_libraries.library import Library, tokens
 from serving.records import EmbedOptions, EmbedTokensOptions, RerankOptions
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from export.proof.users.answers import Answer
-    from export.proof.users.library import Tokens
+    from export.proof.reference_libraries.answers import Answer
+    from export.proof.reference_libraries.library import Tokens
     from export.texts.corpus import Text
 
 _BATCH = 8

@@ -1,4 +1,4 @@
-"""What a library of users is to the proof."""
+"""What the end-to-end check asks of a reference library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.proof.users.answers import Answer, Form
+    from export.proof.reference_libraries.answers import Answer, Form
     from export.texts.corpus import Text
 
     Tokens = tuple[list[int], list[int]]

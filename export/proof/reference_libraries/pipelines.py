@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from export.proof.users.answers import FEW, MANY, NEAR, Answer, Form, entities, fillings, labels, tagged
-from export.proof.users.library import Library, tokens
+from export.proof.reference_libraries.answers import FEW, MANY, NEAR, Answer, Form, entities, fillings, labels, tagged
+from export.proof.reference_libraries.library import Library, tokens
 from serving.records import ClassifyOptions, FillMaskOptions, TagOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from export.proof.users.library import Tokens
+    from export.proof.reference_libraries.library import Tokens
     from export.texts.corpus import Text
 
     Shake = Callable[[torch.Tensor], torch.Tensor]
@@ -34,10 +34,10 @@ def surely(read: Callable[[Shake], Answer]) -> Answer:
     answer = read(lambda logits: logits)
     others = [read(lambda logits, sign=sign: logits + sign * NEAR * _noise(logits.shape)) for sign in (1, -1)]  # type: ignore[misc]
     stays = all(
-        other.decided == answer.decided and np.allclose(other.numbers, answer.numbers, atol=10 * NEAR)
+        other.decisions == answer.decisions and np.allclose(other.numbers, answer.numbers, atol=10 * NEAR)
         for other in others
     )
-    return answer if stays else Answer(answer.told, (), np.array([]), sure=False)
+    return answer if stays else Answer(answer.structure, (), np.array([]), sure=False)
 
 
 def _noise(shape: Sequence[int]) -> torch.Tensor:

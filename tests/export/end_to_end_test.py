@@ -1,4 +1,4 @@
-"""The proof from the text on: an export is held against the library that the users of its checkpoint run."""
+"""The end-to-end check: an export is held against the checkpoint's reference library."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def made(folder: Path, task: str, fault: Fault = lambda checkpoint: checkpoint) 
 def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str, family: str) -> None:
     """Every number that a client gets is theirs, and the report and the manifest say who answered."""
     manifest, _ = made(written(tmp_path / "small", task, family), task)
-    users, found = manifest.users, manifest.artifacts[0].at_text
-    assert users is not None
-    assert users.library.startswith(NAMES.get(task, "Transformers"))
-    assert not users.unproven
+    reference, found = manifest.reference_library, manifest.artifacts[0].end_to_end
+    assert reference is not None
+    assert reference.library.startswith(NAMES.get(task, "Transformers"))
+    assert not reference.unproven
     assert found is not None
-    assert users.texts > found.texts > 10
+    assert reference.texts > found.texts > 10
     assert found.max_difference <= WITHIN
     assert found.agreement in (1, None)
     report = (tmp_path / "models" / "small" / "1" / "report.html").read_text()
-    assert "Answers at the text" in report
-    assert users.library in report
+    assert "End-to-end check" in report
+    assert reference.library in report
 
 
 def with_tokenizer(change: Callable[[dict[str, Any]], None]) -> Fault:
@@ -178,16 +178,16 @@ def test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it(tmp_path: Pa
     [
         ("jina_bert", "position_embedding_type 'alibi'"),
         ("bert with distances", "position_embedding_type 'relative_key_query'"),
-        ("new", "Sentence Transformers cannot load the folder by itself: "),
+        ("new", "Sentence Transformers cannot load the folder: "),
     ],
 )
 def test_what_no_library_loads_is_proven_from_token_ids_on(tmp_path: Path, family: str, reason: str) -> None:
     """The export goes on and says, once, what was not proven and why; the manifest keeps it."""
     manifest, said = made(written(tmp_path / "small", "embed_tokens", family), "embed_tokens")
-    assert manifest.users is not None
-    assert reason in manifest.users.unproven
-    assert said.count("note: answers were not compared from the text on") == said.count(reason) == 1
-    assert manifest.artifacts[0].at_text is None
+    assert manifest.reference_library is not None
+    assert reason in manifest.reference_library.unproven
+    assert said.count("note: no end-to-end check") == said.count(reason) == 1
+    assert manifest.artifacts[0].end_to_end is None
 
 
 def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> N
     lacking = shutil.copytree(folder, tmp_path / "lacking")
     edit_weights(lacking, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.query.weight"))
     manifest, said = made(folder, "embed", lambda opened: replace(opened, source=replace(opened.source, path=lacking)))
-    assert manifest.users is not None
-    assert manifest.users.unproven.endswith("finds no weights for a part of the model")
-    assert manifest.users.unproven in said
-    assert manifest.artifacts[0].at_text is None
+    assert manifest.reference_library is not None
+    assert manifest.reference_library.unproven.endswith("finds no weights for a part of the model")
+    assert manifest.reference_library.unproven in said
+    assert manifest.artifacts[0].end_to_end is None
 
 
 def test_a_pooler_that_is_not_stored_hides_no_fault(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_near_tie_is_decided_by_rounding_and_no_fault(tmp_path: Path, task: st
     nearly_tied(folder, task, 1e-6)
     nearly_tied(other, task, -1e-6)
     manifest, _ = made(folder, task, lambda opened: replace(opened, source=replace(opened.source, path=other)))
-    found = manifest.artifacts[0].at_text
+    found = manifest.artifacts[0].end_to_end
     assert found is not None
     assert found.agreement in (1, None)
 
@@ -251,9 +251,9 @@ def test_a_library_that_fails_on_a_text_proves_nothing(tmp_path: Path) -> None:
     edit_weights(other, lambda tensors: tensors.update({name: tensors[name][:8].clone()}))
     edit_json(other / "config.json", vocab_size=8)
     manifest, said = made(folder, "rerank", lambda opened: replace(opened, source=replace(opened.source, path=other)))
-    assert manifest.users is not None
-    assert "does not answer a text: " in manifest.users.unproven
-    assert manifest.users.unproven in said
+    assert manifest.reference_library is not None
+    assert "does not answer a text: " in manifest.reference_library.unproven
+    assert manifest.reference_library.unproven in said
 
 
 def test_a_special_token_that_the_model_has_no_row_of_is_asked_of_nobody(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_special_token_that_the_model_has_no_row_of_is_asked_of_nobody(tmp_pat
     edit_json(folder / "config.json", vocab_size=len(words))
     assert config["vocab_size"] > len(words)
     manifest, _ = made(folder, "classify")
-    assert manifest.users is not None
-    assert not manifest.users.unproven
+    assert manifest.reference_library is not None
+    assert not manifest.reference_library.unproven
 
 
 @pytest.mark.parametrize(("task", "longest"), [("embed_tokens", 64), ("rerank", 64), ("classify", 100)])
@@ -283,8 +283,8 @@ def test_a_limit_beyond_the_positions_counts_where_the_library_takes_it(
     edit_json(folder / "tokenizer_config.json", model_max_length=100)
     manifest, _ = made(folder, task)
     assert manifest.max_length == longest
-    assert manifest.users is not None
-    assert not manifest.users.unproven
+    assert manifest.reference_library is not None
+    assert not manifest.reference_library.unproven
 
 
 def test_loading_a_folder_for_its_proof_logs_nothing(tmp_path: Path) -> None:
@@ -306,5 +306,5 @@ def test_trained_checkpoints_answer_as_their_library(tmp_path: Path, name: str) 
     checkpoint = opened(SHARED / "models" / name)
     writer = BundleWriter(recipe.out, "real")
     manifest = build.build(recipe, checkpoint, writer, Progress(io.StringIO(), lambda: None)).bundle.manifest
-    assert manifest.artifacts[0].at_text is not None
-    assert manifest.artifacts[0].at_text.max_difference <= WITHIN
+    assert manifest.artifacts[0].end_to_end is not None
+    assert manifest.artifacts[0].end_to_end.max_difference <= WITHIN

@@ -1,7 +1,7 @@
-"""Compares what a server answers to texts with what the library of a checkpoint's users answers to the same texts.
+"""The end-to-end check of an export: the server's answers to texts beside those of the checkpoint's reference library.
 
-The bundle answers by the server's own way: its tokenizer, prompts, truncation, batches, tasks. So whatever a folder
-says and the export did not read makes a difference here, where token ids as the beginning would hide it.
+The bundle's answers pass through the server's tokenizer, prompts, truncation, batches and tasks. A setting of the
+checkpoint that the export ignored makes a difference here. A comparison that begins with token ids cannot see it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from export.errors import ExportError
 from export.progress import quiet
 from export.proof.decisions import cosine
 from export.proof.parity import run_batch
-from export.proof.users import answers
-from export.proof.users.load import as_not_loaded
+from export.proof.reference_libraries import answers
+from export.proof.reference_libraries.load import as_not_loaded
 from export.texts.corpus import shown
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
@@ -27,15 +27,15 @@ from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import Bundle
-from serving.models.manifest import TOKENIZER, Artifact, AtText
+from serving.models.manifest import TOKENIZER, Artifact, EndToEnd
 from serving.records import TYPES, Entity, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from export.proof.users.answers import Answer, Form
-    from export.proof.users.library import Library, Tokens
+    from export.proof.reference_libraries.answers import Answer, Form
+    from export.proof.reference_libraries.library import Library, Tokens
     from export.recipe import Limits
     from export.texts.corpus import Text
     from serving.engine.base import Engine
@@ -67,7 +67,7 @@ class _Question:
     answers: Sequence[Answer]
 
 
-class TextProof:
+class EndToEndProof:
     """Texts, with what a library answers to them.
 
     Attributes:
@@ -76,11 +76,11 @@ class TextProof:
         obstacle: Why the library's numbers say nothing; empty where they do.
     """
 
-    def __init__(self, users: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
+    def __init__(self, library: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
         """Compares the tokens of all texts, and asks the library for its answers to some.
 
         Args:
-            users: The library with the checkpoint's folder.
+            library: The library with the checkpoint's folder.
             folder: Where the bundle's tokenizer lies.
             manifest: The bundle's, in which artifacts and files may still be missing.
             probes: The texts.
@@ -89,8 +89,8 @@ class TextProof:
             ExportError: A text has other tokens in the bundle.
             NotLoadedError: The library fails on a text.
         """
-        self.name, self.obstacle = users.name, ""
-        self._users_miss_weights = users.missing
+        self.name, self.obstacle = library.name, ""
+        self._lacks_weights = library.missing
         self._manifest = manifest
         tokenizer = TextTokenizer.open(folder, manifest)
         bundle = Bundle(folder, manifest, "")
@@ -99,14 +99,14 @@ class TextProof:
         torch.set_num_threads(1)  # as in `task_model.answers`
         try:
             with quiet():
-                self._ask(users, folder, probes)
+                self._ask(library, folder, probes)
         finally:
             torch.set_num_threads(before)
 
-    def _ask(self, users: Library, folder: Path, probes: Sequence[Text]) -> None:
-        usual, *others = users.forms()
-        with as_not_loaded(f"{users.name} makes no tokens of a text"):
-            asked = {text: users.encode(text) for probe in probes if (text := users.asked(probe)) is not None}
+    def _ask(self, library: Library, folder: Path, probes: Sequence[Text]) -> None:
+        usual, *others = library.forms()
+        with as_not_loaded(f"{library.name} makes no tokens of a text"):
+            asked = {text: library.encode(text) for probe in probes if (text := library.asked(probe)) is not None}
         # A tokenizer's class may add special tokens of which the model has no rows: it fails on them.
         most = self._manifest.vocab_size
         asked = {text: there for text, there in asked.items() if all(max(ids) < most for ids, _ in there)}
@@ -114,22 +114,22 @@ class TextProof:
         for text, there in asked.items():
             here = [self._seen(one) for one in self._encode(usual, [text])]
             if here != (seen := [self._blind(one) for one in there]):
-                setting = _setting(users, (folder / TOKENIZER).read_bytes(), self._manifest)
+                setting = _setting(library, (folder / TOKENIZER).read_bytes(), self._manifest)
                 raise ExportError(
-                    f"the text {shown(text)!r} has other tokens in the bundle than in {users.name}, which loads the "
-                    f"folder by itself: {self._tokens_apart(here, seen)}{setting}"
+                    f"the text {shown(text)!r} has other tokens in the bundle than in {library.name} with the "
+                    f"checkpoint's folder: {self._tokens_apart(here, seen)}{setting}"
                 )
             sizes.append(sum(len(ids) for ids, _ in here))
         self.texts = len(texts)
         chosen = _chosen(texts, sizes)
-        with as_not_loaded(f"{users.name} does not answer a text"):
+        with as_not_loaded(f"{library.name} does not answer a text"):
             self._questions = [
-                _Question(form, part := chosen[: form.most], users.answer(part, form)) for form in (usual, *others)
+                _Question(form, part := chosen[: form.most], library.answer(part, form)) for form in (usual, *others)
             ]
 
     def compare(
         self, engine: Engine, limits: Limits, *, exact: bool, batched: bool
-    ) -> tuple[AtText | None, dict[str, str]]:
+    ) -> tuple[EndToEnd | None, dict[str, str]]:
         """Answers the texts as a server does, with an artifact.
 
         Args:
@@ -155,12 +155,12 @@ class TextProof:
                     for text, ours, theirs in zip(question.texts, here, question.answers, strict=True):
                         found.add(question.form, text, ours, theirs, self._words(text))
         except _DifferentError as error:
-            if not self._users_miss_weights:
+            if not self._lacks_weights:
                 raise ExportError(str(error)) from None
             broken = {"": str(error)}
         else:
             broken = found.broken(limits, exact=exact)
-        if broken and self._users_miss_weights:
+        if broken and self._lacks_weights:
             self.obstacle = f"{self.name} finds no weights for a part of the model"
             return None, {}
         return found.figures(), broken
@@ -245,20 +245,20 @@ class _Found:
     def add(self, form: Form, text: Text, here: Answer, there: Answer, tokens: str) -> None:
         self._texts.add(text)
         what = f"{shown(text)!r}{f' {form.title}' if form.title else ''}"
-        misshapen = there.sure and not there.decided and here.numbers.shape != there.numbers.shape
-        if here.told != there.told or misshapen:
+        misshapen = there.sure and not there.decisions and here.numbers.shape != there.numbers.shape
+        if here.structure != there.structure or misshapen:
             raise _DifferentError(
-                f"the text {what} is answered with {_short(here.told)}, {self._name}, which loads the folder by "
-                f"itself, answers {_short(there.told)}; tokens: {tokens}"
+                f"the text {what} is answered with {_short(here.structure)}, {self._name} with the checkpoint's folder "
+                f"answers {_short(there.structure)}; tokens: {tokens}"
             )
-        if here.decided != there.decided and not there.sure:
+        if here.decisions != there.decisions and not there.sure:
             return
-        same = [one == other for one, other in zip(here.decided, there.decided, strict=False)]
-        self._decisions += max(len(here.decided), len(there.decided))
+        same = [one == other for one, other in zip(here.decisions, there.decisions, strict=False)]
+        self._decisions += max(len(here.decisions), len(there.decisions))
         self._same += sum(same)
-        if here.decided != there.decided:
+        if here.decisions != there.decisions:
             self._other = self._other or (
-                f"the text {what} is answered with {_short(here.decided)}, and {_short(there.decided)} there; "
+                f"the text {what} is answered with {_short(here.decisions)}, and {_short(there.decisions)} there; "
                 f"tokens: {tokens}"
             )
             return
@@ -277,14 +277,14 @@ class _Found:
                 self._farthest = f"the text {what}; tokens: {tokens}"
             self._cosines.append(near)
 
-    def figures(self) -> AtText:
+    def figures(self) -> EndToEnd:
         agreement = self._same / self._decisions if self._decisions else None
         mean = float(np.mean(self._cosines)) if self._cosines else None
-        return AtText(len(self._texts), self._difference, mean, agreement)
+        return EndToEnd(len(self._texts), self._difference, mean, agreement)
 
     def broken(self, limits: Limits, *, exact: bool) -> dict[str, str]:
         broken, figures = {}, self.figures()
-        beside = f"{self._name}, which loads the folder by itself"
+        beside = f"{self._name}"
         if not self._difference <= limits.max_abs_difference:
             broken["max_abs_difference"] = (
                 f"largest difference from {beside}, {self._difference:.2g}, allowed {limits.max_abs_difference:g}, at "
@@ -358,18 +358,18 @@ def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
     return [*short, *(texts[index] for index in long[:_MOST_LONG])]
 
 
-def _setting(users: Library, content: bytes, manifest: Manifest) -> str:
-    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be told."""
+def _setting(library: Library, content: bytes, manifest: Manifest) -> str:
+    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be structure."""
     apart = []
-    if users.longest != manifest.max_length:
-        apart.append(f"the longest input ({manifest.max_length} tokens here, {users.longest} there)")
-    backend = getattr(users.tokenizer, "backend_tokenizer", None)
+    if library.longest != manifest.max_length:
+        apart.append(f"the longest input ({manifest.max_length} tokens here, {library.longest} there)")
+    backend = getattr(library.tokenizer, "backend_tokenizer", None)
     if backend is not None:
         here, there = json.loads(content), json.loads(backend.to_str())
         apart += [name for name in _PARTS if here.get(name) != there.get(name)]
-    if users.tokenizer.truncation_side != manifest.truncation_side:
+    if library.tokenizer.truncation_side != manifest.truncation_side:
         apart.append("truncation_side")
-    if any(spec.name == TYPES for spec in manifest.inputs) and TYPES not in users.tokenizer.model_input_names:
+    if any(spec.name == TYPES for spec in manifest.inputs) and TYPES not in library.tokenizer.model_input_names:
         apart.append("model_input_names")
     return f". They differ in {', '.join(apart)}" if apart else ""
 
