@@ -107,7 +107,10 @@ def _write_old_files(folder: Path, kind: str) -> None:
 @cache
 def _pieces(kind: str) -> bytes:
     """A SentencePiece model, written and not trained: what a tokenizer is made of is its list of pieces."""
-    model: Any = transformers.convert_slow_tokenizer.import_protobuf().ModelProto()
+    # Transformers does not load this module with itself.
+    from transformers.convert_slow_tokenizer import import_protobuf  # noqa: PLC0415
+
+    model: Any = import_protobuf().ModelProto()
     control = {
         "AlbertTokenizer": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
         "DebertaV2Tokenizer": ["[PAD]", "[CLS]", "[SEP]", "[UNK]"],
