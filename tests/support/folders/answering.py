@@ -71,6 +71,8 @@ class Unanswered:
 
 
 FILLED = 5
+_NO_LIMIT = 1_000_000
+"""Tokens: a tokenizer that names more has no limit."""
 
 
 def library_answers(folder: Path, task: str, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
@@ -116,9 +118,15 @@ def _rerank(folder: str, _: str) -> Callable[[Any], Any]:
 
 def _pipeline(kind: str, folder: str, **options: Any) -> Any:
     pipe = transformers.pipeline(kind, model=folder, device="cpu", dtype="float32", **options)
-    # Without a limit of its own a library reads a text that a server takes as too long, or cuts where it is told to.
-    pipe.tokenizer.model_max_length = min(pipe.tokenizer.model_max_length, POSITIONS)
+    pipe.tokenizer.model_max_length = _limit(pipe.tokenizer, pipe.model)
     return pipe
+
+
+def _limit(tokenizer: Any, model: Any) -> int:
+    """The tokenizer's limit; that of the positions where it has none, or where their table has no more rows."""
+    own = int(tokenizer.model_max_length)
+    bounded = own > _NO_LIMIT or any("position_embeddings" in name for name, _ in model.named_parameters())
+    return min(own, POSITIONS) if bounded else own
 
 
 def _classify(folder: str, _: str) -> Callable[[Any], Any]:
@@ -147,8 +155,7 @@ def _fill_mask(folder: str, _: str) -> Callable[[Any], Any]:
 def _answer(folder: str, _: str) -> Callable[[Any], Any]:
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder, dtype="float32").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    # The pipeline takes 384 tokens where nothing names fewer, which these models cannot.
-    tokenizer.model_max_length = min(tokenizer.model_max_length, POSITIONS)
+    tokenizer.model_max_length = _limit(tokenizer, model)
 
     def ask(pair: tuple[str, str]) -> Any:
         if not questions.reads_as_a_server(tokenizer, pair, tokenizer.model_max_length):
