@@ -101,9 +101,9 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         products=family.products,
         activation=None if family.gated else ACTIVATIONS[checkpoint.activation],
         word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.activation],
-        # Without positions and segments nothing is added that its normalisation could take in.
         other_activations=tuple(ACTIVATIONS.get(name) for name in checkpoint.other_activations),
         convolves=checkpoint.convolves,
+        # Without positions and segments nothing is added that its normalisation could take in.
         embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
         projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
         head_products=0 if checkpoint.task in {"embed", "embed_tokens", "fill_mask"} else family.head_products,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from export.texts.corpus import Text
     from serving.engine.base import Engine
     from serving.models.manifest import Manifest, Task
-    from serving.records import EncodedText, Row
+    from serving.records import EncodedText, Row, TextInput
 
 _BATCH = 8
 _SHORT = 48
@@ -60,10 +60,12 @@ _UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, par
 
 @dataclass(slots=True, frozen=True)
 class _Question:
-    """Texts that were asked in one way, and what the library answered to each."""
+    """Texts that were asked in one way, as a server reads them, and what the library answered to each."""
 
     form: Form
     texts: Sequence[Text]
+    inputs: Sequence[TextInput]
+    encoded: Sequence[EncodedText]
     answers: Sequence[Answer]
 
 
@@ -112,7 +114,7 @@ class EndToEndProof:
         asked = {text: there for text, there in asked.items() if all(max(ids) < most for ids, _ in there)}
         texts, sizes = list(asked), []
         for text, there in asked.items():
-            here = [self._seen(one) for one in self._encode(usual, [text])]
+            here = [self._seen(one) for one in self._read(usual, [text])[1]]
             if here != (seen := [self._blind(one) for one in there]):
                 setting = _setting(library, (folder / TOKENIZER).read_bytes(), self._manifest)
                 raise ExportError(
@@ -122,10 +124,12 @@ class EndToEndProof:
             sizes.append(sum(len(ids) for ids, _ in here))
         self.texts = len(texts)
         chosen = _chosen(texts, sizes)
+        self._questions = [self._question(library, form, chosen[: form.most]) for form in (usual, *others)]
+
+    def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
+        inputs, encoded = self._read(form, texts)
         with as_not_loaded(f"{library.name} does not answer a text"):
-            self._questions = [
-                _Question(form, part := chosen[: form.most], library.answer(part, form)) for form in (usual, *others)
-            ]
+            return _Question(form, texts, inputs, encoded, library.answer(texts, form))
 
     def compare(
         self, engine: Engine, limits: Limits, *, exact: bool, batched: bool
@@ -153,7 +157,7 @@ class EndToEndProof:
                 if exact or not question.form.exact:
                     here = self._answers(engine, question, rows, batched=batched)
                     for text, ours, theirs in zip(question.texts, here, question.answers, strict=True):
-                        found.add(question.form, text, ours, theirs, self._words(text))
+                        found.add(question.form, text, ours, theirs, self._words)
         except _DifferentError as error:
             if not self._lacks_weights:
                 raise ExportError(str(error)) from None
@@ -169,8 +173,7 @@ class EndToEndProof:
         form, model = question.form, self._model
         task = TASKS[type(form.options)]
         task.check(form.options, model.manifest)
-        inputs = model.prompted(question.texts, form.prompt)
-        encoded = self._encode(form, question.texts)
+        encoded = question.encoded
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
         for begin in range(0, len(missing), size):
@@ -178,16 +181,17 @@ class EndToEndProof:
             arrays = run_batch(engine, batch).arrays
             rows.update((_key(text), tuple(array[at] for array in arrays)) for at, text in enumerate(batch))
         own = [rows[_key(text)] for text in encoded]
-        work = Work(inputs, form.options, encoded, own, model.manifest, model.tokenizer)
+        work = Work(question.inputs, form.options, encoded, own, model.manifest, model.tokenizer)
         return [_READ[model.manifest.task](one, model.manifest) for one in task.finish(work)]
 
-    def _encode(self, form: Form, texts: Sequence[Text]) -> Sequence[EncodedText]:
+    def _read(self, form: Form, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
+        """Texts with their prompt, and their tokens."""
         model, task = self._model, TASKS[type(form.options)]
         inputs = model.prompted(texts, form.prompt)
         try:
             if task.encode is None:
-                return model.tokenizer.encode(inputs, truncate=True)
-            return task.encode(model.tokenizer, inputs, form.options, truncate=True)
+                return inputs, model.tokenizer.encode(inputs, truncate=True)
+            return inputs, task.encode(model.tokenizer, inputs, form.options, truncate=True)
         except InvalidRequest as error:
             raise ExportError(f"the text {shown(texts[0])!r} is refused, which {self.name} answers: {error}") from error
 
@@ -202,7 +206,7 @@ class EndToEndProof:
 
     def _words(self, text: Text) -> str:
         """The tokens of a text, for a message."""
-        tokens = self._encode(self._questions[0].form, [text])[0]
+        _, (tokens, *_) = self._read(self._questions[0].form, [text])
         return self._named(list(tokens.ids), 0)
 
     def _named(self, ids: Sequence[int], begin: int) -> str:
@@ -242,14 +246,15 @@ class _Found:
         self._farthest = ""
         self._texts: set[Text] = set()
 
-    def add(self, form: Form, text: Text, here: Answer, there: Answer, tokens: str) -> None:
+    def add(self, form: Form, text: Text, here: Answer, there: Answer, tokens: Callable[[Text], str]) -> None:
+        """Compares two answers to a text; `tokens` shows those of a text for a message."""
         self._texts.add(text)
         what = f"{shown(text)!r}{f' {form.title}' if form.title else ''}"
         misshapen = there.sure and not there.decisions and here.numbers.shape != there.numbers.shape
         if here.structure != there.structure or misshapen:
             raise _DifferentError(
                 f"the text {what} is answered with {_short(here.structure)}, {self._name} with the checkpoint's folder "
-                f"answers {_short(there.structure)}; tokens: {tokens}"
+                f"answers {_short(there.structure)}; tokens: {tokens(text)}"
             )
         if here.decisions != there.decisions and not there.sure:
             return
@@ -259,7 +264,7 @@ class _Found:
         if here.decisions != there.decisions:
             self._other = self._other or (
                 f"the text {what} is answered with {_short(here.decisions)}, and {_short(there.decisions)} there; "
-                f"tokens: {tokens}"
+                f"tokens: {tokens(text)}"
             )
             return
         if not there.numbers.size:
@@ -269,12 +274,12 @@ class _Found:
         if worst > self._difference:
             self._difference = worst
             self._worst = (
-                f"the text {what}: {_short(here.numbers)} here, {_short(there.numbers)} there; tokens: {tokens}"
+                f"the text {what}: {_short(here.numbers)} here, {_short(there.numbers)} there; tokens: {tokens(text)}"
             )
         if self._directed:
             near = float(cosine(here.numbers, there.numbers))
             if not self._cosines or near < min(self._cosines):
-                self._farthest = f"the text {what}; tokens: {tokens}"
+                self._farthest = f"the text {what}; tokens: {tokens(text)}"
             self._cosines.append(near)
 
     def figures(self) -> EndToEnd:
@@ -284,24 +289,23 @@ class _Found:
 
     def broken(self, limits: Limits, *, exact: bool) -> dict[str, str]:
         broken, figures = {}, self.figures()
-        beside = f"{self._name}"
         if not self._difference <= limits.max_abs_difference:
             broken["max_abs_difference"] = (
-                f"largest difference from {beside}, {self._difference:.2g}, allowed {limits.max_abs_difference:g}, at "
-                f"{self._worst}"
+                f"largest difference from {self._name}, {self._difference:.2g}, allowed {limits.max_abs_difference:g}, "
+                f"at {self._worst}"
             )
         # As far as so few decisions can tell.
         least = limits.agreement - 2 * math.sqrt(limits.agreement * (1 - limits.agreement) / max(1, self._decisions))
         if figures.agreement is not None and figures.agreement < (limits.agreement if exact else least):
             broken["agreement"] = (
-                f"{self._decisions - self._same} of {self._decisions} decisions are not those of {beside}: "
+                f"{self._decisions - self._same} of {self._decisions} decisions are not those of {self._name}: "
                 f"{self._other}"
             )
         # These texts are strange on purpose, so the least cosine of INT8 says little of others.
         if figures.cosine_mean is not None and figures.cosine_mean < limits.cosine_mean:
             broken["cosine_mean"] = (
-                f"mean cosine to {beside}, {figures.cosine_mean:.4f}, at least {limits.cosine_mean:g} needed, farthest "
-                f"at {self._farthest}"
+                f"mean cosine to {self._name}, {figures.cosine_mean:.4f}, at least {limits.cosine_mean:g} needed, "
+                f"farthest at {self._farthest}"
             )
         return broken
 
@@ -359,7 +363,7 @@ def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
 
 
 def _setting(library: Library, content: bytes, manifest: Manifest) -> str:
-    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be structure."""
+    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be told."""
     apart = []
     if library.longest != manifest.max_length:
         apart.append(f"the longest input ({manifest.max_length} tokens here, {library.longest} there)")

@@ -20,7 +20,7 @@ from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
-from serving.records import ON_A_GPU, EngineChoice, RejectedEngine
+from serving.records import OFF_THE_CPU, ON_A_GPU, EngineChoice, RejectedEngine
 from serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
-
-_ON_A_CPU = frozenset({"cpu", "ort-cpu", "openvino"})
 
 _WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
 
@@ -160,7 +158,7 @@ class Chooser:
         """The best form that answers on this processor as it was proven to."""
         settings = self._settings
         form = form_of(bundle, settings.precision, engine, unproven=settings.allow_unproven, target=target)
-        refused = self._check.refused(form) if engine in _ON_A_CPU else {}
+        refused = self._check.refused(form) if engine not in OFF_THE_CPU else {}
         if not refused:
             return form
         return self._form(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
@@ -216,7 +214,7 @@ class Chooser:
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
             log.info("not the engine cpu: %s", _WITHOUT_VNNI)
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
-        if engine in _ON_A_CPU:
+        if engine not in OFF_THE_CPU:
             bundles = self._on_this_processor(engine, bundles)
         repository = Repository.of(
             bundles,

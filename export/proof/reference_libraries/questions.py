@@ -55,14 +55,13 @@ class Reader(Transformers):
 
     def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
         options = form.options
-        return [
-            surely(lambda shake, text=text: self._answer(text, options, shake))  # type: ignore[misc]
-            for text in texts
-            if isinstance(options, AnswerOptions)
-        ]
+        return [self._sure_answer(text, options) for text in texts if isinstance(options, AnswerOptions)]
 
-    def _answer(self, text: Text, options: AnswerOptions, shake: Shake) -> Answer:
-        windows, context = self._windows(text), text[1]
+    def _sure_answer(self, text: Text, options: AnswerOptions) -> Answer:
+        windows = self._windows(text)
+        return surely(lambda shake: self._answer(windows, text[1], options, shake))
+
+    def _answer(self, windows: Any, context: str, options: AnswerOptions, shake: Shake) -> Answer:  # noqa: ANN401
         found: dict[str, list[Any]] = {}
         null = 1.0
         for row, ids in enumerate(windows["input_ids"]):
