@@ -82,13 +82,18 @@ def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, 
     """
     hint = config.get("sentence_transformers")
     own = hint.get("activation_fn") if isinstance(hint, dict) else None
-    named = settings.get("activation_fn") or own or config.get("sbert_ce_default_activation_function")
+    places = {
+        "activation_fn in config_sentence_transformers.json": settings.get("activation_fn"),
+        "sentence_transformers.activation_fn in config.json": own,
+        "sbert_ce_default_activation_function in config.json": config.get("sbert_ce_default_activation_function"),
+    }
+    place, named = next(((place, name) for place, name in places.items() if name), ("", None))
     if named is None:
         return "sigmoid"
     if named not in _RELEVANCES:
         raise ExportError(
-            f"checkpoint {folder.path}: a cross-encoder with the activation {named!r} cannot be exported; supported: "
-            "Sigmoid and Identity of torch.nn"
+            f"checkpoint {folder.path}: the activation {named!r} of a cross-encoder ({place}) cannot be exported; "
+            "supported: Sigmoid and Identity of torch.nn"
         )
     return _RELEVANCES[named]
 

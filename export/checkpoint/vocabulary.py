@@ -150,4 +150,7 @@ def _check_frame(folder: Folder, tokenizer: Tokenizer, special_ids: dict[str, in
     with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
         ids = tokenizer.encode("a").ids
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
-        raise ExportError(f"checkpoint {folder.path}: {TOKENIZER} does not put its cls and sep tokens around a text")
+        raise ExportError(
+            f"checkpoint {folder.path}: its tokenizer does not put its cls and sep tokens around a text; the "
+            f"post_processor of {TOKENIZER} decides it, or add_bos_token and add_eos_token in tokenizer_config.json"
+        )

@@ -250,6 +250,11 @@ def write(model: TaskModel, path: Path) -> None:
             dynamo=False,
         )
     draft = Draft(path, path)
+    for output, spec in zip(draft.graph.output, model.outputs, strict=True):
+        # The exporter loses sizes behind some operators: a slice of a normalized vector, for one.
+        for axis, size in zip(output.type.tensor_type.shape.dim, spec.shape, strict=True):
+            if size != -1:
+                axis.dim_value = size
     draft.move_out()
     if model.folded:
         fold(draft)

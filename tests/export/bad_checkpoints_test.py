@@ -651,7 +651,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "matryoshka-that-is-a-text": (put(CONFIG, matryoshka_dimensions="16"), "must be a list of sizes from 1 to 32"),
     "a-score-of-another-activation": (
         family("bert", "rerank", sentence_transformers={"activation_fn": "torch.nn.modules.activation.Tanh"}),
-        r"the activation 'torch\.nn\.modules\.activation\.Tanh' cannot be exported; supported: Sigmoid and Identity",
+        r"Tanh' of a cross-encoder \(sentence_transformers\.activation_fn in config\.json\) cannot be exported",
     ),
     # Weights
     "no-weights": (drop(WEIGHTS), r"model\.safetensors and pytorch_model\.bin are missing; save the model"),

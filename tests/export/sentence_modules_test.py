@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 import sentence_transformers
 import torch
@@ -287,5 +288,8 @@ def test_truncate_dim_cuts_as_encode_does(encoder: Path, tmp_path: Path) -> None
     found = vectors(checkpoint, path)
     np.testing.assert_allclose(found, model.encode(TEXTS), atol=2e-5)
     assert np.linalg.norm(found, axis=1).max() < 0.99
+    # A bundle is opened only where the graph itself says its outputs' sizes.
+    (output,) = onnx.load(path, load_external_data=False).graph.output
+    assert output.type.tensor_type.shape.dim[1].dim_value == 20
     asked = vectors(checkpoint, path, EmbedOptions(normalize=True, dimensions=8))
     np.testing.assert_allclose(asked, model.encode(TEXTS, truncate_dim=8, normalize_embeddings=True), atol=2e-5)
