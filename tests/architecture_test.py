@@ -17,13 +17,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
-LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host"}
+LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host", "cgroups"}
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
     "errors": "",
     "records": "",
-    "host": "",
+    "cgroups": "",
+    "host": "cgroups",
     "lifecycle": "errors",
     "logs": "errors",
     "security": "errors",
@@ -45,7 +46,7 @@ ARROWS = {
     "grpc": "errors records settings lifecycle logs security inference oip tei net",
     # Not on a request's way.
     "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
-    "operations": "errors host settings lifecycle logs scheduling models engine inference telemetry"
+    "operations": "errors cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
     "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
     " tei jobs net http grpc rollout operations",
@@ -58,19 +59,19 @@ OTHER_PACKAGES = {
     "charts": "",
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires.
-    "export": "charts serving.errors serving.records serving.host serving.models serving.engine serving.inference"
-    " serving.scheduling.cost",
+    "export": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
+    " serving.inference serving.scheduling.cost",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
     "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
     " serving.inference serving.rollout.engine_choice",
-    # A load generator that shared code with the server would share its mistakes.
-    "loadtest": "charts",
+    # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
+    "loadtest": "charts serving.host",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "simulate": "charts serving.errors serving.records serving.scheduling loadtest.errors loadtest.generator"
     " loadtest.report",
     # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
-    "sizing": "charts serving.errors serving.records serving.host serving.models serving.engine serving.scheduling"
-    " loadtest.errors loadtest.generator loadtest.report simulate export",
+    "sizing": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
+    " serving.scheduling loadtest.errors loadtest.generator loadtest.report simulate export",
 }
 """The packages beside the server, and what they may import of the others."""
 
