@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.contract.clients.cases import CASES, Case
+from tests.contract.clients.cases import CASES, VERSIONS, Case
 
 _HEAD = """# Existing clients
 
@@ -28,7 +28,9 @@ _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def page() -> str:
-    versions = dict(re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE))
+    versions = VERSIONS | dict(
+        re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    )
     return _HEAD + "".join(
         f"| {case.client} | {versions[case.client]} | {case.call} | {_outcome(case)} |\n" for case in CASES
     )
