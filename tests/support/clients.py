@@ -20,7 +20,7 @@ from tests.support.certificates import client_context, open_channel
 from tests.support.models import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -97,9 +97,13 @@ class HttpConnection:
         self._connection.close()
 
     def call(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """One request and its reply; a closed connection is opened again."""
+        """One request and its reply; a closed connection is opened again. Pieces of a body are sent as chunks."""
         self._connection.request(method, path, body, dict(headers or {}))
         with self._connection.getresponse() as reply:
             return HttpReply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
