@@ -155,6 +155,7 @@ RANKING = Owners(
         "query documents model top_k return_documents",
         {"truncation": (True,)},
     ),
+    Owner("text-embeddings-inference", _TEI, "query", {"texts": ()}),  # in place of `documents`
     Owner("vLLM", f"{_VLLM}score/", "model query documents top_n", {**_VLLM_POOLING, "user": ANY}),
     Owner("infinity", _INFINITY, "query documents return_documents model top_n", {"raw_scores": (False,)}),
     Owner(
